@@ -1,0 +1,49 @@
+# weft: `make demo` shows it, `make test` proves it.
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+OLD_SDK := 0.18.2
+TINY := .weft/models/tiny
+PYTEST_ARGS ?=
+
+.PHONY: help setup check test demo bench-overhead wire clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: $(STAMP) ## make .venv with the pinned dependencies
+
+# The old SDK is only unpacked: the tests put it first on the path of a process of its own.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	rm -rf $(VENV)/sdks && mkdir -p $(VENV)/sdks/tinker-$(OLD_SDK)
+	$(PY) -m pip download --quiet --no-deps --dest $(VENV)/sdks tinker==$(OLD_SDK)
+	$(PY) -m zipfile -e $(VENV)/sdks/tinker-$(OLD_SDK)-py3-none-any.whl $(VENV)/sdks/tinker-$(OLD_SDK)
+	touch $@
+
+check: setup ## linters, types, import rules
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: check ## every check and every test
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+$(TINY): | $(STAMP)
+	$(VENV)/bin/weft model tiny $@
+
+demo: setup $(TINY) ## two tenants train their own adapters on one base, at once
+	$(PY) -m examples.demo --model $(TINY)
+
+bench-overhead: setup ## what the service adds to a training step
+	$(PY) -m bench.overhead
+
+wire: setup ## generate the protobuf code again
+	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto
+
+clean: ## remove what setup and runs made
+	rm -rf $(VENV) .weft .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -1,0 +1,94 @@
+"""How every error leaves the API: ``{"detail", "code", "retryable"}`` with the status of its class, never a traceback."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.contracts.errors import InvalidRequest, NotImplementedHere, WeftError
+
+_log = logging.getLogger(__name__)
+
+_SHOWN_PROBLEMS = 3
+_NOTHING_THERE = (404, 405)
+
+
+def error_response(status: int, *, detail: str, code: str, retryable: bool) -> JSONResponse:
+    """The one form of an error body."""
+    return JSONResponse({"detail": detail, "code": code, "retryable": retryable}, status_code=status)
+
+
+def describe_problems(problems: Sequence[Mapping[str, Any]]) -> str:
+    """Text of pydantic's ``errors()``: each field with what is wrong; values are left out."""
+    texts = []
+    for problem in problems[:_SHOWN_PROBLEMS]:
+        field = ".".join(str(part) for part in problem["loc"]) or "body"
+        texts.append(f"{field}: {problem['msg']}")
+    hidden = len(problems) - _SHOWN_PROBLEMS
+    return "; ".join(texts) + (f"; and {hidden} more" if hidden > 0 else "")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Render ``WeftError``, validation errors and unknown routes; anything else is ``InternalErrorGuard``'s."""
+    app.add_exception_handler(WeftError, _weft_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(InternalErrorGuard)
+
+
+class InternalErrorGuard:
+    """Pure ASGI edge: an unforeseen exception is logged with its traceback and answered as a bare 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; answer in its place if it raises before it started to."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except ClientDisconnect:
+            _log.debug("client left during %s %s", scope["method"], scope["path"])
+        except Exception:
+            _log.exception("unforeseen error in %s %s", scope["method"], scope["path"])
+            if started:
+                raise
+            response = error_response(
+                500, detail="internal error; the service's log says more", code="internal_error", retryable=True
+            )
+            await response(scope, receive, send)
+
+
+async def _weft_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, WeftError)
+    return error_response(error.status, detail=error.message, code=error.code, retryable=error.retryable)
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return await _weft_error(request, InvalidRequest(describe_problems(error.errors())))
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code in _NOTHING_THERE:
+        return await _weft_error(
+            request, NotImplementedHere(f"weft offers no {request.method} {request.url.path[:200]}")
+        )
+    code = InvalidRequest.code if error.status_code < 500 else "internal_error"
+    return error_response(error.status_code, detail=str(error.detail), code=code, retryable=error.status_code >= 500)

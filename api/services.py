@@ -1,0 +1,55 @@
+"""What the endpoints work with, composed once by whoever starts the process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import UnknownBaseModel
+from engine.contracts.ids import TenantId
+from tenants.clock import Clock
+from tenants.data_folder import DataFolder
+from tenants.database import Database
+from tenants.keys import authenticate
+from tenants.settings import Settings
+from workers.ledger.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServices:
+    """The parts of one API process. ``bases`` maps served names to facts."""
+
+    settings: Settings
+    database: Database
+    ledger: Ledger
+    clock: Clock
+    data_folder: DataFolder
+    bases: Mapping[str, BaseModelFacts]
+
+    def base(self, name: str) -> BaseModelFacts:
+        """The served base of that name. Raises ``UnknownBaseModel``; never falls back to another."""
+        try:
+            return self.bases[name]
+        except KeyError:
+            served = ", ".join(sorted(self.bases)) or "none"
+            raise UnknownBaseModel(f"base_model {name[:300]!r} is not served here; served: {served}") from None
+
+
+async def get_services(request: Request) -> ApiServices:
+    """The services of the app that handles ``request``."""
+    services: ApiServices = request.app.state.services
+    return services
+
+
+Services = Annotated[ApiServices, Depends(get_services)]
+
+
+async def get_caller(request: Request, services: Services) -> TenantId:
+    """The tenant whose key came in ``X-API-Key``. Raises ``Unauthenticated``."""
+    async with services.database.read() as session:
+        return await authenticate(session, request.headers.get("x-api-key"))
+
+
+Caller = Annotated[TenantId, Depends(get_caller)]

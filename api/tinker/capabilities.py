@@ -1,0 +1,36 @@
+"""Which base models are served."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+
+from api.services import Caller, Services
+
+router = APIRouter(tags=["capabilities"])
+
+
+class SupportedModel(BaseModel):
+    """A served base; ``max_context_length`` in tokens."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_name: str
+    max_context_length: int
+    trainable: bool = True
+    sampleable: bool = True
+
+
+class Capabilities(BaseModel):
+    """Answer of ``/get_server_capabilities``."""
+
+    supported_models: list[SupportedModel]
+
+
+@router.get("/get_server_capabilities")
+async def get_server_capabilities(_caller: Caller, services: Services) -> Capabilities:
+    """Every served base model, by name."""
+    return Capabilities(
+        supported_models=[
+            SupportedModel(model_name=name, max_context_length=facts.context_length)
+            for name, facts in sorted(services.bases.items())
+        ]
+    )

@@ -1,0 +1,113 @@
+"""Checkpoints: list, delete, set the time they expire."""
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from api.json_body import PathId, RequestModel, json_body
+from api.paging import Cursor, Page, cursor_of
+from api.services import Caller, Services
+from engine.contracts.paths import CheckpointPath, Segment, parse_path
+from tenants import checkpoints
+from tenants.models import Checkpoint
+from tenants.runs import get_run
+
+router = APIRouter(tags=["checkpoints"])
+
+CheckpointType = Literal["training", "sampler", "external"]
+
+_TYPES: dict[Segment, CheckpointType] = {
+    Segment.WEIGHTS: "training",
+    Segment.SAMPLER_WEIGHTS: "sampler",
+    Segment.EXTERNAL_WEIGHTS: "external",
+}
+
+
+class CheckpointInfo(BaseModel):
+    """A checkpoint as the wire shows it: ``checkpoint_id`` is ``{segment}/{name}`` within its run."""
+
+    checkpoint_id: str
+    checkpoint_type: CheckpointType
+    time: datetime
+    tinker_path: str
+    size_bytes: int
+    public: bool
+    user_metadata: dict[str, str] | None
+    expires_at: datetime | None
+
+
+class CheckpointList(BaseModel):
+    """Checkpoints, newest first; no cursor when they are all there."""
+
+    checkpoints: list[CheckpointInfo]
+    cursor: Cursor | None = None
+
+
+class TtlRequest(RequestModel):
+    """``ttl_seconds`` from now; null keeps the checkpoint for ever."""
+
+    ttl_seconds: int | None = Field()
+
+
+def checkpoint_info(row: Checkpoint) -> CheckpointInfo:
+    """The wire's form of ``row``."""
+    path = checkpoints.path_of(row)
+    return CheckpointInfo(
+        checkpoint_id=path.checkpoint_id,
+        checkpoint_type=_TYPES[path.segment],
+        time=row.created_at,
+        tinker_path=str(path),
+        size_bytes=row.size_bytes,
+        public=row.public,
+        user_metadata=row.user_metadata,
+        expires_at=row.expires_at,
+    )
+
+
+def _address(run_id: str, checkpoint_id: str) -> CheckpointPath:
+    return parse_path(f"tinker://{run_id}/{checkpoint_id}", field="checkpoint_id")
+
+
+@router.get("/training_runs/{run_id}/checkpoints")
+async def list_run_checkpoints(caller: Caller, services: Services, run_id: PathId, request: Request) -> CheckpointList:
+    """Every checkpoint of the run. Raises ``NotFound``."""
+    async with services.database.read() as session:
+        run = await get_run(session, caller, run_id)
+        rows, _ = await checkpoints.list_checkpoints(session, caller, clock=services.clock, run_id=run.id)
+    return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows])
+
+
+@router.get("/checkpoints")
+async def list_checkpoints(caller: Caller, services: Services, page: Page, request: Request) -> CheckpointList:
+    """A page of the caller's checkpoints over all runs."""
+    async with services.database.read() as session:
+        rows, total = await checkpoints.list_checkpoints(
+            session, caller, clock=services.clock, limit=page.limit, offset=page.offset
+        )
+    return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows], cursor=cursor_of(page, total))
+
+
+@router.delete("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}", status_code=204)
+async def delete_checkpoint(caller: Caller, services: Services, run_id: PathId, checkpoint_id: PathId) -> None:
+    """Delete the checkpoint, then its files. Raises ``NotFound``, ``InvalidRequest`` for no ``{segment}/{name}``."""
+    path = _address(run_id, checkpoint_id)
+    async with services.database.write() as transaction:
+        directory = await checkpoints.delete_checkpoint(transaction, caller, path, services.clock)
+    await asyncio.to_thread(services.data_folder.remove, directory)
+
+
+@router.put("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}/ttl", status_code=204)
+async def set_ttl(
+    caller: Caller,
+    services: Services,
+    run_id: PathId,
+    checkpoint_id: PathId,
+    body: Annotated[TtlRequest, json_body(TtlRequest)],
+) -> None:
+    """Let the checkpoint expire, or keep it. Raises ``NotFound``, ``InvalidRequest``."""
+    path = _address(run_id, checkpoint_id)
+    async with services.database.write() as transaction:
+        await checkpoints.set_ttl(transaction, caller, path, ttl_seconds=body.ttl_seconds, clock=services.clock)

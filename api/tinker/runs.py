@@ -1,0 +1,78 @@
+"""Training runs: what a tenant has trained."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+
+from api.json_body import PathId
+from api.paging import Cursor, Page, cursor_of
+from api.services import Caller, Services
+from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
+from engine.contracts.paths import Segment
+from tenants.checkpoints import latest_checkpoints
+from tenants.models import Checkpoint, Run, RunState
+from tenants.runs import get_run, list_runs
+
+router = APIRouter(tags=["runs"])
+
+
+class TrainingRun(BaseModel):
+    """A run as the wire shows it. ``corrupted`` means that its creation failed: there is no adapter."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    training_run_id: str
+    base_model: str
+    model_owner: str
+    is_lora: bool = True
+    lora_rank: int
+    corrupted: bool
+    last_request_time: datetime
+    last_checkpoint: CheckpointInfo | None
+    last_sampler_checkpoint: CheckpointInfo | None
+    user_metadata: dict[str, str] | None
+
+
+class TrainingRunList(BaseModel):
+    """A page of runs, newest first."""
+
+    training_runs: list[TrainingRun]
+    cursor: Cursor
+
+
+@router.get("/training_runs")
+async def list_training_runs(caller: Caller, services: Services, page: Page) -> TrainingRunList:
+    """The caller's runs."""
+    async with services.database.read() as session:
+        runs, total = await list_runs(session, caller, limit=page.limit, offset=page.offset)
+        latest = await latest_checkpoints(session, caller, [run.id for run in runs], services.clock)
+    return TrainingRunList(training_runs=[_training_run(run, latest) for run in runs], cursor=cursor_of(page, total))
+
+
+@router.get("/training_runs/{run_id}")
+async def get_training_run(caller: Caller, services: Services, run_id: PathId) -> TrainingRun:
+    """One run. Raises ``NotFound``."""
+    async with services.database.read() as session:
+        run = await get_run(session, caller, run_id)
+        latest = await latest_checkpoints(session, caller, [run.id], services.clock)
+    return _training_run(run, latest)
+
+
+def _training_run(run: Run, latest: Mapping[tuple[str, str], Checkpoint]) -> TrainingRun:
+    def last(segment: Segment) -> CheckpointInfo | None:
+        row = latest.get((run.id, segment))
+        return None if row is None else checkpoint_info(row)
+
+    return TrainingRun(
+        training_run_id=run.id,
+        base_model=run.base_model,
+        model_owner=run.tenant_id,
+        lora_rank=run.rank,
+        corrupted=run.state == RunState.FAILED,
+        last_request_time=run.last_request_at,
+        last_checkpoint=last(Segment.WEIGHTS),
+        last_sampler_checkpoint=last(Segment.SAMPLER_WEIGHTS),
+        user_metadata=run.user_metadata,
+    )

@@ -1,0 +1,148 @@
+"""Sessions of SDK clients: create, heartbeat, finish, look."""
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from api.json_body import PathId, PlainText, RequestModel, json_body
+from api.paging import Page
+from api.services import Caller, Services
+from tenants import sessions
+
+router = APIRouter(tags=["sessions"])
+
+_MAX_LABEL = 200
+_MAX_DETAIL = 4000
+
+Label = Annotated[PlainText, Field(max_length=_MAX_LABEL)]
+
+
+class CreateSessionRequest(RequestModel):
+    """What a client tells of itself."""
+
+    tags: list[str] | None = None
+    user_metadata: dict[str, Any] | None = None
+    sdk_version: PlainText | None = None
+    project_id: Label | None = None
+    display_name: Label | None = None
+
+
+class SessionCreated(BaseModel):
+    """The new session."""
+
+    session_id: str
+    type: Literal["create_session"] = "create_session"
+
+
+class HeartbeatRequest(RequestModel):
+    """Which session lives."""
+
+    session_id: PlainText
+
+
+class HeartbeatNoted(BaseModel):
+    """The heartbeat counted."""
+
+    type: Literal["session_heartbeat"] = "session_heartbeat"
+
+
+class FinishReason(RequestModel):
+    """Why a client closes: ``success``, ``errored`` or ``interrupted``."""
+
+    type: Annotated[PlainText, Field(max_length=32)] = "success"
+
+
+class FinishRequest(RequestModel):
+    """How a session ended."""
+
+    reason: FinishReason | None = None
+    detail: PlainText | None = None
+
+
+class SessionInfo(BaseModel):
+    """A session's runs and samplers, in order of making."""
+
+    training_run_ids: list[str]
+    sampler_ids: list[str]
+    user_metadata: dict[str, str] | None
+    display_name: str | None
+
+
+class SessionList(BaseModel):
+    """Ids, newest first."""
+
+    sessions: list[str]
+
+
+@router.post("/create_session")
+async def create_session(
+    caller: Caller, services: Services, body: Annotated[CreateSessionRequest, json_body(CreateSessionRequest)]
+) -> SessionCreated:
+    """Open a session."""
+    new = sessions.NewSession(
+        tags=body.tags or [],
+        user_metadata=body.user_metadata,
+        sdk_version=body.sdk_version or "",
+        project_id=body.project_id,
+        display_name=body.display_name,
+    )
+    async with services.database.write() as transaction:
+        session_id = await sessions.create_session(transaction, caller, new, services.clock)
+    return SessionCreated(session_id=session_id)
+
+
+@router.post("/session_heartbeat")
+async def session_heartbeat(
+    caller: Caller, services: Services, body: Annotated[HeartbeatRequest, json_body(HeartbeatRequest)]
+) -> HeartbeatNoted:
+    """The client lives. Raises ``NotFound``, ``HeartbeatRefused`` once the session has ended."""
+    async with services.database.write() as transaction:
+        await sessions.heartbeat(transaction, caller, body.session_id, services.clock)
+    return HeartbeatNoted()
+
+
+@router.post("/sessions/{session_id}/finish", status_code=204)
+async def finish_session(
+    caller: Caller,
+    services: Services,
+    session_id: PathId,
+    body: Annotated[FinishRequest, json_body(FinishRequest)],
+) -> None:
+    """End the session; the first reason stays. Raises ``NotFound``."""
+    reason = body.reason or FinishReason()
+    detail = None if body.detail is None else body.detail[:_MAX_DETAIL]
+    async with services.database.write() as transaction:
+        await sessions.finish_session(
+            transaction, caller, session_id, reason=reason.type, detail=detail, clock=services.clock
+        )
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(caller: Caller, services: Services, session_id: PathId) -> SessionInfo:
+    """What the session made. Raises ``NotFound``."""
+    async with services.database.read() as session:
+        found = await sessions.get_session(session, caller, session_id)
+        run_ids, sampler_ids = await sessions.session_members(session, caller, session_id)
+    return SessionInfo(
+        training_run_ids=run_ids,
+        sampler_ids=sampler_ids,
+        user_metadata=_as_text(found.user_metadata),
+        display_name=found.display_name,
+    )
+
+
+@router.get("/sessions")
+async def list_sessions(caller: Caller, services: Services, page: Page) -> SessionList:
+    """The caller's sessions, newest first."""
+    async with services.database.read() as session:
+        ids = await sessions.list_sessions(session, caller, limit=page.limit, offset=page.offset)
+    return SessionList(sessions=ids)
+
+
+def _as_text(metadata: dict[str, Any] | None) -> dict[str, str] | None:
+    """The SDK sends any JSON value but reads back only text."""
+    if metadata is None:
+        return None
+    return {key: value if isinstance(value, str) else orjson.dumps(value).decode() for key, value in metadata.items()}

@@ -1,0 +1,53 @@
+"""``--base-model [NAME=]PATH``: from the command line to facts."""
+
+import ipaddress
+from pathlib import Path
+
+from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
+from engine.contracts.errors import InvalidRequest
+from tenants.settings import Settings
+
+
+def read_base_models(settings: Settings) -> dict[str, BaseModelFacts]:
+    """Facts of every base of ``settings.base_models`` by served name.
+
+    Raises ``InvalidRequest`` when none is given, two share a name, or one cannot be read.
+    """
+    if not settings.base_models:
+        raise InvalidRequest("no base model: pass --base-model [NAME=]PATH; `weft model tiny DIR` makes a small one")
+    bases: dict[str, BaseModelFacts] = {}
+    for spec in settings.base_models:
+        name, path = split_spec(spec)
+        if name in bases:
+            raise InvalidRequest(f"two base models are named {name!r}; give one another NAME=")
+        bases[name] = read_base_model_facts(name, path, _tokenizer_id(name, path, settings.host))
+    return bases
+
+
+def split_spec(spec: str) -> tuple[str, Path]:
+    """``NAME=PATH`` or ``PATH`` (then the path, as written, is the name)."""
+    name, separator, path = spec.partition("=")
+    if not separator:
+        return spec.rstrip("/") or spec, Path(spec).expanduser().resolve()
+    if not name or not path:
+        raise InvalidRequest(f"base model {spec!r}: write NAME=PATH, or PATH alone")
+    return name, Path(path).expanduser().resolve()
+
+
+def _tokenizer_id(name: str, path: Path, host: str) -> str:
+    """What the SDK gives to ``AutoTokenizer`` on the client.
+
+    Clients of a service that listens on loopback share its disk, so they can read the folder; others know the name only.
+    The SDK cuts the id at a colon, so a folder with one in its path cannot be told.
+    """
+    has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+    return str(path) if has_tokenizer and _is_loopback(host) and ":" not in str(path) else name
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,110 @@
+"""A ``weft serve`` process of one's own on a free loopback port: for demos, benchmarks and tests of the real thing."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
+_URL_LINE = "export TINKER_BASE_URL="
+_KEY_LINE = "export TINKER_API_KEY=tml-"
+
+
+class ServiceProcess:
+    """Starts the command, waits until it listens, stops it with SIGINT. Use as a context manager.
+
+    ``base_url`` is set once started; ``first_key`` is the key printed at a data folder's very first start, else None.
+    Raises ``RuntimeError`` with the process's last words when it does not come up.
+    """
+
+    def __init__(
+        self, *, data: Path, base_models: Sequence[str], port: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._command = [sys.executable, "-m", "clients.command.main", "serve", "--port", str(port)]
+        self._command += ["--data", str(data)]
+        for spec in base_models:
+            self._command += ["--base-model", spec]
+        self._environment = {**os.environ, **(environment or {})}
+        self._log_path = data.parent / f"{data.name}.log"
+        self._process: subprocess.Popen[str] | None = None
+        self.base_url = ""
+        self.first_key: str | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running service."""
+        return self._running().pid
+
+    def start(self) -> None:
+        """Start and wait until the address is printed."""
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("a") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+            )
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._pump, args=(self._process, lines), daemon=True).start()
+        self.base_url = ""
+        while True:
+            try:
+                line = lines.get(timeout=START_SECONDS)
+            except queue.Empty:
+                self.kill()
+                raise RuntimeError(
+                    f"weft serve printed no address in {START_SECONDS:.0f} s\n{self.log_tail()}"
+                ) from None
+            if line is None:
+                raise RuntimeError(f"weft serve ended before it listened\n{self.log_tail()}")
+            if line.startswith(_URL_LINE):
+                self.base_url = line.removeprefix(_URL_LINE).strip()
+            elif line.startswith(_KEY_LINE):
+                self.first_key = line.partition("=")[2].strip().split()[0]
+            elif not self.base_url:
+                continue
+            if self.base_url and line.startswith("export TINKER_API_KEY"):
+                return
+
+    @staticmethod
+    def _pump(process: subprocess.Popen[str], lines: "queue.SimpleQueue[str | None]") -> None:
+        if process.stdout is not None:
+            for line in process.stdout:
+                lines.put(line)
+        lines.put(None)
+
+    def stop(self) -> int:
+        """Ask for an orderly end (SIGINT) and wait for it; returns the exit status."""
+        process = self._running()
+        process.send_signal(signal.SIGINT)
+        return process.wait(timeout=STOP_SECONDS)
+
+    def kill(self) -> None:
+        """End it the hard way (SIGKILL)."""
+        process = self._running()
+        process.kill()
+        process.wait(timeout=STOP_SECONDS)
+
+    def log_tail(self, characters: int = 4000) -> str:
+        """The end of what the service wrote to standard error."""
+        return self._log_path.read_text()[-characters:] if self._log_path.exists() else ""
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise RuntimeError("the service was not started")
+        return self._process
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._running().poll() is None:
+            self.stop()

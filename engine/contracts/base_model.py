@@ -1,0 +1,55 @@
+"""What everyone may know of a base model without loading it: read from its ``config.json``, no torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.contracts.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModelFacts:
+    """A served base. ``context_length`` and ``vocabulary_size`` in tokens; ``path`` is never sent to a client
+    unless it is the ``tokenizer_id``."""
+
+    name: str
+    path: Path
+    architecture: str
+    context_length: int
+    vocabulary_size: int
+    tokenizer_id: str | None
+
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+
+
+def read_base_model_facts(name: str, path: Path, tokenizer_id: str | None) -> BaseModelFacts:
+    """Read a Hugging Face model directory's facts.
+
+    Raises ``InvalidRequest`` naming what is missing: the folder, its ``config.json``, the context length or vocabulary.
+    """
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        raise InvalidRequest(f"base model {name!r}: {path} holds no config.json; give a Hugging Face model directory")
+    try:
+        config = json.loads(config_path.read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"base model {name!r}: config.json is not valid JSON ({error})") from error
+    text = {**config, **config.get("text_config", {})}
+    context = next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+    if context is None:
+        raise InvalidRequest(
+            f"base model {name!r}: config.json gives no context length (looked for {', '.join(_CONTEXT_KEYS)})"
+        )
+    vocabulary = text.get("vocab_size")
+    if not isinstance(vocabulary, int):
+        raise InvalidRequest(f"base model {name!r}: config.json gives no vocab_size")
+    architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+    return BaseModelFacts(
+        name=name,
+        path=path,
+        architecture=architecture,
+        context_length=context,
+        vocabulary_size=vocabulary,
+        tokenizer_id=tokenizer_id,
+    )

@@ -1,0 +1,62 @@
+"""Checkpoint addresses: ``tinker://<run_id>/<segment>/<name>``, exactly three parts."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.contracts.errors import InvalidRequest
+
+MAX_NAME_LENGTH = 200
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]*")
+
+
+class Segment(StrEnum):
+    """The middle part of a path: what the checkpoint is for."""
+
+    WEIGHTS = "weights"
+    SAMPLER_WEIGHTS = "sampler_weights"
+    EXTERNAL_WEIGHTS = "external_weights"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPath:
+    """A parsed path. ``run_id`` is unverified text: look it up within the tenant before use."""
+
+    run_id: str
+    segment: Segment
+    name: str
+
+    def __str__(self) -> str:
+        return f"tinker://{self.run_id}/{self.segment}/{self.name}"
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The wire's ``checkpoint_id`` within the run."""
+        return f"{self.segment}/{self.name}"
+
+
+def check_name(name: str, field: str = "path") -> str:
+    """Return ``name`` if it can name a checkpoint, else raise ``InvalidRequest`` naming ``field``."""
+    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{field} must be a plain checkpoint name: 1 to {MAX_NAME_LENGTH} letters, digits or . _ + = @ -, "
+            f"starting with a letter or digit, without '/'; got {name[:MAX_NAME_LENGTH]!r}"
+        )
+    return name
+
+
+def parse_path(text: str, *, segment: Segment | None = None, field: str = "path") -> CheckpointPath:
+    """Parse ``tinker://run/segment/name``; with ``segment`` given, insist on it. Raises ``InvalidRequest``."""
+    parts = text.removeprefix("tinker://").split("/")
+    if not text.startswith("tinker://") or len(parts) != 3:
+        raise InvalidRequest(f"{field} must be tinker://<run_id>/<segment>/<name>; got {text[:300]!r}")
+    run_id, raw_segment, name = parts
+    try:
+        found = Segment(raw_segment)
+    except ValueError:
+        raise InvalidRequest(
+            f"{field}: segment must be one of {', '.join(Segment)}; got {raw_segment[:100]!r}"
+        ) from None
+    if segment is not None and found is not segment:
+        raise InvalidRequest(f"{field} must be a {segment} path here; got a {found} path")
+    return CheckpointPath(run_id, found, check_name(name, field))

@@ -1,0 +1,133 @@
+"""Keys and values of a batch whose rows come and go.
+
+Rows are right-aligned: a row shorter than the batch has padding on its left, which the attention mask hides. Every layer
+keeps all columns, sliding-window ones too (their masks do the windowing), so rows of any length can be put together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+_MIN_SLACK = 64
+
+
+class SlackLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers leaves __init_subclass__ untyped
+    """A layer that writes new columns into spare capacity instead of copying the whole cache a token."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._columns = 0
+
+    def adopt(self, keys: Tensor, values: Tensor, columns: int) -> None:
+        """Take over buffers (rows, heads, capacity, width) of which the first ``columns`` are filled."""
+        self.dtype, self.device = keys.dtype, keys.device
+        self._buffers, self._columns = (keys, values), columns
+        self.keys, self.values = keys[:, :, :columns], values[:, :, :columns]
+        self.is_initialized = True
+
+    @property
+    def states(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values (rows, heads, columns, width); None in a layer that never ran or that borrows another's."""
+        if self._buffers is None:
+            return None
+        keys, values = self._buffers
+        return keys[:, :, : self._columns], values[:, :, : self._columns]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns views of all keys and values so far."""
+        used = self._columns
+        columns = used + key_states.shape[-2]
+        old_keys, old_values = self._buffers or (None, None)
+        keys = _with_capacity(old_keys, key_states, used, columns)
+        values = _with_capacity(old_values, value_states, used, columns)
+        keys[:, :, used:columns] = key_states
+        values[:, :, used:columns] = value_states
+        self.adopt(keys, values, columns)
+        return keys[:, :, :columns], values[:, :, :columns]
+
+
+class KvCache(Cache):
+    """Cache of any model whose layers attend to keys and values; made lazily on the first forward."""
+
+    def __init__(self, layers: list[SlackLayer] | None = None) -> None:
+        super().__init__(layer_class_to_replicate=SlackLayer)
+        self.layers.extend(layers or ())
+
+    @property
+    def states(self) -> list[tuple[Tensor, Tensor] | None]:
+        """``SlackLayer.states`` of every layer."""
+        return [layer.states for layer in self.layers if isinstance(layer, SlackLayer)]
+
+    @property
+    def columns(self) -> int:
+        """Filled columns, padding included."""
+        return next((keys.shape[2] for keys, _ in filter(None, self.states)), 0)
+
+    @property
+    def rows(self) -> int:
+        """Rows held."""
+        return next((keys.shape[0] for keys, _ in filter(None, self.states)), 0)
+
+    def bytes_per_token(self) -> int:
+        """Memory of one column of one row over all layers."""
+        states = [state for pair in filter(None, self.states) for state in pair]
+        return sum(state.shape[1] * state.shape[3] * state.element_size() for state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class CachePart:
+    """Rows ``source`` of ``cache`` (repeats allowed) to become rows ``destination`` of a new cache."""
+
+    cache: KvCache
+    source: Sequence[int]
+    destination: Sequence[int]
+
+
+def assemble(parts: Sequence[CachePart], columns: int) -> KvCache:
+    """A new cache of the parts' rows with ``columns`` columns, right-aligned.
+
+    Columns of a part beyond that are cut on its left: the caller knows that they are padding in every row it takes.
+    """
+    rows = sum(len(part.source) for part in parts)
+    layers = []
+    for states in zip(*(part.cache.states for part in parts), strict=True):
+        layer = SlackLayer()
+        filled = [(part, pair) for part, pair in zip(parts, states, strict=True) if pair is not None]
+        if filled:
+            keys = _assemble_state([(part, pair[0]) for part, pair in filled], rows, columns)
+            values = _assemble_state([(part, pair[1]) for part, pair in filled], rows, columns)
+            layer.adopt(keys, values, columns)
+        layers.append(layer)
+    return KvCache(layers)
+
+
+def _assemble_state(states: Sequence[tuple[CachePart, Tensor]], rows: int, columns: int) -> Tensor:
+    _, heads, _, width = states[0][1].shape
+    # Zeros, since a masked NaN in the padding would still poison the weighted sum of the values.
+    made = states[0][1].new_zeros((rows, heads, columns + _slack(columns), width))
+    for part, state in states:
+        taken = min(columns, state.shape[2])
+        source = torch.tensor(part.source, device=state.device)
+        destination = torch.tensor(part.destination, device=state.device)
+        picked = state[:, :, state.shape[2] - taken :].index_select(0, source)
+        made[:, :, columns - taken : columns].index_copy_(0, destination, picked)
+    return made
+
+
+def _with_capacity(buffer: Tensor | None, added: Tensor, used: int, columns: int) -> Tensor:
+    if buffer is not None and buffer.shape[2] >= columns:
+        return buffer
+    rows, heads, _, width = added.shape
+    grown = added.new_empty((rows, heads, columns + _slack(columns), width))
+    if buffer is not None:
+        grown[:, :, :used] = buffer[:, :, :used]
+    return grown
+
+
+def _slack(columns: int) -> int:
+    return max(_MIN_SLACK, columns // 4)

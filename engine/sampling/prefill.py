@@ -1,0 +1,117 @@
+"""Taking prompts in: several together, a bounded number of tokens a forward, so that a long one cannot stall the rest."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.contracts.errors import EngineFailure
+from engine.sampling.batch import Join, extend_rows, left_padding
+from engine.sampling.forward_pass import ForwardPass, adapter_segments
+from engine.sampling.kv_cache import CachePart, KvCache, assemble
+from engine.sampling.sequences import Job
+from engine.sampling.token_choice import ChoiceRules
+
+MAX_CELLS = 2048
+"""Tokens (padding included) of one forward."""
+MAX_SCORED_LOGITS = 1 << 24
+"""Logits of one forward that scores its prompts: 64 MiB in fp32."""
+
+
+class Prefilled:
+    """A prompt that is in the cache, and the logits of its first new token; samples begin from it."""
+
+    def __init__(self, job: Job, cache: KvCache, row: int, logits: Tensor) -> None:
+        self.job = job
+        self._cache = cache
+        self._row = row
+        self._logits = logits
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache memory of one token."""
+        return self._cache.bytes_per_token()
+
+    def begin(self, count: int) -> Join:
+        """Start ``count`` samples: choose their first tokens from float32 (V,) logits."""
+        rows = self.job.begin(count)
+        rules = ChoiceRules(tuple(row.params for row in rows), self._logits.device)
+        extend_rows(rows, rules, self._logits.expand(count, -1))
+        return Join(rows, self._cache, [self._row] * count)
+
+    def detach(self) -> None:
+        """Keep this prompt's part of the cache alone: one that waits must not keep its companions' in memory."""
+        if self._cache.rows > 1:
+            part = CachePart(self._cache, [self._row], [0])
+            self._cache, self._row = assemble([part], self.job.prompt_length), 0
+            self._logits = self._logits.clone()
+
+
+class Prefill:
+    """Prompts of ``jobs`` in one right-aligned block, advanced one chunk of columns at a time."""
+
+    def __init__(self, jobs: Sequence[Job], forward: ForwardPass) -> None:
+        self.jobs = sorted(jobs, key=lambda job: job.order)
+        self._forward = forward
+        lengths = [job.prompt_length for job in self.jobs]
+        self._columns = max(lengths)
+        self._padding = [self._columns - length for length in lengths]
+        block = np.zeros((len(self.jobs), self._columns), np.int64)
+        for row, job in enumerate(self.jobs):
+            block[row, self._padding[row] :] = job.request.sample.prompt
+        self._tokens = torch.from_numpy(block).to(forward.device)
+        self._mask = left_padding(lengths, self._columns, self._columns, forward.device)
+        padding = torch.tensor(self._padding, device=forward.device)[:, None]
+        self._positions = (torch.arange(self._columns, device=forward.device)[None] - padding).clamp(min=0)
+        self._segments = adapter_segments([job.adapter for job in self.jobs])
+        self._cache = KvCache()
+        self._done = 0
+        scored = [pad + job.scores.start - 1 for pad, job in zip(self._padding, self.jobs, strict=True) if job.scores]
+        self._first_scored = min(scored, default=self._columns)
+
+    @property
+    def cells(self) -> int:
+        """Rows by columns."""
+        return len(self.jobs) * self._columns
+
+    def advance(self) -> list[Prefilled] | None:
+        """Run one chunk; the prompts when it was the last one, else None.
+
+        A job whose logits are not finite fails by itself; any other exception concerns all of the jobs.
+        """
+        rows, start = len(self.jobs), self._done
+        end = min(self._columns, start + max(1, MAX_CELLS // rows))
+        scores = start >= self._first_scored
+        if scores:
+            end = min(end, start + max(1, MAX_SCORED_LOGITS // (rows * self._forward.vocabulary_size)))
+        elif self._first_scored < end:
+            end = self._first_scored
+        mask = None if self._mask is None else self._mask[:, :end]
+        logits = self._forward(
+            self._tokens[:, start:end],
+            mask,
+            self._positions[:, start:end],
+            self._cache,
+            self._segments,
+            end - start if scores else 1,
+        )
+        if scores:
+            self._score(logits, start)
+        self._done = end
+        if end < self._columns:
+            return None
+        last = logits[:, -1].float()
+        return [Prefilled(job, self._cache, row, last[row]) for row, job in enumerate(self.jobs) if job.live]
+
+    def _score(self, logits: Tensor, start: int) -> None:
+        for row, job in enumerate(self.jobs):
+            if job.scores is None or not job.live:
+                continue
+            # Column c holds prompt position c - padding and predicts the one after it.
+            skipped = max(0, self._padding[row] - start)
+            first = start + skipped - self._padding[row] + 1
+            try:
+                job.scores.add(logits[row, skipped:], first)
+            except EngineFailure as failure:
+                job.fail(failure)

@@ -1,0 +1,65 @@
+"""Log-probabilities of a prompt's own tokens, gathered chunk by chunk while the prompt is prefilled."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.contracts.errors import EngineFailure
+from engine.contracts.operations import SampleRequest, TopkLogprobs
+
+EMPTY_LOGPROB = -99999.0
+NOT_FINITE = "the model gave logits that are not finite; no logprobs can be reported"
+
+
+class PromptScores:
+    """What a request wants to know of its prompt (P tokens): logprobs, the top k, from position ``start`` on."""
+
+    def __init__(self, sample: SampleRequest) -> None:
+        length = len(sample.prompt)
+        last = length if sample.prompt_logprobs_last_n is None else sample.prompt_logprobs_last_n
+        self.start = max(1, length - last)
+        self._prompt = torch.tensor(sample.prompt.tolist())
+        self._logprobs = np.full(length, np.nan, np.float32) if sample.prompt_logprobs else None
+        self._topk = empty_topk(length, sample.topk_prompt_logprobs) if sample.topk_prompt_logprobs > 0 else None
+
+    @staticmethod
+    def wanted(sample: SampleRequest) -> bool:
+        """Whether the request asks for any."""
+        return sample.prompt_logprobs or sample.topk_prompt_logprobs > 0
+
+    def add(self, logits: Tensor, first: int) -> None:
+        """Score with ``logits`` (n, V), which predict the prompt's positions ``first`` to ``first + n - 1``.
+
+        Positions outside ``start`` to P - 1 are ignored. Raises ``EngineFailure`` when logits are not finite.
+        """
+        begin, end = max(first, self.start), min(first + len(logits), len(self._prompt))
+        if begin >= end:
+            return
+        logits = logits[begin - first : end - first].float()
+        targets = self._prompt[begin:end].to(logits.device)
+        normaliser = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+        if not bool(logprobs.isfinite().all()):
+            raise EngineFailure(NOT_FINITE)
+        if self._logprobs is not None:
+            self._logprobs[begin:end] = logprobs.cpu().numpy()
+        if self._topk is not None:
+            k = min(self._topk.token_ids.shape[1], logits.shape[-1])
+            values, ids = logits.topk(k, dim=-1)
+            self._topk.token_ids[begin:end, :k] = ids.cpu().numpy()
+            self._topk.logprobs[begin:end, :k] = (values - normaliser[:, None]).cpu().numpy()
+
+    @property
+    def logprobs(self) -> np.ndarray | None:
+        """Float32 (P,), NaN at 0 and before ``start``; None when not asked."""
+        return self._logprobs
+
+    @property
+    def topk(self) -> TopkLogprobs | None:
+        """(P, k), unscored rows empty; None when not asked."""
+        return self._topk
+
+
+def empty_topk(length: int, k: int) -> TopkLogprobs:
+    """All cells empty."""
+    return TopkLogprobs(np.zeros((length, k), np.int32), np.full((length, k), EMPTY_LOGPROB, np.float32))

@@ -1,0 +1,107 @@
+"""The low-rank part of many adapters at once, for decode steps: rows have one token each and every row its own adapter.
+
+The A matrices of all adapters stand side by side, and so do the B matrices (scaled by alpha / rank): one product with each
+serves the whole batch, however many adapters share it. Between the two a row's activations in the blocks of other
+adapters are set to zero, so that the result is its own ``B A x * alpha / rank`` alone (Hu et al. 2021).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.training.lora import LoraWeights
+
+MAX_STACKED_RANK = 4096
+"""Beyond it the products with other adapters' blocks cost more than a pass per adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """``a`` (R, in) and ``b`` (out, R), R the sum of the ranks; ``owner_of_column`` (R) identifies the adapters."""
+
+    a: Tensor
+    b: Tensor
+    owner_of_column: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowAdapters:
+    """A stack and the blocks that each row of a batch must not see: bool (rows, 1, R), by projection name."""
+
+    stacks: Mapping[str, _Stack]
+    foreign: Mapping[str, Tensor]
+
+    def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor | None:
+        """``output`` (rows, 1, out) plus the low-rank part of ``inputs`` (rows, 1, in); None when there is none."""
+        stack = self.stacks.get(name)
+        if stack is None:
+            return None
+        inner = nn.functional.linear(inputs.to(stack.a.dtype), stack.a)
+        # Filled, not multiplied: another adapter's activations may be infinite, and 0 * inf would reach this row.
+        inner = inner.masked_fill(self.foreign[name], 0.0)
+        return output + nn.functional.linear(inner, stack.b).to(output.dtype)
+
+
+class AdapterStack:
+    """Adapters stacked once and used for as long as every row's adapter is among them. Their tensors must be finite."""
+
+    def __init__(self, adapters: Sequence[LoraWeights]) -> None:
+        self._held = frozenset(map(id, adapters))
+        self._adapters = tuple(adapters)
+        self._stacks = {name: self._stack(name) for name in dict.fromkeys(n for a in adapters for n in a.tensors)}
+
+    def covers(self, adapters: Sequence[LoraWeights | None]) -> bool:
+        """Whether all ``adapters`` are in the stack."""
+        return all(adapter is None or id(adapter) in self._held for adapter in adapters)
+
+    def on(self, rows: Sequence[LoraWeights | None], device: torch.device) -> RowAdapters:
+        """For a batch whose row i uses ``rows[i]``; None is the bare base."""
+        made: dict[tuple[int, ...], Tensor] = {}  # by the owner of each column; most projections agree
+        foreign = {}
+        for name, stack in self._stacks.items():
+            columns = stack.owner_of_column
+            if columns not in made:
+                owned = torch.tensor([id(row) for row in rows])[:, None] == torch.tensor(columns)[None]
+                made[columns] = ~owned.to(device)[:, None]
+            foreign[name] = made[columns]
+        return RowAdapters(self._stacks, foreign)
+
+    def _stack(self, name: str) -> _Stack:
+        owners = tuple(adapter for adapter in self._adapters if name in adapter.tensors)
+        a = torch.cat([owner.tensors[name].a for owner in owners])
+        b = torch.cat([owner.tensors[name].b * owner.scaling for owner in owners], dim=1)
+        return _Stack(a, b, tuple(id(owner) for owner in owners for _ in range(owner.tensors[name].a.shape[0])))
+
+
+class StackHooks:
+    """Puts ``RowAdapters`` to work on a model's projections, in the calling thread only."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self._active: ContextVar[RowAdapters | None] = ContextVar("row adapters", default=None)
+        self._handles = [model.get_submodule(name).register_forward_hook(self._hook(name)) for name in names]
+
+    @contextmanager
+    def active(self, adapters: RowAdapters) -> Iterator[None]:
+        """While active, forwards add the low-rank parts."""
+        token = self._active.set(adapters)
+        try:
+            yield
+        finally:
+            self._active.reset(token)
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, name: str) -> Any:
+        def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            adapters = self._active.get()
+            return adapters.add(name, inputs[0], output) if adapters is not None else None
+
+        return add

@@ -1,0 +1,73 @@
+"""When a sequence ends: stop tokens, stop strings that may straddle tokens, and the length limit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+StopReason = Literal["stop", "length"]
+
+_UNFINISHED_CHARACTER = "\ufffd"
+_LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, so also the most tokens that can share one
+_MOST_UNSETTLED = 16  # tokens of broken UTF-8 in a row after which the text is settled nevertheless
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What ends every sequence of a request. ``decode`` (token ids to text) is needed only for ``strings``."""
+
+    max_tokens: int
+    tokens: frozenset[int]
+    strings: tuple[str, ...]
+    decode: Callable[[list[int]], str] | None
+
+
+class StopWatch:
+    """Follows one sequence."""
+
+    def __init__(self, rules: StopRules) -> None:
+        self._rules = rules
+        self._text = _TextTail(rules.decode, rules.strings) if rules.strings and rules.decode else None
+
+    def after(self, tokens: list[int]) -> StopReason | None:
+        """Why the sequence ends with the last of ``tokens`` (all generated so far), or None. Call for each new token."""
+        if tokens[-1] in self._rules.tokens:
+            return "stop"
+        if self._text is not None and self._text.contains_stop(tokens):
+            return "stop"
+        return "length" if len(tokens) >= self._rules.max_tokens else None
+
+
+class _TextTail:
+    """Decodes a growing sequence a few tokens at a time.
+
+    Two neighbouring windows are decoded together, since the text of a token can depend on the one before (leading
+    spaces, characters split over tokens); the text of the first is then cut off. Work a token is independent of the length.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], strings: tuple[str, ...]) -> None:
+        self._decode = decode
+        self._strings = strings
+        self._overlap = max(map(len, strings)) - 1
+        self._context_start = 0
+        self._new_start = 0
+        self._context_text = ""
+        self._tail = ""
+
+    def contains_stop(self, tokens: list[int]) -> bool:
+        window = self._decode(tokens[self._context_start :])
+        text = self._tail + window[len(self._context_text) :]
+        if any(string in text for string in self._strings):
+            return True
+        if not window.endswith(_UNFINISHED_CHARACTER):
+            self._settle(tokens, len(tokens), text)
+        elif len(tokens) - self._new_start >= _MOST_UNSETTLED:
+            settled = len(tokens) - _LONGEST_CHARACTER
+            window = self._decode(tokens[self._context_start : settled])
+            self._settle(tokens, settled, self._tail + window[len(self._context_text) :])
+        return False
+
+    def _settle(self, tokens: list[int], end: int, text: str) -> None:
+        """Tokens before ``end`` are done with: ``text`` is theirs, as far as it is remembered."""
+        self._tail = text[-self._overlap :] if self._overlap else ""
+        self._context_start, self._new_start = self._new_start, end
+        self._context_text = self._decode(tokens[self._context_start : end])

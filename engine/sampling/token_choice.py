@@ -1,0 +1,117 @@
+"""Drawing the next token of many rows at once, each by its own rules and from its own random stream."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.contracts.operations import SamplingParams
+
+
+def uniform_stream(seed: int | None, sample_index: int) -> np.random.Generator:
+    """Random numbers of one sample: a counter-based stream of (seed, sample_index), or a fresh one without a seed.
+
+    A row draws exactly one uniform a token, so what else shares the batch cannot shift its stream.
+    """
+    if seed is None:
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence()))
+    entropy = [sample_index, int(seed < 0), abs(seed)]
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the most likely token is always taken (no randomness is used)."""
+    return params.temperature == 0 or params.top_k == 1
+
+
+@dataclass(frozen=True)
+class ChoiceRules:
+    """The sampling parameters of a fixed list of rows, laid out for batched use. ``top_k`` <= 0 and ``top_p`` >= 1 are off."""
+
+    params: tuple[SamplingParams, ...]
+    device: torch.device
+
+    @cached_property
+    def greedy(self) -> Tensor:
+        """Bool (B,)."""
+        return torch.tensor([is_greedy(params) for params in self.params], device=self.device)
+
+    @cached_property
+    def any_greedy(self) -> bool:
+        return any(is_greedy(params) for params in self.params)
+
+    @cached_property
+    def all_greedy(self) -> bool:
+        return all(is_greedy(params) for params in self.params)
+
+    @cached_property
+    def temperature(self) -> Tensor:
+        """Float32 (B, 1); 1 in greedy rows, whose draw is thrown away."""
+        values = [1.0 if is_greedy(params) else params.temperature for params in self.params]
+        return torch.tensor(values, device=self.device, dtype=torch.float32)[:, None]
+
+    @cached_property
+    def top_k(self) -> tuple[Tensor, Tensor] | None:
+        """Rows with top-k, int64 (R,), and their k, int64 (R, 1); None when there are none."""
+        found = [(row, p.top_k) for row, p in enumerate(self.params) if p.top_k > 1 and not is_greedy(p)]
+        if not found:
+            return None
+        rows, ks = zip(*found, strict=True)
+        return torch.tensor(rows, device=self.device), torch.tensor(ks, device=self.device)[:, None]
+
+    @cached_property
+    def top_p(self) -> tuple[Tensor, Tensor] | None:
+        """Rows with top-p, int64 (R,), and their p, float64 (R, 1); None when there are none."""
+        found = [(row, p.top_p) for row, p in enumerate(self.params) if p.top_p < 1 and not is_greedy(p)]
+        if not found:
+            return None
+        rows, ps = zip(*found, strict=True)
+        return torch.tensor(rows, device=self.device), torch.tensor(ps, device=self.device, dtype=torch.float64)[
+            :, None
+        ]
+
+
+def choose_tokens(logits: Tensor, rules: ChoiceRules, uniforms: Sequence[float]) -> Tensor:
+    """Next tokens, int64 (B,), of ``logits`` float32 (B, V), with one uniform of [0, 1) a row.
+
+    Temperature comes first, then top-k (ties with the k-th logit stay in), then the smallest set of the most likely
+    tokens whose probability reaches top-p. Rows with NaN give an arbitrary token: check the row's log-normaliser.
+    """
+    if rules.all_greedy:
+        return logits.argmax(-1)
+    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / rules.temperature
+    if rules.top_k is not None:
+        _keep_top_k(scaled, *rules.top_k)
+    if rules.top_p is not None:
+        _keep_top_p(scaled, *rules.top_p)
+    drawn = _inverse_cdf(scaled, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    return torch.where(rules.greedy, logits.argmax(-1), drawn) if rules.any_greedy else drawn
+
+
+def _keep_top_k(scaled: Tensor, rows: Tensor, top_k: Tensor) -> None:
+    top_k = top_k.clamp(max=scaled.shape[-1])
+    picked = scaled[rows]
+    kth = picked.topk(int(top_k.max()), dim=-1).values.gather(-1, top_k - 1)
+    scaled[rows] = picked.masked_fill(picked < kth, -torch.inf)
+
+
+def _keep_top_p(scaled: Tensor, rows: Tensor, top_p: Tensor) -> None:
+    picked = scaled[rows]
+    ordered, order = picked.sort(dim=-1, descending=True, stable=True)
+    probabilities = ordered.double().softmax(-1)
+    dropped = probabilities.cumsum(-1) - probabilities >= top_p
+    dropped[:, 0] = False
+    scaled[rows] = picked.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+
+
+def _inverse_cdf(scaled: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token whose cumulative weight exceeds the uniform's share: never one of weight zero."""
+    cumulative = scaled.double().exp_().cumsum_(-1)
+    total = cumulative[:, -1:]
+    target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    chosen = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    return chosen.clamp_(max=scaled.shape[-1] - 1)

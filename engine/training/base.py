@@ -1,0 +1,150 @@
+"""A frozen base model that many adapters share.
+
+Hooks on its projections add the low-rank part of whatever adapters are active in the calling thread, so a trainer and a
+sampler can use one copy of the weights at the same time.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import InvalidRequest
+from engine.training.lora import AdapterSegment, Projection, ProjectionGroup, add_low_rank
+
+_LAYER = re.compile(r"\.\d+\.")
+_ATTENTION = re.compile(r"(^|[._])(self_?)?(attn|attention)", re.IGNORECASE)
+_ROUTERS = frozenset({"gate", "router"})
+_HEAD_CHECK_TOKENS = 4
+
+
+class BaseModel:
+    """One frozen causal language model. Rows are the first dimension of every projection's input."""
+
+    def __init__(self, facts: BaseModelFacts, model: PreTrainedModel) -> None:
+        self.facts = facts
+        self.model = model
+        self.device = next(model.parameters()).device
+        self._active: ContextVar[tuple[AdapterSegment, ...]] = ContextVar(f"adapters of {facts.name}", default=())
+        self.projections: Mapping[str, Projection] = _find_projections(facts, model)
+        modules = dict(model.named_modules())
+        self.linear_names = frozenset(name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D))
+        for name in self.projections:
+            modules[name].register_forward_hook(self._hook(name))
+        self.has_plain_head = self._check_plain_head()
+
+    @classmethod
+    def load(cls, facts: BaseModelFacts, *, dtype: str = "auto", device: str = "auto") -> Self:
+        """Load the folder ``facts.path``; ``dtype`` auto keeps the checkpoint's, ``device`` auto prefers CUDA.
+
+        Raises ``InvalidRequest`` when the folder cannot be loaded or lacks attention or MLP projections.
+        """
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            model = AutoModelForCausalLM.from_pretrained(str(facts.path), dtype=dtype, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise InvalidRequest(f"base model {facts.name!r} cannot be loaded: {error}") from error
+        model.requires_grad_(False)
+        return cls(facts, model.eval().to(device))
+
+    @contextmanager
+    def adapters(self, segments: Sequence[AdapterSegment]) -> Iterator[None]:
+        """While active in this thread, each segment's rows use its adapter; other rows use the bare base."""
+        token = self._active.set(tuple(segments))
+        try:
+            yield
+        finally:
+            self._active.reset(token)
+
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """Final hidden states (rows, length, hidden) of ``input_ids`` int64 (rows, length), plain causal attention."""
+        output = self.model.base_model(input_ids=input_ids, use_cache=False)
+        states: Tensor = output.last_hidden_state
+        return states
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Float32 logits (..., V) of final hidden states (..., hidden), soft capping and scaling included."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden).float()
+        config = self.model.config.get_text_config()
+        if scale := getattr(config, "logit_scale", None):
+            logits = logits * scale
+        if scaling := getattr(config, "logits_scaling", None):
+            logits = logits / scaling
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    @cached_property
+    def end_of_sequence_ids(self) -> frozenset[int]:
+        """Tokens that end a text, from the generation config or the model's."""
+        for config in (self.model.generation_config, self.model.config.get_text_config()):
+            found = getattr(config, "eos_token_id", None)
+            if found is not None:
+                return frozenset(found if isinstance(found, list | tuple) else [found])
+        return frozenset()
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The folder's tokenizer, None if it holds none."""
+        try:
+            return AutoTokenizer.from_pretrained(str(self.facts.path), local_files_only=True)
+        except (OSError, ValueError, KeyError):
+            return None
+
+    @property
+    def is_conv1d(self) -> bool:
+        """Whether projections store their weight transposed, as GPT-2 does (PEFT's ``fan_in_fan_out``)."""
+        modules = dict(self.model.named_modules())
+        return any(isinstance(modules[name], Conv1D) for name in self.projections)
+
+    def _hook(self, name: str) -> Any:
+        def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            segments = self._active.get()
+            return add_low_rank(output, inputs[0], name, segments) if segments else None
+
+        return add
+
+    def _check_plain_head(self) -> bool:
+        """Whether ``head(hidden_states(x))`` is what the model itself computes; else full logits must be asked for."""
+        tokens = torch.arange(_HEAD_CHECK_TOKENS, device=self.device)[None] % self.facts.vocabulary_size
+        with torch.inference_mode():
+            expected = self.model(input_ids=tokens, use_cache=False).logits.float()
+            ours = self.head(self.hidden_states(tokens))
+        return ours.shape == expected.shape and torch.allclose(ours, expected, rtol=1e-3, atol=1e-3)
+
+
+def _find_projections(facts: BaseModelFacts, model: PreTrainedModel) -> dict[str, Projection]:
+    """Linear layers by what they do: told from where they sit, not from a list of architectures."""
+    output = model.get_output_embeddings()
+    projections: dict[str, Projection] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            in_features, out_features = module.in_features, module.out_features
+        elif isinstance(module, Conv1D):
+            in_features, out_features = module.nx, module.nf
+        else:
+            continue
+        group: ProjectionGroup
+        if module is output:
+            group = "unembed"
+        elif not _LAYER.search(name) or name.rpartition(".")[2] in _ROUTERS:
+            continue
+        else:
+            group = "attn" if _ATTENTION.search(name) else "mlp"
+        projections[name] = Projection(name, group, in_features, out_features)
+    for wanted in ("attn", "mlp"):
+        if not any(projection.group == wanted for projection in projections.values()):
+            raise InvalidRequest(
+                f"base model {facts.name!r} ({facts.architecture}) has no {wanted} projections as linear layers; "
+                "weft trains LoRA on linear attention and MLP layers only"
+            )
+    return projections

@@ -1,0 +1,79 @@
+"""Token-wise losses over flat vectors of targets, all sum-reduced (formulas: CONTRACT.md section 6.5, the public docs).
+
+``logp`` is the log-probability of each target under the current weights, ``q`` the one it was sampled with, ``A`` the
+advantage, ``r = exp(logp - q)``. ``sg`` stops the gradient.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.losses import BETA, CLIP_HIGH, CLIP_LOW, LOSS_RULES
+from engine.contracts.operations import LossName, LossSpec
+
+Inputs = Mapping[str, Tensor]
+Config = Mapping[str, float]
+LossFunction = Callable[[Tensor, Inputs, Config], Tensor]
+
+
+def compute_loss(spec: LossSpec, logp: Tensor, inputs: Inputs) -> Tensor:
+    """Scalar loss of ``logp`` float32 (M,) and ``inputs``, each float32 (M,). Raises ``InvalidRequest`` for a missing input."""
+    rule = LOSS_RULES[spec.name]
+    missing = [name for name in rule.required if name not in inputs]
+    if missing:
+        raise InvalidRequest(f"loss_fn_inputs: {spec.name} needs {', '.join(missing)}")
+    unknown = sorted(set(spec.config) - set(rule.config))
+    if unknown:
+        raise InvalidRequest(f"loss_fn_config: {spec.name} knows {', '.join(rule.config) or 'no keys'}; got {unknown[0]!r}")
+    return _LOSSES[spec.name](logp, inputs, {**rule.config, **spec.config})
+
+
+def _cross_entropy(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    """``sum(-logp * w)``, weights of any sign, 1 where not given."""
+    weights = inputs.get("weights")
+    return -logp.sum() if weights is None else -(logp * weights).sum()
+
+
+def _importance_sampling(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    """``-sum(r * A)``."""
+    return -(_ratio(logp, inputs) * inputs["advantages"]).sum()
+
+
+def _ppo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    """``-sum(min(r * A, clip(r) * A))``; Schulman et al. 2017, thresholds as bounds of the ratio."""
+    ratio, advantages = _ratio(logp, inputs), inputs["advantages"]
+    return -torch.minimum(ratio * advantages, _clip(ratio, inputs, config) * advantages).sum()
+
+
+def _cispo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    """``-sum(sg(clip(r)) * logp * A)``; MiniMax-M1, 2025."""
+    clipped = _clip(_ratio(logp, inputs), inputs, config).detach()
+    return -(clipped * logp * inputs["advantages"]).sum()
+
+
+def _dro(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    """``-sum(logp * A - beta / 2 * (logp - q)^2)``; Richemond et al. 2024, direct reward optimisation."""
+    drift = logp - inputs["logprobs"]
+    return -(logp * inputs["advantages"] - 0.5 * config[BETA] * drift * drift).sum()
+
+
+def _ratio(logp: Tensor, inputs: Inputs) -> Tensor:
+    return torch.exp(logp - inputs["logprobs"])
+
+
+def _clip(ratio: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    """Per-token bounds where given, else the config's."""
+    low = inputs.get(CLIP_LOW, ratio.new_tensor(config[CLIP_LOW]))
+    high = inputs.get(CLIP_HIGH, ratio.new_tensor(config[CLIP_HIGH]))
+    return torch.maximum(torch.minimum(ratio, high), low)
+
+
+_LOSSES: Mapping[LossName, LossFunction] = {
+    LossName.CROSS_ENTROPY: _cross_entropy,
+    LossName.IMPORTANCE_SAMPLING: _importance_sampling,
+    LossName.PPO: _ppo,
+    LossName.CISPO: _cispo,
+    LossName.DRO: _dro,
+}

@@ -1,0 +1,205 @@
+"""Checkpoints: rows over immutable folders. Removing the files is the caller's, after the commit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import InvalidRequest, NotFound
+from engine.contracts.ids import CheckpointId, RunId, TenantId
+from engine.contracts.paths import CheckpointPath, Segment
+from tenants.clock import Clock
+from tenants.models import Checkpoint, Run, Sampler, Session
+
+MAX_TTL = timedelta(days=3653)
+
+
+@dataclass(frozen=True, slots=True)
+class NewCheckpoint:
+    """A written folder to be recorded; ``ttl_seconds`` None never expires."""
+
+    id: CheckpointId
+    run_id: RunId
+    segment: Segment
+    name: str
+    size_bytes: int
+    ttl_seconds: int | None
+    listed: bool
+    user_metadata: dict[str, str] | None
+
+
+def new_checkpoint_id() -> CheckpointId:
+    """A fresh id; it also names the folder and the adapter version on replicas, so it is never used again."""
+    return CheckpointId(uuid4().hex)
+
+
+def directory_of(checkpoint: CheckpointId) -> str:
+    """The folder, relative to the data folder."""
+    return f"checkpoints/{checkpoint}"
+
+
+def check_ttl(ttl_seconds: int | None, field: str = "ttl_seconds") -> int | None:
+    """Return ``ttl_seconds`` or raise ``InvalidRequest``."""
+    if ttl_seconds is not None and not 0 < ttl_seconds <= MAX_TTL.total_seconds():
+        raise InvalidRequest(
+            f"{field} must be 1 to {int(MAX_TTL.total_seconds())} seconds, or null to keep; got {ttl_seconds}"
+        )
+    return ttl_seconds
+
+
+def _unexpired(now: datetime) -> ColumnElement[bool]:
+    return or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
+
+
+def path_of(checkpoint: Checkpoint) -> CheckpointPath:
+    """Its ``tinker://`` address."""
+    return CheckpointPath(checkpoint.run_id, Segment(checkpoint.segment), checkpoint.name)
+
+
+async def record_checkpoint(
+    transaction: AsyncSession, tenant: TenantId, new: NewCheckpoint, clock: Clock
+) -> str | None:
+    """Insert the row, replacing one of the same address; returns the replaced folder, to be removed after the commit."""
+    now = clock()
+    address = (
+        Checkpoint.run_id == new.run_id,
+        Checkpoint.segment == new.segment,
+        Checkpoint.name == new.name,
+        Checkpoint.tenant_id == tenant,
+    )
+    replaced = await transaction.scalar(select(Checkpoint.directory).where(*address))
+    if replaced is not None:
+        await transaction.execute(delete(Checkpoint).where(*address))
+    transaction.add(
+        Checkpoint(
+            id=new.id,
+            tenant_id=tenant,
+            run_id=new.run_id,
+            segment=new.segment,
+            name=new.name,
+            directory=directory_of(new.id),
+            size_bytes=new.size_bytes,
+            listed=new.listed,
+            public=False,
+            user_metadata=new.user_metadata,
+            created_at=now,
+            expires_at=None if new.ttl_seconds is None else now + timedelta(seconds=new.ttl_seconds),
+        )
+    )
+    await transaction.flush()
+    return replaced
+
+
+async def find_checkpoint(
+    session: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock
+) -> tuple[Checkpoint, Run]:
+    """The tenant's unexpired checkpoint at ``path`` and its run. Raises ``NotFound``."""
+    row = (
+        await session.execute(
+            select(Checkpoint, Run)
+            .join(Run, Run.id == Checkpoint.run_id)
+            .where(
+                Checkpoint.tenant_id == tenant,
+                Checkpoint.run_id == path.run_id,
+                Checkpoint.segment == path.segment,
+                Checkpoint.name == path.name,
+                _unexpired(clock()),
+            )
+        )
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"no checkpoint {str(path)[:400]!r}")
+    return row[0], row[1]
+
+
+async def get_checkpoint(session: AsyncSession, tenant: TenantId, checkpoint_id: str, clock: Clock) -> Checkpoint:
+    """The tenant's unexpired checkpoint by row id. Raises ``NotFound``."""
+    found = await session.scalar(
+        select(Checkpoint).where(Checkpoint.id == checkpoint_id, Checkpoint.tenant_id == tenant, _unexpired(clock()))
+    )
+    if found is None:
+        raise NotFound("the checkpoint was deleted or has expired; make a sampler from another")
+    return found
+
+
+async def list_checkpoints(
+    session: AsyncSession,
+    tenant: TenantId,
+    *,
+    clock: Clock,
+    run_id: str | None = None,
+    limit: int | None = None,
+    offset: int = 0,
+) -> tuple[list[Checkpoint], int]:
+    """Listed, unexpired checkpoints, newest first, and how many there are; of one run if ``run_id`` is given."""
+    wanted = [Checkpoint.tenant_id == tenant, Checkpoint.listed.is_(True), _unexpired(clock())]
+    if run_id is not None:
+        wanted.append(Checkpoint.run_id == run_id)
+    total = await session.scalar(select(func.count()).select_from(Checkpoint).where(*wanted)) or 0
+    page = select(Checkpoint).where(*wanted).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
+    return list(await session.scalars(page.limit(limit).offset(offset))), total
+
+
+async def latest_checkpoints(
+    session: AsyncSession, tenant: TenantId, run_ids: Sequence[str], clock: Clock
+) -> dict[tuple[str, str], Checkpoint]:
+    """The newest listed, unexpired checkpoint of each ``(run_id, segment)`` of these runs, in one query."""
+    age = func.row_number().over(
+        partition_by=(Checkpoint.run_id, Checkpoint.segment),
+        order_by=(Checkpoint.created_at.desc(), Checkpoint.id),
+    )
+    ranked = (
+        select(Checkpoint.id, age.label("age"))
+        .where(
+            Checkpoint.tenant_id == tenant,
+            Checkpoint.run_id.in_(run_ids),
+            Checkpoint.listed.is_(True),
+            _unexpired(clock()),
+        )
+        .subquery()
+    )
+    newest = select(Checkpoint).join(ranked, ranked.c.id == Checkpoint.id).where(ranked.c.age == 1)
+    return {(row.run_id, row.segment): row for row in await session.scalars(newest)}
+
+
+async def delete_checkpoint(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> str:
+    """Delete the row; returns the folder to remove after the commit. Raises ``NotFound``."""
+    found, _ = await find_checkpoint(transaction, tenant, path, clock)
+    await transaction.delete(found)
+    await transaction.flush()
+    return found.directory
+
+
+async def set_ttl(
+    transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, *, ttl_seconds: int | None, clock: Clock
+) -> None:
+    """Let the checkpoint expire ``ttl_seconds`` from now, or never. Raises ``NotFound``, ``InvalidRequest``."""
+    check_ttl(ttl_seconds)
+    found, _ = await find_checkpoint(transaction, tenant, path, clock)
+    found.expires_at = None if ttl_seconds is None else clock() + timedelta(seconds=ttl_seconds)
+    await transaction.flush()
+
+
+async def delete_expired(transaction: AsyncSession, *, now: datetime, orphaned_before: datetime) -> list[str]:
+    """Delete expired rows, and nameless versions that nobody samples any more; returns their folders.
+
+    A nameless version is orphaned when its session ended before ``orphaned_before``, or when it is older than that and
+    no sampler points at it (a newer ``inflight`` version took its place).
+    """
+    in_use = select(Sampler.checkpoint_id).where(Sampler.checkpoint_id.is_not(None))
+    replaced = and_(Checkpoint.created_at < orphaned_before, Checkpoint.id.not_in(in_use))
+    orphaned = and_(Checkpoint.listed.is_(False), or_(Session.ended_at < orphaned_before, replaced))
+    rows = (
+        await transaction.execute(
+            select(Checkpoint.id, Checkpoint.directory)
+            .join(Run, Run.id == Checkpoint.run_id)
+            .join(Session, Session.id == Run.session_id)
+            .where(or_(Checkpoint.expires_at <= now, orphaned))
+        )
+    ).all()
+    if rows:
+        await transaction.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
+    return [row.directory for row in rows]

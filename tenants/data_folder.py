@@ -1,0 +1,22 @@
+"""The data folder: checkpoints and snapshots, addressed relative to its root so that it can be moved."""
+
+import shutil
+from pathlib import Path
+
+
+class DataFolder:
+    """Resolves and removes folders under ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def path(self, relative: str) -> Path:
+        """The absolute path. Raises ``ValueError`` for one outside the root."""
+        path = (self._root / relative).resolve()
+        if not path.is_relative_to(self._root.resolve()):
+            raise ValueError("path leaves the data folder")
+        return path
+
+    def remove(self, relative: str) -> None:
+        """Remove a folder; one that is gone already is fine."""
+        shutil.rmtree(self.path(relative), ignore_errors=True)

@@ -1,0 +1,119 @@
+"""Tenants and their API keys. A key is shown once; only its SHA-256 is kept (a random 256-bit secret needs no slow hash)."""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from uuid import uuid4
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import InvalidRequest, NotFound, Unauthenticated
+from engine.contracts.ids import TenantId
+from tenants.clock import Clock
+from tenants.models import ApiKey, Tenant
+
+KEY_PREFIX = "tml-"
+"""The SDK refuses keys that start otherwise."""
+_PREFIX_BYTES = 6
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A fresh key: ``secret`` is the whole ``tml-…`` string, seen here and never again; ``prefix`` names it."""
+
+    prefix: str
+    secret: str
+
+
+async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -> TenantId:
+    """Make a tenant. Raises ``InvalidRequest`` when the name is empty, too long or taken."""
+    if not 0 < len(name) <= 100:
+        raise InvalidRequest("tenant name must have 1 to 100 characters")
+    if await transaction.scalar(select(Tenant.id).where(Tenant.name == name)):
+        raise InvalidRequest(f"a tenant named {name!r} exists already; choose another name")
+    tenant = Tenant(id=uuid4().hex, name=name, share=1.0, created_at=clock())
+    transaction.add(tenant)
+    await transaction.flush()
+    return TenantId(tenant.id)
+
+
+async def find_tenant(session: AsyncSession, *, name: str) -> TenantId:
+    """The tenant of that name. Raises ``NotFound``."""
+    found = await session.scalar(select(Tenant.id).where(Tenant.name == name))
+    if found is None:
+        raise NotFound(f"no tenant is named {name!r}; `weft tenant list` shows them")
+    return TenantId(found)
+
+
+async def list_tenants(session: AsyncSession) -> list[Tenant]:
+    """Every tenant, oldest first."""
+    return list(await session.scalars(select(Tenant).order_by(Tenant.created_at)))
+
+
+async def create_key(transaction: AsyncSession, *, tenant: TenantId, note: str, clock: Clock) -> NewKey:
+    """Make a key for ``tenant``."""
+    prefix = KEY_PREFIX + secrets.token_hex(_PREFIX_BYTES)
+    secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+    transaction.add(
+        ApiKey(tenant_id=tenant, prefix=prefix, secret_hash=_hash(secret), note=note[:200], created_at=clock())
+    )
+    await transaction.flush()
+    return NewKey(prefix, secret)
+
+
+async def list_keys(session: AsyncSession, *, tenant: TenantId) -> list[ApiKey]:
+    """The keys of ``tenant``, oldest first, revoked ones included."""
+    return list(await session.scalars(select(ApiKey).where(ApiKey.tenant_id == tenant).order_by(ApiKey.id)))
+
+
+async def describe_key(session: AsyncSession, tenant: TenantId, secret: str) -> tuple[ApiKey, Tenant]:
+    """The key that ``secret`` is and its tenant. Raises ``NotFound`` unless it is the tenant's."""
+    row = (
+        await session.execute(
+            select(ApiKey, Tenant)
+            .join(Tenant, Tenant.id == ApiKey.tenant_id)
+            .where(ApiKey.prefix == _prefix_of(secret), ApiKey.tenant_id == tenant)
+        )
+    ).one_or_none()
+    if row is None:
+        raise NotFound("no such key")
+    return row[0], row[1]
+
+
+async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) -> None:
+    """Revoke the key whose shown prefix (or whole secret) is ``prefix``, at once; again is a no-op. Raises ``NotFound``."""
+    shown = _prefix_of(prefix)
+    found = await transaction.scalar(select(ApiKey.id).where(ApiKey.prefix == shown))
+    if found is None:
+        raise NotFound(f"no key starts with {shown!r}; `weft key list` shows them")
+    await transaction.execute(
+        update(ApiKey).where(ApiKey.id == found, ApiKey.revoked_at.is_(None)).values(revoked_at=clock())
+    )
+
+
+async def authenticate(session: AsyncSession, secret: str | None) -> TenantId:
+    """The tenant whose live key ``secret`` is. Raises ``Unauthenticated``; one message for every cause."""
+    refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
+    if not secret or not secret.startswith(KEY_PREFIX):
+        raise refusal
+    row = (
+        await session.execute(
+            select(ApiKey.tenant_id, ApiKey.secret_hash, ApiKey.revoked_at).where(ApiKey.prefix == _prefix_of(secret))
+        )
+    ).one_or_none()
+    stored = row.secret_hash if row is not None else bytes(hashlib.sha256().digest_size)
+    matches = hmac.compare_digest(stored, _hash(secret))
+    if row is None or not matches or row.revoked_at is not None:
+        raise refusal
+    return TenantId(row.tenant_id)
+
+
+def _prefix_of(secret: str) -> str:
+    return secret[: len(KEY_PREFIX) + 2 * _PREFIX_BYTES]
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

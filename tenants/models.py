@@ -1,0 +1,265 @@
+"""Tables. The schema itself is Alembic's (``migrations/``); a test proves that both agree.
+
+Every row has a tenant. Times are aware UTC. Hot rows (operations) and cold bytes (payloads, results) are apart.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Aware UTC datetimes on every database (SQLite forgets the zone)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse naive times, store UTC."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("naive datetime")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give UTC back."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """Declarative base with a naming convention, so that constraints have the same names everywhere."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this class attribute
+        datetime: UtcDateTime(),
+        dict[str, Any]: JSON(),
+        dict[str, str]: JSON(),
+        list[str]: JSON(),
+        bytes: LargeBinary(),
+    }
+
+
+class RunState(StrEnum):
+    """Life of a run's adapter."""
+
+    CREATING = "creating"
+    READY = "ready"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+
+class OperationState(StrEnum):
+    """Life of an operation. ``done`` and ``failed`` are final."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Tenant(Base):
+    """An owner of sessions, runs and checkpoints. ``share`` weighs it against others in the scheduler."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), unique=True)
+    share: Mapped[float] = mapped_column(Float, default=1.0)
+    created_at: Mapped[datetime]
+
+
+class ApiKey(Base):
+    """An API key: only the SHA-256 of the secret is stored; ``prefix`` finds the row and names the key to people."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    prefix: Mapped[str] = mapped_column(String(32), unique=True)
+    secret_hash: Mapped[bytes]
+    note: Mapped[str] = mapped_column(String(200), default="")
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+
+
+class Session(Base):
+    """One SDK client's session."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tags: Mapped[list[str]]
+    user_metadata: Mapped[dict[str, Any] | None]
+    sdk_version: Mapped[str] = mapped_column(String(64), default="")
+    project_id: Mapped[str | None] = mapped_column(String(200))
+    display_name: Mapped[str | None] = mapped_column(String(200))
+    created_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime] = mapped_column(index=True)
+    ended_at: Mapped[datetime | None]
+    end_reason: Mapped[str | None] = mapped_column(String(32))
+    end_detail: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (Index("ix_sessions_tenant_id_created_at", "tenant_id", "created_at"),)
+
+
+class Run(Base):
+    """A training run: one adapter over one base model.
+
+    ``next_seq_id`` is the seq_id of the operation that may run next; ``snapshot_seq_id`` is the last one covered by the
+    durable snapshot in ``snapshot_dir`` (relative to the data folder), -1 before the first.
+    """
+
+    __tablename__ = "runs"
+
+    id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"), index=True)
+    model_seq_id: Mapped[int] = mapped_column(BigInteger)
+    base_model: Mapped[str] = mapped_column(String(500))
+    rank: Mapped[int]
+    alpha: Mapped[float]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    train_attn: Mapped[bool]
+    train_mlp: Mapped[bool]
+    train_unembed: Mapped[bool]
+    user_metadata: Mapped[dict[str, str] | None]
+    state: Mapped[str] = mapped_column(String(16), default=RunState.CREATING)
+    next_seq_id: Mapped[int] = mapped_column(BigInteger, default=0)
+    snapshot_seq_id: Mapped[int] = mapped_column(BigInteger, default=-1)
+    snapshot_dir: Mapped[str | None] = mapped_column(String(500))
+    created_at: Mapped[datetime]
+    last_request_at: Mapped[datetime]
+
+    __table_args__ = (
+        UniqueConstraint("session_id", "model_seq_id"),
+        Index("ix_runs_tenant_id_created_at", "tenant_id", "created_at"),
+    )
+
+
+class Checkpoint(Base):
+    """A saved version of an adapter: an immutable folder ``directory``, relative to the data folder.
+
+    ``listed`` is false for the nameless versions behind ``save_weights_and_get_sampling_client``.
+    """
+
+    __tablename__ = "checkpoints"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    segment: Mapped[str] = mapped_column(String(32))
+    name: Mapped[str] = mapped_column(String(200))
+    directory: Mapped[str] = mapped_column(String(500))
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    listed: Mapped[bool] = mapped_column(default=True)
+    public: Mapped[bool] = mapped_column(default=False)
+    user_metadata: Mapped[dict[str, str] | None]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None] = mapped_column(index=True)
+
+    __table_args__ = (
+        UniqueConstraint("run_id", "segment", "name"),
+        Index("ix_checkpoints_tenant_id_created_at", "tenant_id", "created_at"),
+    )
+
+
+class Sampler(Base):
+    """A sampling session. Pinned to ``checkpoint_id``, or follows ``live_run_id``, or samples the bare base."""
+
+    __tablename__ = "samplers"
+
+    id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    sampling_session_seq_id: Mapped[int] = mapped_column(BigInteger)
+    base_model: Mapped[str] = mapped_column(String(500))
+    model_path: Mapped[str | None] = mapped_column(String(500))
+    checkpoint_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    live_run_id: Mapped[str | None] = mapped_column(String(100), index=True)
+    created_at: Mapped[datetime]
+
+    __table_args__ = (UniqueConstraint("session_id", "sampling_session_seq_id"),)
+
+
+class Operation(Base):
+    """The ledger's row. ``lane`` is the run or sampler that orders it; ``(lane, seq_id)`` is the idempotency key.
+
+    ``position`` is the order of acceptance over the whole service.
+    """
+
+    __tablename__ = "operations"
+
+    position: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    id: Mapped[str] = mapped_column(String(36), unique=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    lane: Mapped[str] = mapped_column(String(100))
+    seq_id: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str] = mapped_column(String(32))
+    base_model: Mapped[str] = mapped_column(String(500))
+    state: Mapped[str] = mapped_column(String(16), default=OperationState.PENDING)
+    body_digest: Mapped[bytes]
+    tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+    error_code: Mapped[str | None] = mapped_column(String(64))
+    error_category: Mapped[str | None] = mapped_column(String(16))
+    error_message: Mapped[str | None] = mapped_column(Text)
+    result_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    pruned_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        UniqueConstraint("lane", "seq_id"),
+        Index("ix_operations_state_kind_position", "state", "kind", "position"),
+        Index("ix_operations_finished_at", "finished_at"),
+    )
+
+
+class OperationPayload(Base):
+    """What was asked: ``engine.contracts.codec`` bytes. Kept until a snapshot covers the operation."""
+
+    __tablename__ = "operation_payloads"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    body: Mapped[bytes]
+
+
+class OperationResult(Base):
+    """What came out: ``engine.contracts.codec`` bytes. Pruned after the grace time."""
+
+    __tablename__ = "operation_results"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    body: Mapped[bytes]

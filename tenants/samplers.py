@@ -1,0 +1,74 @@
+"""Sampling sessions: what a sampler samples from."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import NotFound, SequenceConflict
+from engine.contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
+from tenants.clock import Clock
+from tenants.database import insert_unless_present
+from tenants.models import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class NewSampler:
+    """A sampler to be: of a checkpoint, live on a run, or of the bare base (both None)."""
+
+    session_id: SessionId
+    sampling_session_seq_id: int
+    base_model: str
+    model_path: str | None = None
+    checkpoint_id: CheckpointId | None = None
+    live_run_id: RunId | None = None
+
+
+def sampler_id_for(session_id: str, sampling_session_seq_id: int) -> SamplerId:
+    """The id, in the form that the public docs show."""
+    return SamplerId(f"{session_id}:sample:{sampling_session_seq_id}")
+
+
+async def get_sampler(session: AsyncSession, tenant: TenantId, sampler_id: str) -> Sampler:
+    """The tenant's sampler. Raises ``NotFound``."""
+    found = await session.scalar(select(Sampler).where(Sampler.id == sampler_id, Sampler.tenant_id == tenant))
+    if found is None:
+        raise NotFound(f"no sampling session {sampler_id[:150]!r}")
+    return found
+
+
+async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSampler, clock: Clock) -> SamplerId:
+    """Insert the sampler; the same key with the same content returns the same id. Raises ``SequenceConflict``."""
+    sampler_id = sampler_id_for(new.session_id, new.sampling_session_seq_id)
+    values = {
+        "id": sampler_id,
+        "tenant_id": tenant,
+        "session_id": new.session_id,
+        "sampling_session_seq_id": new.sampling_session_seq_id,
+        "base_model": new.base_model,
+        "model_path": new.model_path,
+        "checkpoint_id": new.checkpoint_id,
+        "live_run_id": new.live_run_id,
+        "created_at": clock(),
+    }
+    inserted = insert_unless_present(transaction, Sampler).values(values).returning(Sampler.id)
+    if await transaction.scalar(inserted) is not None:
+        return sampler_id
+    existing = await get_sampler(transaction, tenant, sampler_id)
+    same = (existing.base_model, existing.model_path, existing.live_run_id) == (
+        new.base_model,
+        new.model_path,
+        new.live_run_id,
+    )
+    if not same:
+        raise SequenceConflict(
+            f"sampling_session_seq_id {new.sampling_session_seq_id} of this session made another sampler already"
+        )
+    return sampler_id
+
+
+async def publish_live(transaction: AsyncSession, tenant: TenantId, run_id: RunId, version: CheckpointId) -> None:
+    """Point every live sampler of the run at ``version``."""
+    await transaction.execute(
+        update(Sampler).where(Sampler.tenant_id == tenant, Sampler.live_run_id == run_id).values(checkpoint_id=version)
+    )

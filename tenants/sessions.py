@@ -1,0 +1,115 @@
+"""Sessions of SDK clients."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import HeartbeatRefused, NotFound, SessionEnded
+from engine.contracts.ids import SessionId, TenantId
+from tenants.clock import Clock
+from tenants.models import Run, Sampler, Session
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """What a client tells of itself."""
+
+    tags: list[str]
+    user_metadata: dict[str, Any] | None
+    sdk_version: str
+    project_id: str | None
+    display_name: str | None
+
+
+async def create_session(transaction: AsyncSession, tenant: TenantId, new: NewSession, clock: Clock) -> SessionId:
+    """Open a session."""
+    now = clock()
+    session = Session(
+        id=uuid4().hex,
+        tenant_id=tenant,
+        tags=new.tags,
+        user_metadata=new.user_metadata,
+        sdk_version=new.sdk_version[:64],
+        project_id=new.project_id,
+        display_name=new.display_name,
+        created_at=now,
+        last_seen_at=now,
+    )
+    transaction.add(session)
+    await transaction.flush()
+    return SessionId(session.id)
+
+
+async def get_session(session: AsyncSession, tenant: TenantId, session_id: str) -> Session:
+    """The tenant's session. Raises ``NotFound``."""
+    found = await session.scalar(select(Session).where(Session.id == session_id, Session.tenant_id == tenant))
+    if found is None:
+        raise NotFound(f"no session {session_id[:100]!r}")
+    return found
+
+
+async def live_session(session: AsyncSession, tenant: TenantId, session_id: str) -> Session:
+    """The tenant's session, if it goes on. Raises ``NotFound``, ``SessionEnded``."""
+    found = await get_session(session, tenant, session_id)
+    if found.ended_at is not None:
+        raise SessionEnded(f"session {found.id} has ended ({found.end_reason}); open a new one")
+    return found
+
+
+async def heartbeat(transaction: AsyncSession, tenant: TenantId, session_id: str, clock: Clock) -> None:
+    """Note that the client lives. Raises ``NotFound``, ``HeartbeatRefused`` when the session has ended."""
+    found = await get_session(transaction, tenant, session_id)
+    if found.ended_at is not None:
+        raise HeartbeatRefused(f"session {found.id} has ended ({found.end_reason})")
+    found.last_seen_at = clock()
+    await transaction.flush()
+
+
+async def finish_session(
+    transaction: AsyncSession, tenant: TenantId, session_id: str, *, reason: str, detail: str | None, clock: Clock
+) -> None:
+    """End a session; the first reason stays. Raises ``NotFound``."""
+    found = await get_session(transaction, tenant, session_id)
+    # Guarded in the statement itself: two that finish at once have both read it as open.
+    await transaction.execute(
+        update(Session)
+        .where(Session.id == found.id, Session.ended_at.is_(None))
+        .values(ended_at=clock(), end_reason=reason[:32], end_detail=detail)
+    )
+
+
+async def end_silent_sessions(transaction: AsyncSession, *, silent_since: datetime, clock: Clock) -> None:
+    """End every session whose client was not heard since ``silent_since``."""
+    await transaction.execute(
+        update(Session)
+        .where(Session.ended_at.is_(None), Session.last_seen_at < silent_since)
+        .values(ended_at=clock(), end_reason="timed_out")
+    )
+
+
+async def list_sessions(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> list[str]:
+    """Ids of the tenant's sessions, newest first."""
+    query = select(Session.id).where(Session.tenant_id == tenant).order_by(Session.created_at.desc(), Session.id)
+    return list(await session.scalars(query.limit(limit).offset(offset)))
+
+
+async def count_sessions(session: AsyncSession, tenant: TenantId) -> int:
+    """How many sessions the tenant ever had."""
+    return await session.scalar(select(func.count()).select_from(Session).where(Session.tenant_id == tenant)) or 0
+
+
+async def session_members(session: AsyncSession, tenant: TenantId, session_id: str) -> tuple[list[str], list[str]]:
+    """Run ids and sampler ids of a session, in order of making."""
+    runs = await session.scalars(
+        select(Run.id).where(Run.tenant_id == tenant, Run.session_id == session_id).order_by(Run.model_seq_id)
+    )
+    samplers = await session.scalars(
+        select(Sampler.id)
+        .where(Sampler.tenant_id == tenant, Sampler.session_id == session_id)
+        .order_by(Sampler.sampling_session_seq_id)
+    )
+    return list(runs), list(samplers)

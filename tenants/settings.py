@@ -1,0 +1,84 @@
+"""Every setting of a weft process: read from ``WEFT_*`` environment variables, overridden by command-line options."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Settings with their defaults; ``docs/configuration.md`` is generated from this class.
+
+    Durations accept ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` saying what to change.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="WEFT_", extra="forbid", frozen=True)
+
+    data_dir: Path = Field(default=Path(".weft"), description="Folder of the database, checkpoints and snapshots.")
+    database_url: str | None = Field(
+        default=None,
+        description="SQLAlchemy URL (sqlite+aiosqlite or postgresql+asyncpg); default: SQLite in the data folder.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8642, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    base_models: tuple[str, ...] = Field(default=(), description="Served base models, each `[NAME=]PATH`.")
+    base_dtype: str = Field(
+        default="auto", pattern="^(auto|float32|bfloat16|float16)$", description="Precision of the frozen base weights."
+    )
+    device: str = Field(default="auto", description="Torch device of trainer and sampler: auto, cpu, cuda, cuda:1 ...")
+
+    max_rank: int = Field(default=128, ge=1, description="Largest LoRA rank accepted.")
+    max_body_bytes: int = Field(
+        default=64 * 2**20, ge=1024, description="Largest request body, and the most that a zstd body may expand to."
+    )
+    max_datums: int = Field(default=4096, ge=1, description="Most sequences in one forward_backward request.")
+    max_targets_per_position: int = Field(default=1024, ge=1, description="Largest K of (N, K) target_tokens.")
+    max_samples: int = Field(default=1024, ge=1, description="Largest num_samples of one sample request.")
+    max_topk_logprobs: int = Field(
+        default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs."
+    )
+    pass_token_budget: int = Field(
+        default=16384, ge=1, description="Tokens, padding included, of one fused training pass."
+    )
+    sampler_batch_sequences: int = Field(
+        default=64, ge=1, description="Sequences decoded together by the torch sampler."
+    )
+    sampler_resident_adapters: int = Field(
+        default=64,
+        ge=1,
+        description="Adapter versions kept in the torch sampler's memory; least recently used go first.",
+    )
+
+    poll_hold: timedelta = Field(
+        default=timedelta(seconds=25), description="Longest hold of a retrieve_future poll before it answers 408."
+    )
+    metadata_only_bytes: int = Field(
+        default=2**20, ge=0, description="Results larger than this are announced by size first to SDKs that ask for it."
+    )
+    result_grace: timedelta = Field(
+        default=timedelta(hours=1), description="How long a finished future's result stays retrievable."
+    )
+    session_timeout: timedelta = Field(
+        default=timedelta(hours=1), description="A session without heartbeat or request for this long is ended."
+    )
+    housekeeping_interval: timedelta = Field(
+        default=timedelta(seconds=30), description="Time between sweeps for expired checkpoints, futures and sessions."
+    )
+    snapshot_operations: int = Field(
+        default=64, ge=1, description="A run is snapshotted after this many training operations, which bounds replay."
+    )
+    log_level: str = Field(
+        default="info", pattern="^(debug|info|warning|error)$", description="Least severe log shown."
+    )
+
+    @model_validator(mode="after")
+    def _check_hold(self) -> Self:
+        if not timedelta(0) < self.poll_hold <= timedelta(seconds=30):
+            raise ValueError("poll_hold must be above 0 and at most 30 seconds: the SDK gives up a poll after 45")
+        return self
+
+    def resolved_database_url(self) -> str:
+        """The database URL, the data folder's SQLite file by default."""
+        return self.database_url or f"sqlite+aiosqlite:///{(self.data_dir / 'weft.db').absolute()}"

@@ -1,0 +1,250 @@
+"""A whole API over a real database, served by a real uvicorn on a free port; the clock can be moved."""
+
+import asyncio
+import json
+import logging
+import shutil
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.services import ApiServices
+from engine.contracts.base_model import read_base_model_facts
+from engine.contracts.codec import digest
+from engine.contracts.errors import WeftError
+from engine.contracts.ids import CheckpointId, RequestId, RunId, TenantId
+from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
+from engine.contracts.paths import Segment
+from migrations.upgrade import upgrade
+from tenants import checkpoints, keys, runs
+from tenants.data_folder import DataFolder
+from tenants.database import Database, create_engine
+from tenants.models import RunState
+from tenants.sessions import NewSession, create_session
+from tenants.settings import Settings
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import Completion, NewOperation
+from workers.ledger.wakeups import Wakeups
+
+BASE = "test/tiny"
+
+
+@dataclass
+class MovableClock:
+    """A clock that stands still until it is moved."""
+
+    now: datetime = field(default_factory=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def move(self, **by: float) -> None:
+        self.now += timedelta(**by)
+
+
+class WatchedWakeups(Wakeups):
+    """Wake-ups that also tell when somebody listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listened: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    @contextmanager
+    def listen(self, topic: str) -> Iterator[asyncio.Event]:
+        with super().listen(topic) as event:
+            self._listened[topic].set()
+            yield event
+
+    async def until_listened(self, topic: str) -> None:
+        async with asyncio.timeout(10):
+            await self._listened[topic].wait()
+
+
+@dataclass
+class Service:
+    """The running API and the parts behind it, for looking and for playing the worker."""
+
+    url: str
+    app: FastAPI
+    services: ApiServices
+    clock: MovableClock
+    wakeups: WatchedWakeups
+
+    @property
+    def database(self) -> Database:
+        return self.services.database
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.services.ledger
+
+    async def run_next(self, outcome: Result | WeftError) -> None:
+        """Do what a trainer does: finish every operation that is ready."""
+        async with self.database.read() as session:
+            ready = await self.ledger.ready_training(session, BASE)
+        async with self.database.write() as transaction:
+            await self.ledger.complete(transaction, [Completion(one, outcome) for one in ready])
+
+
+@dataclass
+class Tenant:
+    """A tenant with a key and an HTTP client that sends it."""
+
+    service: Service
+    id: TenantId
+    key: str
+    http: httpx.AsyncClient
+
+    async def session(self) -> str:
+        async with self.service.database.write() as transaction:
+            new = NewSession([], None, "0.38.0", None, None)
+            return await create_session(transaction, self.id, new, self.service.clock)
+
+    async def run(self, *, session: str | None = None, model_seq_id: int = 0) -> RunId:
+        """A ready run whose next seq_id is 1."""
+        session = session or await self.session()
+        async with self.service.database.write() as transaction:
+            lora = LoraSettings(rank=8, seed=1)
+            new = runs.NewRun(session, model_seq_id, BASE, lora, {"colour": "black"})  # type: ignore[arg-type]
+            run = await runs.create_run(transaction, self.id, new, self.service.clock)
+            run.state, run.next_seq_id = RunState.READY, 1
+            await transaction.flush()
+        return RunId(run.id)
+
+    async def checkpoint(
+        self,
+        run: RunId,
+        name: str,
+        *,
+        segment: Segment = Segment.WEIGHTS,
+        ttl_seconds: int | None = None,
+        listed: bool = True,
+    ) -> Path:
+        """A recorded checkpoint; returns its folder, which holds a file."""
+        id = checkpoints.new_checkpoint_id()
+        folder = self.service.services.data_folder.path(checkpoints.directory_of(id))
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").write_bytes(b"weights")
+        new = checkpoints.NewCheckpoint(
+            id=CheckpointId(id),
+            run_id=run,
+            segment=segment,
+            name=name,
+            size_bytes=7,
+            ttl_seconds=ttl_seconds,
+            listed=listed,
+            user_metadata={"note": name},
+        )
+        async with self.service.database.write() as transaction:
+            await checkpoints.record_checkpoint(transaction, self.id, new, self.service.clock)
+        return folder
+
+    async def operation(
+        self,
+        lane: str,
+        seq_id: int = 1,
+        *,
+        kind: OperationKind = OperationKind.OPTIM_STEP,
+        payload: Payload | None = None,
+    ) -> RequestId:
+        payload = payload or OptimStep()
+        new = NewOperation(self.id, lane, seq_id, kind, BASE, payload, digest(payload))
+        async with self.service.database.write() as transaction:
+            return await self.service.ledger.accept(transaction, new)
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database file with the newest schema, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "weft.db"
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, migrated_database: Path) -> Settings:
+    """Settings of a data folder with a fresh database.
+
+    Polls are held long enough that only an event can end them in time; tests of the 408 shorten them.
+    """
+    (tmp_path / "data").mkdir()
+    shutil.copy(migrated_database, tmp_path / "data" / "weft.db")
+    return Settings(data_dir=tmp_path / "data", metadata_only_bytes=1000, max_body_bytes=100_000)
+
+
+@pytest.fixture
+def base_model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    config = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 128, "vocab_size": 300}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest_asyncio.fixture
+async def service(settings: Settings, clock: MovableClock, base_model: Path) -> AsyncIterator[Service]:
+    engine = create_engine(settings.resolved_database_url())
+    database, wakeups = Database(engine), WatchedWakeups()
+    services = ApiServices(
+        settings=settings,
+        database=database,
+        ledger=Ledger(database, wakeups, clock),
+        clock=clock,
+        data_folder=DataFolder(settings.data_dir),
+        bases={BASE: read_base_model_facts(BASE, base_model, tokenizer_id=None)},
+    )
+    app = create_app(services)
+    # asyncio turns Nagle's delay off only for sockets that name their protocol.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, lifespan="off"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    yield Service(f"http://127.0.0.1:{listener.getsockname()[1]}", app, services, clock, wakeups)
+    wakeups.announce_all()
+    server.should_exit = True
+    await serving
+    await database.close()
+
+
+@pytest_asyncio.fixture
+async def new_tenant(service: Service) -> AsyncIterator[Callable[[str], Awaitable[Tenant]]]:
+    clients: list[httpx.AsyncClient] = []
+
+    async def create(name: str) -> Tenant:
+        async with service.database.write() as transaction:
+            id = await keys.create_tenant(transaction, name=name, clock=service.clock)
+            key = await keys.create_key(transaction, tenant=id, note=f"key of {name}", clock=service.clock)
+        http = httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers={"X-API-Key": key.secret}, timeout=40)
+        clients.append(http)
+        return Tenant(service, id, key.secret, http)
+
+    yield create
+    for client in clients:
+        await client.aclose()
+
+
+@pytest_asyncio.fixture
+async def cats(new_tenant: Callable[[str], Awaitable[Tenant]]) -> Tenant:
+    return await new_tenant("cats")
+
+
+@pytest_asyncio.fixture
+async def dogs(new_tenant: Callable[[str], Awaitable[Tenant]]) -> Tenant:
+    return await new_tenant("dogs")

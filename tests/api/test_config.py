@@ -1,0 +1,43 @@
+import pytest
+from tinker import types
+from tinker.types.client_config_response import ClientConfigResponse
+from tinker.types.client_dynamic_config_response import ClientDynamicConfigResponse
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_client_config_has_the_flags_of_the_protobuf_path(cats) -> None:
+    answer = (await cats.http.post("/client/config", json={"sdk_version": "0.38.0"})).json()
+    ClientConfigResponse.model_validate(answer)
+    assert answer == {
+        "pjwt_auth_enabled": False,
+        "parallel_fwdbwd_chunks": True,
+        "proto_write_fwdbwd": True,
+        "fwd_via_fwdbwd": True,
+        "create_model_via_load_weights": True,
+    }
+
+
+async def test_dynamic_config_turns_cancelling_off(cats) -> None:
+    answer = (await cats.http.post("/client/dynamic_config", json={"sdk_version": "0.38.0"})).json()
+    assert not ClientDynamicConfigResponse.model_validate(answer).sample_cancel_enabled
+
+
+async def test_capabilities_list_the_served_bases(cats) -> None:
+    answer = (await cats.http.get("/get_server_capabilities")).json()
+    (model,) = types.GetServerCapabilitiesResponse.model_validate(answer).supported_models
+    assert (model.model_name, model.max_context_length) == ("test/tiny", 128)
+    assert (model.trainable, model.sampleable) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"not json", b'{"session_id":"sessionless-1","events":[{"event":"SESSION_START"}]}']
+)
+async def test_telemetry_takes_anything(cats, body: bytes) -> None:
+    response = await cats.http.post("/telemetry", content=body)
+    assert (response.status_code, response.json()) == (200, {"status": "accepted"})
+
+
+async def test_telemetry_over_the_body_limit_is_413(cats, settings) -> None:
+    response = await cats.http.post("/telemetry", content=b" " * (settings.max_body_bytes + 1))
+    assert (response.status_code, response.json()["code"]) == (413, "payload_too_large")

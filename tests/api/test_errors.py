@@ -1,0 +1,124 @@
+import logging
+import subprocess
+import sys
+
+import httpx
+import pytest
+from sqlalchemy import text
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from api.errors import InternalErrorGuard
+from api.tinker.not_offered import NOT_OFFERED
+from engine.contracts import errors
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/nothing"),
+        ("POST", "/training_runs"),
+        ("GET", "/create_session"),
+        ("POST", "/telemetry/"),
+        ("GET", "/"),
+    ],
+)
+async def test_unknown_route_is_a_final_json_404(cats, method: str, path: str) -> None:
+    response = await cats.http.request(method, path)
+    assert (response.status_code, response.json()["code"]) == (404, "not_implemented")
+    assert response.json()["retryable"] is False
+
+
+@pytest.mark.parametrize("endpoint", NOT_OFFERED, ids=lambda one: f"{one.method} {one.path}")
+async def test_endpoint_not_offered_says_so_and_what_to_do(cats, endpoint) -> None:
+    path = endpoint.path.format(run_id="s:train:0", segment="weights", name="ck1", session_id="s")
+    response = await cats.http.request(endpoint.method, path)
+    assert (response.status_code, response.json()["code"]) == (404, "not_implemented")
+    assert endpoint.path in response.json()["detail"]
+    assert endpoint.instead in response.json()["detail"]
+
+
+async def test_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, service) -> None:
+    run = await cats.run()
+    body = {"model_id": run, "path": "x", "seq_id": 1}
+    assert (await dogs.http.post("/save_weights_external", json=body)).status_code == 404
+    promises = [(await cats.http.post("/save_weights_external", json=body)).json() for _ in range(2)]
+    assert promises[0] == promises[1]
+    future = (await cats.http.post("/retrieve_future", json={"request_id": promises[0]["request_id"]})).json()
+    assert future["category"] == "user"
+    await cats.operation(run, seq_id=2)
+    async with service.database.read() as session:
+        assert [one.seq_id for one in await service.ledger.ready_training(session, "test/tiny")] == [2]
+
+
+async def test_malformed_json_is_400(cats) -> None:
+    response = await cats.http.post("/retrieve_future", content=b"{not json")
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
+
+
+async def test_body_over_the_limit_is_413_and_the_service_goes_on(cats, settings) -> None:
+    body = b'{"request_id":"' + b"x" * settings.max_body_bytes + b'"}'
+    response = await cats.http.post("/retrieve_future", content=body)
+    assert (response.status_code, response.json()["code"]) == (413, "payload_too_large")
+    assert (await cats.http.post("/client/config", json={})).status_code == 200
+
+
+async def test_broken_database_is_a_bare_500(cats, service, caplog) -> None:
+    async with service.database.write() as transaction:
+        await transaction.execute(text("ALTER TABLE samplers RENAME TO elsewhere"))
+    session_id = await cats.session()
+    with caplog.at_level(logging.ERROR, logger="api.errors"):
+        response = await cats.http.get(f"/sessions/{session_id}")
+    assert (response.status_code, response.json()["code"], response.json()["retryable"]) == (
+        500,
+        "internal_error",
+        True,
+    )
+    assert "samplers" not in response.text
+    assert "no such table" in caplog.text
+
+
+async def test_exception_after_the_answer_began_is_not_answered_twice() -> None:
+    async def half(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("late")
+
+    sent = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/"}
+    with pytest.raises(RuntimeError, match="late"):
+        await InternalErrorGuard(half)(scope, None, send)  # type: ignore[arg-type]
+    assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+async def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
+    def tree(root: type[errors.WeftError]) -> list[type[errors.WeftError]]:
+        return [root, *(leaf for child in root.__subclasses__() for leaf in tree(child))]
+
+    stored_only = (errors.WeftError, errors.EngineFailure)
+    for error in tree(errors.WeftError):
+        if error not in stored_only:
+            assert error.status in (400, 401, 404, 410, 413), error
+
+
+async def test_importing_the_api_leaves_the_engines_libraries_out() -> None:
+    heavy = {"torch", "peft", "transformers", "vllm", "tinker"}
+    code = f"import api.app, sys; print(sorted({heavy!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+async def test_guard_passes_answers_through() -> None:
+    async def hello(request):
+        from starlette.responses import PlainTextResponse
+
+        return PlainTextResponse("hello")
+
+    app = InternalErrorGuard(Starlette(routes=[Route("/", hello)]))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft") as http:
+        assert (await http.get("/")).text == "hello"

@@ -1,0 +1,130 @@
+import httpx
+import pytest
+from tinker import types
+
+from tenants.models import Session
+from tenants.samplers import NewSampler, create_sampler
+from tenants.sessions import end_silent_sessions
+
+pytestmark = pytest.mark.asyncio
+
+CREATE = {"tags": ["a"], "user_metadata": {"n": 1, "who": "me"}, "sdk_version": "0.38.0", "type": "create_session"}
+
+
+async def _row(tenant, session_id: str) -> Session:
+    async with tenant.service.database.read() as session:
+        row = await session.get(Session, session_id)
+        assert row is not None
+        return row
+
+
+async def _create(tenant) -> str:
+    response = await tenant.http.post("/create_session", json=CREATE)
+    return types.CreateSessionResponse.model_validate(response.raise_for_status().json()).session_id
+
+
+async def _finish(tenant, session_id: str, reason: str) -> httpx.Response:
+    body = {"reason": {"type": reason}, "detail": "because"}
+    return await tenant.http.post(f"/sessions/{session_id}/finish", json=body)
+
+
+async def test_session_is_the_callers(cats) -> None:
+    row = await _row(cats, await _create(cats))
+    assert (row.tenant_id, row.tags, row.sdk_version) == (cats.id, ["a"], "0.38.0")
+
+
+@pytest.mark.parametrize("body", [{}, {"tags": None, "user_metadata": None}, {"unknown": [1, 2]}])
+async def test_old_sdks_leave_fields_out(cats, body: dict) -> None:
+    assert (await cats.http.post("/create_session", json=body)).status_code == 200
+
+
+async def test_heartbeat_is_noted(cats, clock) -> None:
+    session_id = await _create(cats)
+    clock.move(minutes=5)
+    response = await cats.http.post("/session_heartbeat", json={"session_id": session_id})
+    assert response.json() == {"type": "session_heartbeat"}
+    assert (await _row(cats, session_id)).last_seen_at == clock()
+
+
+async def test_heartbeat_of_a_finished_session_is_410(cats) -> None:
+    session_id = await _create(cats)
+    assert (await _finish(cats, session_id, "success")).status_code == 204
+    response = await cats.http.post("/session_heartbeat", json={"session_id": session_id})
+    assert (response.status_code, response.json()["code"]) == (410, "session_gone")
+
+
+async def test_heartbeat_of_a_silent_session_is_410(cats, clock) -> None:
+    session_id = await _create(cats)
+    clock.move(hours=2)
+    async with cats.service.database.write() as transaction:
+        await end_silent_sessions(transaction, silent_since=clock(), clock=clock)
+    response = await cats.http.post("/session_heartbeat", json={"session_id": session_id})
+    assert response.status_code == 410
+    assert "timed_out" in response.json()["detail"]
+
+
+async def test_first_finish_stays(cats) -> None:
+    session_id = await _create(cats)
+    assert (await _finish(cats, session_id, "errored")).status_code == 204
+    assert (await _finish(cats, session_id, "success")).status_code == 204
+    row = await _row(cats, session_id)
+    assert (row.end_reason, row.end_detail) == ("errored", "because")
+
+
+async def test_session_shows_its_runs_and_samplers(cats) -> None:
+    session_id = await _create(cats)
+    run_ids = [await cats.run(session=session_id, model_seq_id=i) for i in (0, 1)]
+    async with cats.service.database.write() as transaction:
+        sampler = await create_sampler(transaction, cats.id, NewSampler(session_id, 0, "test/tiny"), cats.service.clock)
+    response = await cats.http.get(f"/sessions/{session_id}", params={"access_scope": "owned"})
+    info = types.GetSessionResponse.model_validate(response.raise_for_status().json())
+    assert (info.training_run_ids, info.sampler_ids) == (run_ids, [sampler])
+    assert info.user_metadata == {"n": "1", "who": "me"}
+
+
+async def test_list_is_newest_first_and_paged(cats, dogs, clock) -> None:
+    ids = []
+    for _ in range(3):
+        ids.append(await _create(cats))
+        clock.move(seconds=1)
+    await _create(dogs)
+    assert (await cats.http.get("/sessions")).json() == {"sessions": ids[::-1]}
+    assert (await cats.http.get("/sessions", params={"limit": 1, "offset": 1})).json() == {"sessions": [ids[1]]}
+
+
+@pytest.mark.parametrize(("limit", "offset"), [(-1, -1), (10**30, 10**30), (0, 0)])
+async def test_odd_pages_are_brought_into_range(cats, limit: int, offset: int) -> None:
+    assert (await cats.http.get("/sessions", params={"limit": limit, "offset": offset})).status_code == 200
+
+
+async def test_foreign_session_is_404_and_untouched(cats, dogs, clock) -> None:
+    session_id = await _create(cats)
+    before = await _row(cats, session_id)
+    clock.move(minutes=1)
+    answers = [
+        await dogs.http.post("/session_heartbeat", json={"session_id": session_id}),
+        await _finish(dogs, session_id, "success"),
+        await dogs.http.get(f"/sessions/{session_id}"),
+    ]
+    assert [answer.status_code for answer in answers] == [404, 404, 404]
+    after = await _row(cats, session_id)
+    assert (after.last_seen_at, after.ended_at) == (before.last_seen_at, None)
+    unknown = await dogs.http.get(f"/sessions/{'0' * 32}")
+    assert unknown.json()["detail"].replace("0" * 32, session_id) == answers[2].json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/session_heartbeat", {}, "session_id"),
+        ("/session_heartbeat", {"session_id": 3}, "session_id"),
+        ("/session_heartbeat", {"session_id": "a\0b"}, "session_id"),
+        ("/create_session", {"tags": "cat"}, "tags"),
+        ("/create_session", {"display_name": "x" * 201}, "display_name"),
+        ("/create_session", [], "body"),
+    ],
+)
+async def test_bad_field_is_named(cats, path: str, body: object, field: str) -> None:
+    response = await cats.http.post(path, json=body)
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
+    assert response.json()["detail"].startswith(field)

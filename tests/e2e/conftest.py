@@ -1,0 +1,74 @@
+"""A real service process, a repeating proxy before it, and both SDKs as subprocesses."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.service_process import ServiceProcess
+
+BASE_NAME = "weft/tiny"
+FLOW = Path(__file__).with_name("sdk_flow.py")
+FLOW_SECONDS = 240
+SDK_FOLDERS = Path(sys.prefix) / "sdks"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service and keys of two tenants."""
+
+    process: ServiceProcess
+    data: Path
+    model: Path
+    key: str
+    other_key: str
+
+    @property
+    def base_url(self) -> str:
+        """Where it listens."""
+        return self.process.base_url
+
+
+def make_tenant(data: Path, name: str) -> str:
+    """A tenant's key, by the admin command."""
+    command = [sys.executable, "-m", "clients.command.main", "tenant", "create", name, "--data", str(data)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
+    """``weft serve`` on the tiny base, for tests that leave it running."""
+    data = tmp_path_factory.mktemp("service") / "data"
+    with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"]) as process:
+        yield Service(process, data, tiny_model_dir, make_tenant(data, "first"), make_tenant(data, "second"))
+
+
+@pytest.fixture(scope="session")
+def run_flow() -> Callable[..., dict[str, Any]]:
+    """Run ``sdk_flow.py`` with a given SDK version against a URL."""
+
+    def run(base_url: str, api_key: str, *, sdk: str | None = None) -> dict[str, Any]:
+        environment = {**os.environ, "TINKER_TELEMETRY": "0"}
+        if sdk is not None:
+            folder = SDK_FOLDERS / f"tinker-{sdk}"
+            if not folder.is_dir():
+                pytest.fail(f"the SDK {sdk} is not unpacked in {folder.name}; run `make setup`")
+            environment["PYTHONPATH"] = str(folder)
+        finished = subprocess.run(
+            [sys.executable, str(FLOW), base_url, api_key, BASE_NAME],
+            capture_output=True,
+            text=True,
+            timeout=FLOW_SECONDS,
+            env=environment,
+        )
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        seen: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
+        return seen
+
+    return run

@@ -1,0 +1,71 @@
+"""A real HTTP proxy that sends every POST to weft twice, both at once, and checks that both answers agree."""
+
+import asyncio
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+POLLS = ("/retrieve_future", "/session_heartbeat", "/telemetry")
+_PASSED_ON = ("content-type", "content-encoding", "accept", "x-api-key", "user-agent", "x-idempotency-key")
+
+
+class RepeatingProxy:
+    """Runs in a thread of the test process. ``disagreements`` lists repeats that were answered otherwise."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.repeated = 0
+        self.disagreements: list[str] = []
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        app = Starlette(routes=[Route("/{path:path}", self._handle, methods=["GET", "POST", "PUT", "DELETE"])])
+        config = uvicorn.Config(app, log_level="error", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where the proxy listens."""
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    async def _handle(self, request: Request) -> Response:
+        if self._client is None:
+            self._client = httpx.AsyncClient(base_url=self._target, timeout=60, limits=httpx.Limits(max_connections=500))
+        body = await request.body()
+        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        headers |= {name: value for name, value in request.headers.items() if name.startswith("x-stainless")}
+        url = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+        async def send() -> httpx.Response:
+            assert self._client is not None
+            return await self._client.request(request.method, url, content=body, headers=headers)
+
+        if request.method != "POST" or request.url.path.endswith(POLLS):
+            answer = await send()
+        else:
+            answer, again = await asyncio.gather(send(), send())
+            self.repeated += 1
+            if (answer.status_code, answer.content) != (again.status_code, again.content):
+                self.disagreements.append(f"{request.url.path}: {answer.text[:200]} / {again.text[:200]}")
+        kept = {"content-type": answer.headers.get("content-type", "application/json")}
+        return Response(answer.content, status_code=answer.status_code, headers=kept)
+
+    def __enter__(self) -> Self:
+        self._listener.listen(512)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=30)

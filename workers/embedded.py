@@ -1,0 +1,139 @@
+"""The embedded runner: trainer, sampler and housekeeping of every base model inside one process and event loop."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.sampling.torch_replica import TorchReplica
+from engine.training.base import BaseModel
+from engine.training.trainer import Trainer
+from tenants.clock import Clock
+from tenants.data_folder import DataFolder
+from tenants.database import Database
+from tenants.settings import Settings
+from workers.compute import ComputeThread
+from workers.housekeeping import Housekeeping
+from workers.ledger.ledger import Ledger
+from workers.ledger.wakeups import Wakeups
+from workers.sampling import SamplingWorker
+from workers.training.checkpoint_operations import CheckpointOperations
+from workers.training.residency import AdapterResidency
+from workers.training.worker import TrainingWorker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _BaseWorkers:
+    """Everything that runs for one base model."""
+
+    training: TrainingWorker
+    sampling: SamplingWorker
+    replica: TorchReplica
+    compute: ComputeThread
+
+
+class EmbeddedRunner:
+    """Owns the workers of a ``weft serve`` process. Start it, wait for it, stop it."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        ledger: Ledger,
+        wakeups: Wakeups,
+        data_folder: DataFolder,
+        clock: Clock,
+        bases: Mapping[str, BaseModelFacts],
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._ledger = ledger
+        self._wakeups = wakeups
+        self._data_folder = data_folder
+        self._clock = clock
+        self._bases = bases
+        self._workers: list[_BaseWorkers] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._housekeeping = Housekeeping(
+            settings=settings, database=database, ledger=ledger, data_folder=data_folder, clock=clock
+        )
+
+    async def start(self) -> None:
+        """Load every base model and start its workers; what was accepted before is taken up. Raises ``WeftError``."""
+        for facts in self._bases.values():
+            log.info("loading base model %s", facts.name)
+            base = await asyncio.to_thread(
+                BaseModel.load, facts, dtype=self._settings.base_dtype, device=self._settings.device
+            )
+            workers = self._compose(facts, base)
+            await workers.replica.start()
+            self._workers.append(workers)
+        for workers in self._workers:
+            self._tasks.append(asyncio.create_task(workers.training.run(), name="training"))
+            self._tasks.append(asyncio.create_task(workers.sampling.run(), name="sampling"))
+        self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
+
+    def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
+        trainer = Trainer(base, pass_token_budget=self._settings.pass_token_budget)
+        compute = ComputeThread(f"trainer-{facts.name}")
+        replica = TorchReplica(
+            base,
+            max_sequences=self._settings.sampler_batch_sequences,
+            max_adapters=self._settings.sampler_resident_adapters,
+        )
+        residency = AdapterResidency(
+            trainer=trainer,
+            compute=compute,
+            database=self._database,
+            ledger=self._ledger,
+            data_folder=self._data_folder,
+            clock=self._clock,
+            snapshot_operations=self._settings.snapshot_operations,
+        )
+        checkpoints = CheckpointOperations(
+            trainer=trainer,
+            compute=compute,
+            database=self._database,
+            ledger=self._ledger,
+            data_folder=self._data_folder,
+            clock=self._clock,
+            residency=residency,
+        )
+        training = TrainingWorker(
+            base_model=facts.name,
+            trainer=trainer,
+            compute=compute,
+            database=self._database,
+            ledger=self._ledger,
+            wakeups=self._wakeups,
+            residency=residency,
+            checkpoints=checkpoints,
+        )
+        sampling = SamplingWorker(
+            base_model=facts.name,
+            replica=replica,
+            database=self._database,
+            ledger=self._ledger,
+            wakeups=self._wakeups,
+            data_folder=self._data_folder,
+            clock=self._clock,
+        )
+        return _BaseWorkers(training, sampling, replica, compute)
+
+    async def stop(self) -> None:
+        """Finish the passes in hand, snapshot the adapters, leave the rest to the next start."""
+        for workers in self._workers:
+            workers.training.stop()
+            workers.sampling.stop()
+        self._housekeeping.stop()
+        ends: Sequence[BaseException | None] = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task, end in zip(self._tasks, ends, strict=True):
+            if isinstance(end, BaseException):
+                log.error("%s ended with an error", task.get_name(), exc_info=end)
+        for workers in self._workers:
+            await workers.replica.close()
+            await asyncio.to_thread(workers.compute.close)

@@ -1,0 +1,349 @@
+"""The ledger of operations: the row is the truth.
+
+Invariants: ``(lane, seq_id)`` is unique, so a repeated request finds its row; a run's operations run strictly by seq_id
+(``runs.next_seq_id`` names the only one that may); a result and the run's advance are written in one transaction;
+wake-ups are announced after the commit and carry nothing.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import uuid4
+
+from sqlalchemy import Select, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.codec import decode_payload, decode_result, encode
+from engine.contracts.errors import NotFound, RunUnloaded, SequenceConflict, WeftError
+from engine.contracts.ids import RequestId, RunId, TenantId
+from engine.contracts.operations import OperationKind, Result
+from tenants.clock import Clock
+from tenants.database import Database, after_commit, insert_unless_present
+from tenants.models import Operation, OperationPayload, OperationResult, OperationState, Run, RunState
+from workers.ledger.operations import (
+    UNLOAD_SEQ_ID,
+    Completion,
+    NewOperation,
+    OperationStatus,
+    ReadyOperation,
+    RejectedOperation,
+)
+from workers.ledger.wakeups import Wakeups, operation_topic, sampling_topic, training_topic, wait_for
+
+MAX_READY = 256
+"""Operations decoded in one claim: bounds memory, the rest are found by the next one."""
+PRUNE_BATCH = 1000
+"""Rows of one sweep, so that it never holds the writer for long."""
+
+
+class Ledger:
+    """Reads and writes operations; transactions belong to the caller except where a method says otherwise."""
+
+    def __init__(self, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+        self._database = database
+        self._wakeups = wakeups
+        self._clock = clock
+
+    # --- accepting -------------------------------------------------------------------------------------------------
+
+    async def find(self, session: AsyncSession, *, lane: str, seq_id: int, digest: bytes) -> RequestId | None:
+        """The request id given for this key before, or None. Raises ``SequenceConflict`` if its body was another."""
+        row = (
+            await session.execute(
+                select(Operation.id, Operation.body_digest).where(Operation.lane == lane, Operation.seq_id == seq_id)
+            )
+        ).one_or_none()
+        if row is None:
+            return None
+        if row.body_digest != digest:
+            raise SequenceConflict(f"seq_id {seq_id} was used before with another body; each seq_id names one request")
+        return RequestId(row.id)
+
+    async def accept(self, transaction: AsyncSession, new: NewOperation) -> RequestId:
+        """Record ``new``, or find its earlier self. Raises ``SequenceConflict``."""
+        request_id = await self._insert(transaction, new, state=OperationState.PENDING)
+        topic = sampling_topic if new.kind is OperationKind.SAMPLE else training_topic
+        after_commit(transaction, lambda: self._wakeups.announce(topic(new.base_model)))
+        return request_id
+
+    async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
+        """Record a failed operation, so that later seq_ids of its lane can run. Raises ``SequenceConflict``."""
+        if rejected.kind is not OperationKind.SAMPLE:
+            await self._lock_run(transaction, rejected.lane)
+        request_id = await self._insert(transaction, rejected, state=OperationState.FAILED)
+        if rejected.kind is not OperationKind.SAMPLE:
+            await self._advance(transaction, rejected.lane)
+        after_commit(transaction, lambda: self._wakeups.announce(training_topic(rejected.base_model)))
+        return request_id
+
+    async def _insert(
+        self, transaction: AsyncSession, new: NewOperation | RejectedOperation, *, state: OperationState
+    ) -> RequestId:
+        now = self._clock()
+        request_id = RequestId(str(uuid4()))
+        values: dict[str, object] = {
+            "id": request_id,
+            "tenant_id": new.tenant,
+            "lane": new.lane,
+            "seq_id": new.seq_id,
+            "kind": new.kind,
+            "base_model": new.base_model,
+            "state": state,
+            "body_digest": new.digest,
+            "created_at": now,
+        }
+        if isinstance(new, RejectedOperation):
+            values |= {"finished_at": now, **_error_columns(new.error)}
+        else:
+            values["tokens"] = new.tokens
+        inserted = await transaction.scalar(
+            insert_unless_present(transaction, Operation).values(values).returning(Operation.id)
+        )
+        if inserted is None:
+            found = await self.find(transaction, lane=new.lane, seq_id=new.seq_id, digest=new.digest)
+            if found is None:
+                raise RuntimeError("an operation's key was taken and is gone; rows are never deleted")
+            return found
+        if isinstance(new, NewOperation):
+            await transaction.execute(
+                insert(OperationPayload).values(operation_id=request_id, tenant_id=new.tenant, body=encode(new.payload))
+            )
+        return request_id
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    async def ready_training(self, session: AsyncSession, base_model: str) -> list[ReadyOperation]:
+        """The head of each run of ``base_model`` that can run now, in order of acceptance; at most ``MAX_READY``."""
+        heads = (
+            _ready_rows()
+            .join(Run, Run.id == Operation.lane)
+            .where(
+                Operation.state == OperationState.PENDING,
+                Operation.kind != OperationKind.SAMPLE,
+                Operation.base_model == base_model,
+                (Operation.seq_id == Run.next_seq_id) | (Operation.seq_id == UNLOAD_SEQ_ID),
+            )
+        )
+        rows = await self._decode_rows(session, heads)
+        busy = {row.lane for row in rows if row.seq_id != UNLOAD_SEQ_ID}
+        return [row for row in rows if row.seq_id != UNLOAD_SEQ_ID or row.lane not in busy]
+
+    async def pending_samples(
+        self, session: AsyncSession, base_model: str, *, after_position: int
+    ) -> list[ReadyOperation]:
+        """Pending samples of ``base_model`` accepted after ``after_position``, oldest first; at most ``MAX_READY``."""
+        wanted = _ready_rows().where(
+            Operation.state == OperationState.PENDING,
+            Operation.kind == OperationKind.SAMPLE,
+            Operation.base_model == base_model,
+            Operation.position > after_position,
+        )
+        return await self._decode_rows(session, wanted)
+
+    async def operations_to_replay(
+        self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int
+    ) -> list[ReadyOperation]:
+        """Operations of ``run`` that were done in ``(after_seq_id, before_seq_id)``, by seq_id."""
+        wanted = (
+            select(*_READY_COLUMNS)
+            .join(OperationPayload, OperationPayload.operation_id == Operation.id)
+            .where(
+                Operation.lane == run,
+                Operation.seq_id > after_seq_id,
+                Operation.seq_id < before_seq_id,
+                Operation.state == OperationState.DONE,
+            )
+            .order_by(Operation.seq_id)
+        )
+        return [_ready(row) for row in (await session.execute(wanted)).all()]
+
+    async def _decode_rows(self, session: AsyncSession, query: Select[tuple[object, ...]]) -> list[ReadyOperation]:
+        rows = (await session.execute(query.order_by(Operation.position).limit(MAX_READY))).all()
+        return [_ready(row) for row in rows]
+
+    async def complete(self, transaction: AsyncSession, completions: Sequence[Completion]) -> None:
+        """Write results or errors and advance their runs. A completion whose operation is final already is ignored."""
+        for completion in completions:
+            await self._complete_one(transaction, completion)
+
+    async def _complete_one(self, transaction: AsyncSession, completion: Completion) -> None:
+        operation, outcome = completion.operation, completion.outcome
+        is_training = operation.kind is not OperationKind.SAMPLE
+        if is_training:
+            await self._lock_run(transaction, operation.lane)
+        now = self._clock()
+        values: dict[str, object] = {"finished_at": now}
+        body: bytes | None = None
+        if isinstance(outcome, WeftError):
+            values |= {"state": OperationState.FAILED, **_error_columns(outcome)}
+        else:
+            body = encode(outcome)
+            values |= {"state": OperationState.DONE, "result_bytes": len(body)}
+        moved = await transaction.execute(
+            update(Operation)
+            .where(Operation.id == operation.id, Operation.state == OperationState.PENDING)
+            .values(values)
+            .returning(Operation.id)
+        )
+        if moved.scalar_one_or_none() is None:
+            return
+        if body is not None:
+            await transaction.execute(
+                insert(OperationResult).values(operation_id=operation.id, tenant_id=operation.tenant, body=body)
+            )
+        if is_training:
+            await self._advance(transaction, operation.lane)
+        after_commit(transaction, lambda: self._wakeups.announce(operation_topic(operation.id)))
+
+    async def fail_pending(self, transaction: AsyncSession, run: RunId, error: RunUnloaded) -> None:
+        """Fail everything still pending in the lane of ``run`` (its adapter is gone), except an unload."""
+        failed = await transaction.execute(
+            update(Operation)
+            .where(
+                Operation.lane == run,
+                Operation.state == OperationState.PENDING,
+                Operation.kind != OperationKind.UNLOAD_MODEL,
+            )
+            .values(state=OperationState.FAILED, finished_at=self._clock(), **_error_columns(error))
+            .returning(Operation.id)
+        )
+        for request_id in failed.scalars().all():
+            after_commit(transaction, lambda id=request_id: self._wakeups.announce(operation_topic(id)))  # type: ignore[misc]
+
+    async def _lock_run(self, transaction: AsyncSession, run: str) -> None:
+        """Two transactions that finish neighbours must not both read the old ``next_seq_id`` (SQLite has one writer)."""
+        if transaction.get_bind().dialect.name != "sqlite":
+            await transaction.execute(select(Run.id).where(Run.id == run).with_for_update())
+
+    async def _advance(self, transaction: AsyncSession, run: str) -> None:
+        """Move ``next_seq_id`` past every final operation that follows without a gap."""
+        rows = (
+            await transaction.execute(
+                select(Operation.seq_id, Run.next_seq_id)
+                .join(Run, Run.id == Operation.lane)
+                .where(
+                    Run.id == run,
+                    Operation.seq_id >= Run.next_seq_id,
+                    Operation.state != OperationState.PENDING,
+                )
+                .order_by(Operation.seq_id)
+            )
+        ).all()
+        upcoming = rows[0].next_seq_id if rows else 0
+        for row in rows:
+            if row.seq_id != upcoming:
+                break
+            upcoming += 1
+        if rows and upcoming != rows[0].next_seq_id:
+            await transaction.execute(update(Run).where(Run.id == run).values(next_seq_id=upcoming))
+
+    # --- answering -------------------------------------------------------------------------------------------------
+
+    async def status(self, tenant: TenantId, request_id: str) -> OperationStatus:
+        """Where the tenant's operation stands; own read. Raises ``NotFound``."""
+        async with self._database.read() as session:
+            row = (
+                await session.execute(
+                    select(
+                        Operation.id,
+                        Operation.kind,
+                        Operation.lane,
+                        Operation.state,
+                        Operation.result_bytes,
+                        Operation.pruned_at,
+                        Operation.error_code,
+                        Operation.error_category,
+                        Operation.error_message,
+                    ).where(Operation.id == request_id, Operation.tenant_id == tenant)
+                )
+            ).one_or_none()
+        if row is None:
+            raise NotFound(f"no request {request_id[:100]!r}")
+        return OperationStatus(
+            id=RequestId(row.id),
+            kind=OperationKind(row.kind),
+            lane=row.lane,
+            state=OperationState(row.state),
+            result_bytes=row.result_bytes,
+            pruned=row.pruned_at is not None,
+            error_code=row.error_code,
+            error_category=row.error_category or "unknown",
+            error_message=row.error_message,
+        )
+
+    async def wait_until_final(self, tenant: TenantId, request_id: str, *, seconds: float) -> OperationStatus:
+        """``status``, held until the operation is final or ``seconds`` have passed. Raises ``NotFound``."""
+        with self._wakeups.listen(operation_topic(request_id)) as event:
+            status = await self.status(tenant, request_id)
+            if status.state is OperationState.PENDING and await wait_for(event, seconds):
+                status = await self.status(tenant, request_id)
+        return status
+
+    async def result(self, tenant: TenantId, status: OperationStatus) -> Result | None:
+        """The decoded result of a done operation, None once pruned; own read."""
+        async with self._database.read() as session:
+            body = await session.scalar(
+                select(OperationResult.body).where(
+                    OperationResult.operation_id == status.id, OperationResult.tenant_id == tenant
+                )
+            )
+        return None if body is None else decode_result(status.kind, body)
+
+    # --- pruning ---------------------------------------------------------------------------------------------------
+
+    async def prune(self, transaction: AsyncSession, *, finished_before: datetime) -> int:
+        """Drop results of operations finished before, and payloads that no replay needs; returns how many results.
+
+        The hot row stays: it still answers a repeated request, and a failure keeps its reason.
+        """
+        old = select(Operation.id).where(Operation.finished_at < finished_before)
+        stale = list((await transaction.scalars(old.where(Operation.pruned_at.is_(None)).limit(PRUNE_BATCH))).all())
+        if stale:
+            await transaction.execute(delete(OperationResult).where(OperationResult.operation_id.in_(stale)))
+            await transaction.execute(update(Operation).where(Operation.id.in_(stale)).values(pruned_at=self._clock()))
+        replayable = (
+            select(Operation.id)
+            .join(Run, Run.id == Operation.lane)
+            .where(Operation.state == OperationState.DONE, Operation.seq_id > Run.snapshot_seq_id)
+            .where(Run.state == RunState.READY, Operation.id == OperationPayload.operation_id)
+        )
+        await transaction.execute(
+            delete(OperationPayload).where(
+                OperationPayload.operation_id.in_(old.where(Operation.id == OperationPayload.operation_id)),
+                ~replayable.exists(),
+            )
+        )
+        return len(stale)
+
+
+_READY_COLUMNS = (
+    Operation.id,
+    Operation.position,
+    Operation.tenant_id,
+    Operation.lane,
+    Operation.seq_id,
+    Operation.kind,
+    Operation.tokens,
+    OperationPayload.body,
+)
+
+
+def _ready_rows() -> Select[tuple[object, ...]]:
+    return select(*_READY_COLUMNS).join(OperationPayload, OperationPayload.operation_id == Operation.id)  # type: ignore[return-value]
+
+
+def _ready(row: object) -> ReadyOperation:
+    kind = OperationKind(row.kind)  # type: ignore[attr-defined]
+    return ReadyOperation(
+        id=RequestId(row.id),  # type: ignore[attr-defined]
+        position=row.position,  # type: ignore[attr-defined]
+        tenant=TenantId(row.tenant_id),  # type: ignore[attr-defined]
+        lane=row.lane,  # type: ignore[attr-defined]
+        seq_id=row.seq_id,  # type: ignore[attr-defined]
+        kind=kind,
+        payload=decode_payload(kind, row.body),  # type: ignore[attr-defined]
+        tokens=row.tokens,  # type: ignore[attr-defined]
+    )
+
+
+def _error_columns(error: WeftError) -> dict[str, str]:
+    return {"error_code": error.code, "error_category": error.category, "error_message": error.message}

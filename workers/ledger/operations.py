@@ -1,0 +1,75 @@
+"""Typed views of ledger rows."""
+
+from dataclasses import dataclass
+
+from engine.contracts.errors import ErrorCategory, WeftError
+from engine.contracts.ids import RequestId, TenantId
+from engine.contracts.operations import OperationKind, Payload, Result
+from tenants.models import OperationState
+
+UNLOAD_SEQ_ID = 2**62
+"""``unload_model`` carries no seq_id: it takes this one, after everything the lane has ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewOperation:
+    """An operation to accept. ``lane`` is the run or sampler id; ``digest`` tells a repeat from a conflict."""
+
+    tenant: TenantId
+    lane: str
+    seq_id: int
+    kind: OperationKind
+    base_model: str
+    payload: Payload
+    digest: bytes
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedOperation:
+    """A request that can never run but has consumed its ``seq_id``."""
+
+    tenant: TenantId
+    lane: str
+    seq_id: int
+    kind: OperationKind
+    base_model: str
+    digest: bytes
+    error: WeftError
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyOperation:
+    """An operation that may run now, payload decoded. ``position`` is its order of acceptance."""
+
+    id: RequestId
+    position: int
+    tenant: TenantId
+    lane: str
+    seq_id: int
+    kind: OperationKind
+    payload: Payload
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How an operation ended: a result or an error, never both."""
+
+    operation: ReadyOperation
+    outcome: Result | WeftError
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """What ``retrieve_future`` needs to know before it reads the result."""
+
+    id: RequestId
+    kind: OperationKind
+    lane: str
+    state: OperationState
+    result_bytes: int | None
+    pruned: bool
+    error_code: str | None
+    error_category: ErrorCategory
+    error_message: str | None

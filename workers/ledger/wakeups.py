@@ -1,0 +1,62 @@
+"""Wake-ups inside one process: a topic is announced, whoever listens is woken. They carry no truth, only a hint to look."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def training_topic(base_model: str) -> str:
+    """Training work for a base model may be ready."""
+    return f"training:{base_model}"
+
+
+def sampling_topic(base_model: str) -> str:
+    """Sampling work for a base model may be ready."""
+    return f"sampling:{base_model}"
+
+
+def operation_topic(request_id: str) -> str:
+    """The operation has finished."""
+    return f"operation:{request_id}"
+
+
+class Wakeups:
+    """Topics and their listeners, all of one event loop."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def listen(self, topic: str) -> Iterator[asyncio.Event]:
+        """An event that is set by every announcement from now on; look at the truth once before waiting for it."""
+        event = asyncio.Event()
+        self._listeners.setdefault(topic, set()).add(event)
+        try:
+            yield event
+        finally:
+            listeners = self._listeners[topic]
+            listeners.discard(event)
+            if not listeners:
+                del self._listeners[topic]
+
+    def announce(self, topic: str) -> None:
+        """Wake the listeners of ``topic``."""
+        for event in self._listeners.get(topic, ()):
+            event.set()
+
+    def announce_all(self) -> None:
+        """Wake every listener: at shutdown nobody should be held."""
+        for listeners in self._listeners.values():
+            for event in listeners:
+                event.set()
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for ``event`` at most ``seconds``; clears it and says whether it came."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    event.clear()
+    return True

@@ -1,4 +1,4 @@
-"""How every error leaves the API: ``{"detail", "code", "retryable"}`` with the status of its class, never a traceback."""
+"""How every error leaves the API: ``{"detail", "code", "retryable"}`` and its class's status, never a traceback."""
 
 import logging
 from collections.abc import Mapping, Sequence

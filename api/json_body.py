@@ -1,7 +1,7 @@
 """Small JSON bodies as typed records, read only after the caller is known.
 
-FastAPI would read and parse a declared body before it runs the dependencies, so a stranger could make it parse megabytes;
-a body taken through ``json_body`` in a parameter after ``caller`` is not touched until the key was checked.
+FastAPI would read and parse a declared body before it runs the dependencies, so a stranger could make it parse
+megabytes; a body taken through ``json_body`` in a parameter after ``caller`` is not touched until the key was checked.
 """
 
 from typing import Annotated, Any, TypeVar

@@ -1,6 +1,6 @@
 """Checkpoints: rows over immutable folders. Removing the files is the caller's, after the commit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
@@ -130,12 +130,18 @@ async def list_checkpoints(
     tenant: TenantId,
     *,
     clock: Clock,
+    segments: Collection[Segment] = tuple(Segment),
     run_id: str | None = None,
     limit: int | None = None,
     offset: int = 0,
 ) -> tuple[list[Checkpoint], int]:
     """Listed, unexpired checkpoints, newest first, and how many there are; of one run if ``run_id`` is given."""
-    wanted = [Checkpoint.tenant_id == tenant, Checkpoint.listed.is_(True), _unexpired(clock())]
+    wanted = [
+        Checkpoint.tenant_id == tenant,
+        Checkpoint.listed.is_(True),
+        Checkpoint.segment.in_(segments),
+        _unexpired(clock()),
+    ]
     if run_id is not None:
         wanted.append(Checkpoint.run_id == run_id)
     total = await session.scalar(select(func.count()).select_from(Checkpoint).where(*wanted)) or 0

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from api.json_body import PathId, RequestModel, json_body
 from api.paging import Cursor, Page, cursor_of
@@ -49,7 +49,7 @@ class CheckpointList(BaseModel):
 class TtlRequest(RequestModel):
     """``ttl_seconds`` from now; null keeps the checkpoint for ever."""
 
-    ttl_seconds: int | None = Field()
+    ttl_seconds: int | None
 
 
 def checkpoint_info(row: Checkpoint) -> CheckpointInfo:
@@ -76,7 +76,9 @@ async def list_run_checkpoints(caller: Caller, services: Services, run_id: PathI
     """Every checkpoint of the run. Raises ``NotFound``."""
     async with services.database.read() as session:
         run = await get_run(session, caller, run_id)
-        rows, _ = await checkpoints.list_checkpoints(session, caller, clock=services.clock, run_id=run.id)
+        rows, _ = await checkpoints.list_checkpoints(
+            session, caller, clock=services.clock, segments=listed_segments(request), run_id=run.id
+        )
     return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows])
 
 
@@ -85,7 +87,12 @@ async def list_checkpoints(caller: Caller, services: Services, page: Page, reque
     """A page of the caller's checkpoints over all runs."""
     async with services.database.read() as session:
         rows, total = await checkpoints.list_checkpoints(
-            session, caller, clock=services.clock, limit=page.limit, offset=page.offset
+            session,
+            caller,
+            clock=services.clock,
+            segments=listed_segments(request),
+            limit=page.limit,
+            offset=page.offset,
         )
     return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows], cursor=cursor_of(page, total))
 

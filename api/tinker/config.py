@@ -12,7 +12,7 @@ health_router = APIRouter(tags=["health"])
 
 
 class ClientConfig(BaseModel):
-    """Flags of ``/client/config``; the rest keep the SDK's defaults. They lead SDK 0.20 to 0.24 to the protobuf path."""
+    """Flags of ``/client/config``; the rest keep the SDK's defaults. These lead SDK 0.20 to 0.24 onto protobuf."""
 
     pjwt_auth_enabled: bool = False
     parallel_fwdbwd_chunks: bool = True

@@ -2,19 +2,18 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NoReturn
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Request, Response
 
-from api.json_body import PlainText, RequestModel, parse_json
+from api.json_body import parse_json
 from api.services import Caller, Services
+from api.submission import TrainingSubmission, submit_training
 from api.wire.body import read_body
+from api.wire.schemas import ModelKey
+from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import NotImplementedHere
-from engine.contracts.operations import OperationKind
-from tenants.runs import check_usable, get_run
-from workers.ledger.operations import RejectedOperation
+from engine.contracts.operations import OperationKind, Payload
 
 router = APIRouter(tags=["not offered"])
 
@@ -71,46 +70,14 @@ for _endpoint in NOT_OFFERED:
     )
 
 
-class ExternalSaveRequest(RequestModel):
-    """The part of ``save_weights_external`` that says whose turn it takes."""
+@router.post("/save_weights_external", include_in_schema=False, response_class=Response)
+async def save_weights_external(caller: Caller, services: Services, request: Request) -> Response:
+    """A promise that has failed already: the call has taken a ``seq_id``, and a bare 404 would leave a hole in the run."""
+    body = await read_body(request, services.settings.max_body_bytes)
+    key = parse_json(ModelKey, body)
 
-    model_config = ConfigDict(protected_namespaces=())
+    def build(_facts: BaseModelFacts) -> Payload:
+        raise refusal(NotOffered("POST", "/save_weights_external", f"use save_weights, then {_FILES}"))
 
-    model_id: PlainText
-    seq_id: int = Field(ge=1, le=2**31 - 1)
-
-
-class Promise(BaseModel):
-    """A future to ask for."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    request_id: str
-    model_id: str
-
-
-@router.post("/save_weights_external", include_in_schema=False)
-async def save_weights_external(caller: Caller, services: Services, request: Request) -> Promise:
-    """A promise that has failed already: the call has taken a ``seq_id``, and a bare 404 would leave a hole in the run.
-
-    Raises ``NotFound``, ``RunUnloaded``, ``SequenceConflict``, ``InvalidRequest``.
-    """
-    raw = await read_body(request, services.settings.max_body_bytes)
-    body = parse_json(ExternalSaveRequest, raw)
-    digest = blake2b(raw, digest_size=16).digest()
-    async with services.database.write() as transaction:
-        run = await get_run(transaction, caller, body.model_id)
-        request_id = await services.ledger.find(transaction, lane=run.id, seq_id=body.seq_id, digest=digest)
-        if request_id is None:
-            check_usable(run)
-            rejected = RejectedOperation(
-                tenant=caller,
-                lane=run.id,
-                seq_id=body.seq_id,
-                kind=OperationKind.SAVE_WEIGHTS,
-                base_model=run.base_model,
-                digest=digest,
-                error=refusal(NotOffered("POST", "/save_weights_external", f"use save_weights, then {_FILES}")),
-            )
-            request_id = await services.ledger.reject(transaction, rejected)
-    return Promise(request_id=request_id, model_id=run.id)
+    submission = TrainingSubmission(key.model_id, key.seq_id, OperationKind.SAVE_WEIGHTS, body, build)
+    return await submit_training(services, caller, submission)

@@ -1,4 +1,4 @@
-"""Adapter versions in memory: loaded once however many ask, on a thread of its own, the least recently used leave first."""
+"""Adapter versions in memory: each loaded once however many ask; the least recently used leave first."""
 
 import threading
 from collections import OrderedDict
@@ -95,7 +95,7 @@ class AdapterStore:
             self._start_loads()
 
     def _start_loads(self) -> None:
-        """Move queued versions to the loader while there is room, evicting versions that nobody holds. Needs the lock."""
+        """Move queued versions to the loader as far as evicting what nobody holds makes room. Needs the lock."""
         while self._queued and not self._closed:
             if len(self._resident) >= self._capacity:
                 idle = next((v for v, e in self._resident.items() if e.leases == 0 and e.weights.done()), None)
@@ -109,7 +109,7 @@ class AdapterStore:
     def _load(self, entry: _Entry) -> None:
         try:
             weights = self._read(entry.version)
-        except Exception as error:  # the loader's edge: only those who wait for this version fail
+        except Exception as error:  # noqa: BLE001 - the loader's edge: only those who wait for this version fail
             with self._lock:
                 if self._resident.get(entry.version) is entry:
                     del self._resident[entry.version]

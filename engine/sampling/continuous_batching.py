@@ -78,7 +78,7 @@ class ContinuousBatcher:
             self._batch.reform(joins)
             if self._batch.rows:
                 self._batch.step()
-        except Exception as error:  # the step's edge: these sequences are lost, the loop goes on
+        except Exception as error:  # noqa: BLE001 - the step's edge: these sequences are lost, the loop goes on
             self._batch.clear()
             _fail_all(list(involved), error, "decoding")
 
@@ -90,7 +90,7 @@ class ContinuousBatcher:
             return
         try:
             prompts = prefill.advance()
-        except Exception as error:  # the pass's edge
+        except Exception as error:  # noqa: BLE001 - the pass's edge
             self._prefill = None
             if len(prefill.jobs) == 1:
                 _fail_all(prefill.jobs, error, "reading the prompt")
@@ -141,7 +141,7 @@ class ContinuousBatcher:
                 break
             try:
                 join = prompt.begin(min(room, job.unbegun))
-            except Exception as error:  # the edge of one job's first tokens
+            except Exception as error:  # noqa: BLE001 - the edge of one job's first tokens
                 _fail_all([job], error, "sampling")
                 continue
             joins.append(join)

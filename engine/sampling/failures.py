@@ -8,7 +8,7 @@ _log = logging.getLogger(__name__)
 
 
 def as_weft_error(error: BaseException, action: str) -> WeftError:
-    """``error`` itself if it is weft's own, else an ``EngineFailure`` that names ``action`` and keeps the details in the log."""
+    """``error`` itself if it is weft's own, else an ``EngineFailure`` that names ``action``; details go to the log."""
     if isinstance(error, WeftError):
         return error
     _log.error("%s failed", action, exc_info=error)

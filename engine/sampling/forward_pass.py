@@ -27,7 +27,6 @@ class ForwardPass:
 
     def __init__(self, base: BaseModel) -> None:
         self._base = base
-        self._hooks = StackHooks(base.model, list(base.projections))
         accepted = inspect.signature(base.model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._takes_keep = "logits_to_keep" in accepted
@@ -38,6 +37,7 @@ class ForwardPass:
                 f"base model {base.facts.name!r}: the in-process sampler serves attention layers only, "
                 f"not {', '.join(foreign)}"
             )
+        self._hooks = StackHooks(base.model, list(base.projections))
 
     def close(self) -> None:
         """Leave the model as it was."""
@@ -46,7 +46,8 @@ class ForwardPass:
     @property
     def device(self) -> torch.device:
         """Where inputs must lie."""
-        return self._base.device
+        device: torch.device = self._base.device
+        return device
 
     @property
     def vocabulary_size(self) -> int:
@@ -72,8 +73,7 @@ class ForwardPass:
             options["position_ids"] = positions
         if self._takes_keep:
             options["logits_to_keep"] = keep
-        by_row = isinstance(adapters, RowAdapters)
-        with self._hooks.active(adapters) if by_row else self._base.adapters(adapters):
+        with self._hooks.active(adapters) if isinstance(adapters, RowAdapters) else self._base.adapters(adapters):
             output = self._base.model(
                 input_ids=token_ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options
             )

@@ -1,7 +1,7 @@
 """Keys and values of a batch whose rows come and go.
 
-Rows are right-aligned: a row shorter than the batch has padding on its left, which the attention mask hides. Every layer
-keeps all columns, sliding-window ones too (their masks do the windowing), so rows of any length can be put together.
+Rows are right-aligned: a row shorter than the batch has padding on its left, which the attention mask hides. Every
+layer keeps all columns, sliding-window ones too (their masks do the windowing), so any rows can be put together.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 _MIN_SLACK = 64
 
 
-class SlackLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers leaves __init_subclass__ untyped
+class SlackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
     """A layer that writes new columns into spare capacity instead of copying the whole cache a token."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._buffers: tuple[Tensor, Tensor] | None = None
         self._columns = 0
 
@@ -38,7 +38,7 @@ class SlackLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         keys, values = self._buffers
         return keys[:, :, : self._columns], values[:, :, : self._columns]
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append columns; returns views of all keys and values so far."""
         used = self._columns
         columns = used + key_states.shape[-2]
@@ -51,7 +51,7 @@ class SlackLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         return keys[:, :, :columns], values[:, :, :columns]
 
 
-class KvCache(Cache):
+class KvCache(Cache):  # type: ignore[misc]
     """Cache of any model whose layers attend to keys and values; made lazily on the first forward."""
 
     def __init__(self, layers: list[SlackLayer] | None = None) -> None:

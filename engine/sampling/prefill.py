@@ -1,4 +1,4 @@
-"""Taking prompts in: several together, a bounded number of tokens a forward, so that a long one cannot stall the rest."""
+"""Taking prompts in: several together, a bounded number of tokens a forward, so that no long one stalls the rest."""
 
 from collections.abc import Sequence
 

@@ -180,14 +180,19 @@ def stop_rules(sample: SampleRequest, base: BaseModel) -> StopRules:
     stops_by_default = params.stop_strings is None and params.stop_tokens is None
     tokens = base.end_of_sequence_ids if stops_by_default else frozenset(params.stop_tokens or ())
     room = base.facts.context_length - len(sample.prompt)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    return StopRules(max_tokens, tokens, strings, _decoder(base) if strings else None)
+
+
+def _decoder(base: BaseModel) -> Callable[[list[int]], str]:
     tokenizer = base.tokenizer
+    if tokenizer is None:
+        raise InvalidRequest("stop: this base model has no tokenizer, so give stop token ids instead of text")
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    return StopRules(
-        room if params.max_tokens is None else params.max_tokens, tokens, strings, decode if tokenizer else None
-    )
+    return decode
 
 
 def _check(sample: SampleRequest, base: BaseModel) -> None:
@@ -211,5 +216,3 @@ def _check(sample: SampleRequest, base: BaseModel) -> None:
         raise InvalidRequest("top_p must be over 0 and at most 1")
     if params.stop_strings and not all(params.stop_strings):
         raise InvalidRequest("stop: a stop string must not be empty")
-    if params.stop_strings and base.tokenizer is None:
-        raise InvalidRequest("stop: this base model has no tokenizer, so give stop token ids instead of text")

@@ -1,7 +1,7 @@
 """The low-rank part of many adapters at once, for decode steps: rows have one token each and every row its own adapter.
 
-The A matrices of all adapters stand side by side, and so do the B matrices (scaled by alpha / rank): one product with each
-serves the whole batch, however many adapters share it. Between the two a row's activations in the blocks of other
+The A matrices of all adapters stand side by side, and so do the B matrices (scaled by alpha / rank): one product with
+each serves the whole batch, however many adapters share it. Between the two a row's activations in the blocks of other
 adapters are set to zero, so that the result is its own ``B A x * alpha / rank`` alone (Hu et al. 2021).
 """
 

@@ -29,7 +29,7 @@ class StopWatch:
         self._text = _TextTail(rules.decode, rules.strings) if rules.strings and rules.decode else None
 
     def after(self, tokens: list[int]) -> StopReason | None:
-        """Why the sequence ends with the last of ``tokens`` (all generated so far), or None. Call for each new token."""
+        """Why the sequence ends with the last of ``tokens``, all there are so far, or None. Call for each new token."""
         if tokens[-1] in self._rules.tokens:
             return "stop"
         if self._text is not None and self._text.contains_stop(tokens):
@@ -41,7 +41,7 @@ class _TextTail:
     """Decodes a growing sequence a few tokens at a time.
 
     Two neighbouring windows are decoded together, since the text of a token can depend on the one before (leading
-    spaces, characters split over tokens); the text of the first is then cut off. Work a token is independent of the length.
+    spaces, split characters); the text of the first is then cut off. Work a token is independent of the length.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], strings: tuple[str, ...]) -> None:

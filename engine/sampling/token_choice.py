@@ -29,7 +29,7 @@ def is_greedy(params: SamplingParams) -> bool:
 
 @dataclass(frozen=True)
 class ChoiceRules:
-    """The sampling parameters of a fixed list of rows, laid out for batched use. ``top_k`` <= 0 and ``top_p`` >= 1 are off."""
+    """The sampling parameters of a fixed list of rows, laid out for batched use."""
 
     params: tuple[SamplingParams, ...]
     device: torch.device

@@ -1,4 +1,4 @@
-"""A sampling replica in this process: one worker thread that decodes everything outstanding in one continuous batch."""
+"""A sampling replica in this process: one worker thread that decodes all in one continuous batch."""
 
 import asyncio
 import threading
@@ -26,8 +26,8 @@ class TorchReplica:
     """``SamplerReplica`` over a loaded base.
 
     At most ``max_sequences`` sequences decode at once, whose keys and values stay under ``cache_bytes`` (a single
-    sequence may exceed it); at most ``max_adapters`` adapter versions are resident. Raises ``InvalidRequest`` for a model
-    that is not one of attention layers.
+    sequence may exceed it); at most ``max_adapters`` adapter versions are resident. Raises ``InvalidRequest`` for a
+    model that is not one of attention layers.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TorchReplica:
                     for job in arrived:
                         self._batcher.submit(job)
                     self._batcher.turn()
-                except Exception as error:  # the thread's edge: it must outlive whatever goes wrong in a turn
+                except Exception as error:  # noqa: BLE001 - the thread's edge: it must outlive any turn
                     self._start_over(as_weft_error(error, "sampling"))
 
     def _start_over(self, failure: WeftError) -> None:

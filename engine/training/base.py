@@ -36,7 +36,9 @@ class BaseModel:
         self._active: ContextVar[tuple[AdapterSegment, ...]] = ContextVar(f"adapters of {facts.name}", default=())
         self.projections: Mapping[str, Projection] = _find_projections(facts, model)
         modules = dict(model.named_modules())
-        self.linear_names = frozenset(name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D))
+        self.linear_names = frozenset(
+            name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)
+        )
         for name in self.projections:
             modules[name].register_forward_hook(self._hook(name))
         self.has_plain_head = self._check_plain_head()

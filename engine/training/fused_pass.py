@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.contracts.operations import ForwardBackwardOutput, TrainingBatch
 from engine.training.base import BaseModel
-from engine.training.losses import compute_loss
 from engine.training.lora import AdapterSegment, LoraWeights
+from engine.training.losses import compute_loss
 from engine.training.target_logprobs import target_logprobs
 
 MAX_PADDING_RATIO = 2.0

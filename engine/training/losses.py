@@ -26,7 +26,9 @@ def compute_loss(spec: LossSpec, logp: Tensor, inputs: Inputs) -> Tensor:
         raise InvalidRequest(f"loss_fn_inputs: {spec.name} needs {', '.join(missing)}")
     unknown = sorted(set(spec.config) - set(rule.config))
     if unknown:
-        raise InvalidRequest(f"loss_fn_config: {spec.name} knows {', '.join(rule.config) or 'no keys'}; got {unknown[0]!r}")
+        raise InvalidRequest(
+            f"loss_fn_config: {spec.name} knows {', '.join(rule.config) or 'no keys'}; got {unknown[0]!r}"
+        )
     return _LOSSES[spec.name](logp, inputs, {**rule.config, **spec.config})
 
 

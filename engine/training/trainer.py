@@ -6,7 +6,6 @@ all of it or none; an item that fails fails alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -150,9 +149,7 @@ class Trainer:
             gradients=adapter.gradients if gradients else None,
         )
 
-    def create_from(
-        self, run: RunId, directory: Path, *, optimizer: bool, gradients: bool = False
-    ) -> LoraSettings:
+    def create_from(self, run: RunId, directory: Path, *, optimizer: bool, gradients: bool = False) -> LoraSettings:
         """Make an adapter from a folder, with the folder's own settings. Raises ``InvalidRequest``."""
         weights = read_lora_weights(directory, self._base)
         self._adapters[run] = _Adapter(

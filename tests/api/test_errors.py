@@ -6,15 +6,16 @@ import httpx
 import pytest
 from sqlalchemy import text
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from api.errors import InternalErrorGuard
 from api.tinker.not_offered import NOT_OFFERED
 from engine.contracts import errors
 
-pytestmark = pytest.mark.asyncio
 
-
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -31,6 +32,7 @@ async def test_unknown_route_is_a_final_json_404(cats, method: str, path: str) -
     assert response.json()["retryable"] is False
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("endpoint", NOT_OFFERED, ids=lambda one: f"{one.method} {one.path}")
 async def test_endpoint_not_offered_says_so_and_what_to_do(cats, endpoint) -> None:
     path = endpoint.path.format(run_id="s:train:0", segment="weights", name="ck1", session_id="s")
@@ -40,6 +42,7 @@ async def test_endpoint_not_offered_says_so_and_what_to_do(cats, endpoint) -> No
     assert endpoint.instead in response.json()["detail"]
 
 
+@pytest.mark.asyncio
 async def test_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, service) -> None:
     run = await cats.run()
     body = {"model_id": run, "path": "x", "seq_id": 1}
@@ -53,11 +56,13 @@ async def test_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, 
         assert [one.seq_id for one in await service.ledger.ready_training(session, "test/tiny")] == [2]
 
 
+@pytest.mark.asyncio
 async def test_malformed_json_is_400(cats) -> None:
     response = await cats.http.post("/retrieve_future", content=b"{not json")
     assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
 
 
+@pytest.mark.asyncio
 async def test_body_over_the_limit_is_413_and_the_service_goes_on(cats, settings) -> None:
     body = b'{"request_id":"' + b"x" * settings.max_body_bytes + b'"}'
     response = await cats.http.post("/retrieve_future", content=body)
@@ -65,6 +70,7 @@ async def test_body_over_the_limit_is_413_and_the_service_goes_on(cats, settings
     assert (await cats.http.post("/client/config", json={})).status_code == 200
 
 
+@pytest.mark.asyncio
 async def test_broken_database_is_a_bare_500(cats, service, caplog) -> None:
     async with service.database.write() as transaction:
         await transaction.execute(text("ALTER TABLE samplers RENAME TO elsewhere"))
@@ -80,6 +86,7 @@ async def test_broken_database_is_a_bare_500(cats, service, caplog) -> None:
     assert "no such table" in caplog.text
 
 
+@pytest.mark.asyncio
 async def test_exception_after_the_answer_began_is_not_answered_twice() -> None:
     async def half(scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -96,7 +103,7 @@ async def test_exception_after_the_answer_began_is_not_answered_twice() -> None:
     assert [message["type"] for message in sent] == ["http.response.start"]
 
 
-async def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
+def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
     def tree(root: type[errors.WeftError]) -> list[type[errors.WeftError]]:
         return [root, *(leaf for child in root.__subclasses__() for leaf in tree(child))]
 
@@ -106,17 +113,16 @@ async def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
             assert error.status in (400, 401, 404, 410, 413), error
 
 
-async def test_importing_the_api_leaves_the_engines_libraries_out() -> None:
+def test_importing_the_api_leaves_the_engines_libraries_out() -> None:
     heavy = {"torch", "peft", "transformers", "vllm", "tinker"}
     code = f"import api.app, sys; print(sorted({heavy!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.asyncio
 async def test_guard_passes_answers_through() -> None:
-    async def hello(request):
-        from starlette.responses import PlainTextResponse
-
+    async def hello(_request: Request) -> PlainTextResponse:
         return PlainTextResponse("hello")
 
     app = InternalErrorGuard(Starlette(routes=[Route("/", hello)]))

@@ -39,7 +39,9 @@ class RepeatingProxy:
 
     async def _handle(self, request: Request) -> Response:
         if self._client is None:
-            self._client = httpx.AsyncClient(base_url=self._target, timeout=60, limits=httpx.Limits(max_connections=500))
+            self._client = httpx.AsyncClient(
+                base_url=self._target, timeout=60, limits=httpx.Limits(max_connections=500)
+            )
         body = await request.body()
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         headers |= {name: value for name, value in request.headers.items() if name.startswith("x-stainless")}

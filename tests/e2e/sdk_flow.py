@@ -61,9 +61,7 @@ def every_loss(trainer: tinker.TrainingClient) -> dict[str, float]:
     tokens = PROMPT + WORD
     length = len(tokens) - 1
     now = trainer.forward([supervised(tokens)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
-    rl = datum(
-        tokens, logprobs=tensor(list(now), "float32"), advantages=tensor([1.0] * length, "float32")
-    )
+    rl = datum(tokens, logprobs=tensor(list(now), "float32"), advantages=tensor([1.0] * length, "float32"))
     losses = {}
     for name in ("importance_sampling", "ppo", "cispo", "dro"):
         config = {"beta": 0.05} if name == "dro" else None

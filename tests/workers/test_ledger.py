@@ -142,11 +142,15 @@ async def _ready_run(bench: Bench, transaction: AsyncSession, model_seq_id: int)
     return RunId(run.id)
 
 
+def _text(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
 @contextmanager
 def _postgres_database(url: URL, template: str | None) -> Iterator[URL]:
     """A throw-away database on the server of ``url``; skips where none answers."""
     name = f"weft_test_{uuid4().hex}"
-    server = create_sync_engine(sync_url(str(url)), isolation_level="AUTOCOMMIT")
+    server = create_sync_engine(sync_url(_text(url)), isolation_level="AUTOCOMMIT")
     try:
         with server.connect() as connection:
             connection.execute(text(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else "")))
@@ -171,7 +175,7 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def migrated_postgres() -> Iterator[URL]:
     """A database with the newest schema, to be cloned."""
     with _postgres_database(make_url(POSTGRES_URL), None) as url:
-        upgrade(str(url))
+        upgrade(_text(url))
         yield url
 
 
@@ -184,7 +188,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         return
     template: URL = request.getfixturevalue("migrated_postgres")
     with _postgres_database(make_url(POSTGRES_URL), template.database) as url:
-        yield str(url)
+        yield _text(url)
 
 
 @pytest_asyncio.fixture

@@ -5,7 +5,6 @@ written, and if writing fails the adapter is forgotten and rebuilt, so nothing i
 fails alone.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial

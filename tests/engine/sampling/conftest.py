@@ -1,6 +1,7 @@
 """A tiny base, PEFT's own adapters on it, and references computed by plain transformers and PEFT."""
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -49,23 +50,34 @@ class Adapted:
     def greedy(self, prompt: list[int], length: int) -> list[int]:
         """transformers' own greedy continuation, end-of-sequence tokens ignored."""
         with torch.inference_mode():
+            ids = torch.tensor([prompt])
             made = self.reference.generate(
-                torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=length,
+                do_sample=False,
+                eos_token_id=-1,
+                pad_token_id=0,
             )
         return [int(token) for token in made[0, len(prompt) :]]
 
 
-def make_adapter(model_path: Path, directory: Path, name: str, seed: int, rank: int, targets: tuple[str, ...]) -> Adapted:
+def make_adapter(
+    model_path: Path, directory: Path, name: str, seed: int, rank: int, targets: tuple[str, ...]
+) -> Adapted:
     """A PEFT adapter of random A and B."""
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(model_path)
-    config = LoraConfig(r=rank, lora_alpha=32, target_modules=list(targets), init_lora_weights=False)
-    adapted = get_peft_model(model, config)
-    with torch.no_grad():
-        for parameter_name, parameter in adapted.named_parameters():
-            if ".lora_B." in parameter_name:
-                parameter.mul_(0.5)
-    adapted.save_pretrained(str(directory), save_embedding_layers=False)
+    with warnings.catch_warnings():
+        # PEFT asks transformers for a name that it has deprecated.
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_pretrained(model_path)
+        config = LoraConfig(r=rank, lora_alpha=32, target_modules=list(targets), init_lora_weights=False)
+        adapted = get_peft_model(model, config)
+        with torch.no_grad():
+            for parameter_name, parameter in adapted.named_parameters():
+                if ".lora_B." in parameter_name:
+                    parameter.mul_(0.5)
+        adapted.save_pretrained(str(directory), save_embedding_layers=False)
     merged = adapted.merge_and_unload().eval()
     return Adapted(AdapterVersion(name, directory), merged)
 

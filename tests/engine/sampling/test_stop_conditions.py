@@ -66,6 +66,8 @@ def test_work_a_token_does_not_grow_with_the_length() -> None:
     assert longest <= 40
 
 
-@pytest.mark.parametrize(("tokens", "reason"), [([1, 7], "stop"), ([1, 2, 3], "length"), ([1, 2], None), ([1, 2, 7], "stop")])
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [([1, 7], "stop"), ([1, 2, 3], "length"), ([1, 2], None), ([1, 2, 7], "stop")]
+)
 def test_tokens_and_length(tokens: list[int], reason: str | None) -> None:
     assert StopWatch(StopRules(3, frozenset({7}), (), None)).after(tokens) == reason

@@ -1,0 +1,113 @@
+"""From a checked request to a ledger row: the one way every training request takes."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import orjson
+from fastapi import Response
+
+from api.services import ApiServices
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.codec import digest
+from engine.contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
+from engine.contracts.ids import RequestId, TenantId
+from engine.contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
+from tenants.runs import check_open, get_run, touch_run
+from workers.ledger.operations import NewOperation, RejectedOperation
+
+OFF_LOOP_BYTES = 256 * 1024
+"""A body above this size is decoded on a thread: polls and heartbeats must not wait for it."""
+
+Build = Callable[[BaseModelFacts], Payload]
+"""Makes a payload of an already read body, for the run's base model. Raises ``WeftError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSubmission:
+    """A training request whose key is known. ``body`` is what its digest falls back to when it cannot be built."""
+
+    model_id: str
+    seq_id: int
+    kind: OperationKind
+    body: bytes
+    build: Build
+
+
+async def submit_training(services: ApiServices, caller: TenantId, submission: TrainingSubmission) -> Response:
+    """Record the request and promise its result.
+
+    A request that can never run is recorded as failed, because its seq_id is used up. Raises ``NotFound`` for a foreign
+    run, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``.
+    """
+    async with services.database.read() as session:
+        run = await get_run(session, caller, submission.model_id)
+    facts = services.base(run.base_model)
+    payload: Payload | None = None
+    error: WeftError | None = None
+    try:
+        if len(submission.body) > OFF_LOOP_BYTES:
+            payload = await asyncio.to_thread(submission.build, facts)
+        else:
+            payload = submission.build(facts)
+        identity = digest(_without_counter(payload))
+    except WeftError as refusal:
+        error = refusal
+        identity = hashlib.blake2b(submission.body, digest_size=16).digest()
+    async with services.database.write() as transaction:
+        try:
+            await check_open(transaction, caller, run.id)
+        except (RunUnloaded, SessionEnded):
+            earlier = await services.ledger.find(transaction, lane=run.id, seq_id=submission.seq_id, digest=identity)
+            if earlier is None:
+                raise
+            return promise(earlier, model_id=run.id)
+        if payload is None:
+            rejected = RejectedOperation(
+                tenant=caller,
+                lane=run.id,
+                seq_id=submission.seq_id,
+                kind=submission.kind,
+                base_model=run.base_model,
+                digest=identity,
+                error=error or InvalidRequest("the request cannot run"),
+            )
+            request_id = await services.ledger.reject(transaction, rejected)
+        else:
+            new = NewOperation(
+                tenant=caller,
+                lane=run.id,
+                seq_id=submission.seq_id,
+                kind=submission.kind,
+                base_model=run.base_model,
+                payload=payload,
+                digest=identity,
+                tokens=_tokens(payload),
+            )
+            request_id = await services.ledger.accept(transaction, new)
+        await touch_run(transaction, caller, run.id, services.clock)
+    return promise(request_id, model_id=run.id)
+
+
+def promise(
+    request_id: RequestId, *, model_id: str | None = None, sample_sequence_ids: list[str] | None = None
+) -> Response:
+    """The answer to every submission."""
+    content: dict[str, object] = {"request_id": request_id}
+    if model_id is not None:
+        content["model_id"] = model_id
+    if sample_sequence_ids is not None:
+        content["sample_sequence_ids"] = sample_sequence_ids
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+def _without_counter(payload: Payload) -> Payload:
+    """The SDK repeats a nameless save under the same seq_id with a new sampler counter: that is the same request."""
+    if isinstance(payload, SaveWeightsForSampler):
+        return replace(payload, sampling_session_seq_id=None)
+    return payload
+
+
+def _tokens(payload: Payload) -> int:
+    return sum(len(datum.tokens) for datum in payload.data) if isinstance(payload, TrainingBatch) else 0

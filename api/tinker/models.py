@@ -1,0 +1,133 @@
+"""Making, describing and unloading a training run's adapter."""
+
+import secrets
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from api.json_body import json_body
+from api.services import ApiServices, Caller, Services
+from api.submission import TrainingSubmission, promise, submit_training
+from api.wire.schemas import CreateModelRequest, LoraConfig, ModelRequest, OptimizerConfig
+from engine.contracts.codec import digest
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.ids import SessionId, TenantId
+from engine.contracts.operations import CreateModel, LoraSettings, OperationKind, UnloadModel
+from tenants.runs import NewRun, create_run, get_run, run_id_for
+from tenants.sessions import get_session, live_session
+from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation
+
+router = APIRouter(tags=["models"])
+
+OPTIMIZER: dict[str, Any] = {"type": "adamw"}
+_SEED_BITS = 63
+
+
+class ModelData(BaseModel):
+    """What a model is made of; ``tokenizer_id`` goes to ``AutoTokenizer`` on the client."""
+
+    arch: str
+    model_name: str
+    tokenizer_id: str | None
+
+
+class ModelInfo(BaseModel):
+    """``get_info``'s answer."""
+
+    type: Literal["get_info"] = "get_info"
+    model_id: str
+    model_name: str
+    model_data: ModelData
+    is_lora: bool = True
+    lora_rank: int
+    optimizer_config: dict[str, Any] = OPTIMIZER
+
+
+@router.post("/create_model", response_class=Response)
+async def create_model(
+    caller: Caller, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
+) -> Response:
+    """Open a run with a fresh adapter; its id is ``{session_id}:train:{model_seq_id}``."""
+    facts = services.base(body.base_model)
+    check_optimizer(body.optimizer_config)
+    lora = _checked_lora(services, body.lora_config or LoraConfig())
+    payload = CreateModel(base_model=facts.name, lora=lora, user_metadata=body.user_metadata)
+    resolved = lora if lora.seed is not None else replace(lora, seed=secrets.randbits(_SEED_BITS))
+    new = NewRun(SessionId(body.session_id), body.model_seq_id, facts.name, resolved, body.user_metadata)
+    return await open_run(services, caller, new, OperationKind.CREATE_MODEL, payload)
+
+
+async def open_run(services: ApiServices, caller: TenantId, new: NewRun, kind: OperationKind, payload: Any) -> Response:
+    """Record a run and the operation that makes it, seq 0 of its lane. Raises ``NotFound``, ``SessionEnded``,
+    ``SequenceConflict``."""
+    run_id = run_id_for(new.session_id, new.model_seq_id)
+    identity = digest(payload)
+    async with services.database.write() as transaction:
+        await get_session(transaction, caller, new.session_id)
+        request_id = await services.ledger.find(transaction, lane=run_id, seq_id=0, digest=identity)
+        if request_id is None:
+            await live_session(transaction, caller, new.session_id)
+            await create_run(transaction, caller, new, services.clock)
+            operation = NewOperation(
+                tenant=caller,
+                lane=run_id,
+                seq_id=0,
+                kind=kind,
+                base_model=new.base_model,
+                payload=payload,
+                digest=identity,
+            )
+            request_id = await services.ledger.accept(transaction, operation)
+    return promise(request_id, model_id=run_id)
+
+
+@router.post("/get_info")
+async def get_info(
+    caller: Caller, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
+) -> ModelInfo:
+    """What the run trains; works while it is still being made. Raises ``NotFound``."""
+    async with services.database.read() as session:
+        run = await get_run(session, caller, body.model_id)
+    facts = services.base(run.base_model)
+    return ModelInfo(
+        model_id=run.id,
+        model_name=facts.name,
+        model_data=ModelData(arch=facts.architecture, model_name=facts.name, tokenizer_id=facts.tokenizer_id),
+        lora_rank=run.rank,
+    )
+
+
+@router.post("/unload_model", response_class=Response)
+async def unload_model(
+    caller: Caller, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
+) -> Response:
+    """Drop the run's adapter for good, after what was accepted before. Raises ``NotFound``."""
+    submission = TrainingSubmission(
+        body.model_id, UNLOAD_SEQ_ID, OperationKind.UNLOAD_MODEL, b"", lambda _facts: UnloadModel()
+    )
+    return await submit_training(services, caller, submission)
+
+
+def check_optimizer(config: OptimizerConfig | None) -> None:
+    """Raise ``InvalidRequest`` for an optimiser weft does not have."""
+    if config is not None and config.type not in ("adamw", "adam"):
+        raise InvalidRequest(f"optimizer_config.type {config.type[:50]!r} is not offered; weft has adamw")
+
+
+def _checked_lora(services: ApiServices, config: LoraConfig) -> LoraSettings:
+    most = services.settings.max_rank
+    if not 1 <= config.rank <= most:
+        raise InvalidRequest(f"lora_config.rank must be 1 to {most}; got {config.rank}")
+    if config.seed is not None and not -(2**63) <= config.seed < 2**63:
+        raise InvalidRequest("lora_config.seed must fit 64 bits")
+    if not (config.train_attn or config.train_mlp or config.train_unembed):
+        raise InvalidRequest("lora_config: at least one of train_attn, train_mlp and train_unembed must be true")
+    return LoraSettings(
+        rank=config.rank,
+        seed=config.seed,
+        train_attn=config.train_attn,
+        train_mlp=config.train_mlp,
+        train_unembed=config.train_unembed,
+    )

@@ -1,0 +1,117 @@
+"""Sampling sessions and samples."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from api.json_body import PathId, json_body
+from api.services import ApiServices, Caller, Services
+from api.submission import promise
+from api.wire.sampling_codec import sample_request
+from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
+from engine.contracts.codec import digest
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.ids import CheckpointId, SessionId, TenantId
+from engine.contracts.operations import OperationKind
+from engine.contracts.paths import Segment, parse_path
+from tenants.checkpoints import find_checkpoint, get_checkpoint
+from tenants.models import Sampler
+from tenants.samplers import NewSampler, create_sampler, get_sampler
+from tenants.sessions import live_session
+from workers.ledger.operations import NewOperation
+
+router = APIRouter(tags=["sampling"])
+
+
+class SamplingSessionCreated(BaseModel):
+    """The new sampler's id."""
+
+    sampling_session_id: str
+    type: str = "create_sampling_session"
+
+
+class SamplerInfo(BaseModel):
+    """What a sampler samples."""
+
+    sampler_id: str
+    base_model: str
+    model_path: str | None = None
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    caller: Caller,
+    services: Services,
+    body: Annotated[CreateSamplingSessionRequest, json_body(CreateSamplingSessionRequest)],
+) -> SamplingSessionCreated:
+    """Open a sampler of a checkpoint, pinned to it for ever, or of the bare base."""
+    new = await _described(services, caller, body)
+    async with services.database.write() as transaction:
+        await live_session(transaction, caller, body.session_id)
+        sampler_id = await create_sampler(transaction, caller, new, services.clock)
+    return SamplingSessionCreated(sampling_session_id=sampler_id)
+
+
+async def _described(services: ApiServices, caller: TenantId, body: CreateSamplingSessionRequest) -> NewSampler:
+    session_id = SessionId(body.session_id)
+    if body.model_path is None:
+        if body.base_model is None:
+            raise InvalidRequest("base_model or model_path is needed")
+        facts = services.base(body.base_model)
+        return NewSampler(session_id, body.sampling_session_seq_id, facts.name)
+    path = parse_path(body.model_path, segment=Segment.SAMPLER_WEIGHTS, field="model_path")
+    async with services.database.read() as session:
+        checkpoint, run = await find_checkpoint(session, caller, path, services.clock)
+    if body.base_model is not None and body.base_model != run.base_model:
+        raise InvalidRequest(f"base_model is {body.base_model[:300]!r}, but that of model_path is {run.base_model!r}")
+    return NewSampler(
+        session_id=session_id,
+        sampling_session_seq_id=body.sampling_session_seq_id,
+        base_model=services.base(run.base_model).name,
+        model_path=str(path),
+        checkpoint_id=CheckpointId(checkpoint.id),
+    )
+
+
+@router.get("/samplers/{sampler_id}")
+async def describe_sampler(caller: Caller, services: Services, sampler_id: PathId) -> SamplerInfo:
+    """What the sampler samples. Raises ``NotFound``."""
+    async with services.database.read() as session:
+        sampler = await get_sampler(session, caller, sampler_id)
+    return SamplerInfo(sampler_id=sampler.id, base_model=sampler.base_model, model_path=sampler.model_path)
+
+
+@router.post("/asample", response_class=Response)
+async def asample(
+    caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest)]
+) -> Response:
+    """Sample; the answer comes by ``retrieve_future``. Raises ``NotFound``, ``InvalidRequest``, ``SequenceConflict``."""
+    if body.sampling_session_id is None or body.seq_id is None:
+        raise InvalidRequest("sampling_session_id and seq_id are needed; open one with create_sampling_session")
+    sampler = await _usable_sampler(services, caller, body.sampling_session_id)
+    payload = sample_request(body, services.base(sampler.base_model), services.settings)
+    operation = NewOperation(
+        tenant=caller,
+        lane=sampler.id,
+        seq_id=body.seq_id,
+        kind=OperationKind.SAMPLE,
+        base_model=sampler.base_model,
+        payload=payload,
+        digest=digest(payload),
+        tokens=len(payload.prompt),
+    )
+    async with services.database.write() as transaction:
+        request_id = await services.ledger.accept(transaction, operation)
+    sequence_ids = [f"{request_id}:{number}" for number in range(payload.num_samples)]
+    return promise(request_id, sample_sequence_ids=sequence_ids)
+
+
+async def _usable_sampler(services: ApiServices, caller: TenantId, sampler_id: str) -> Sampler:
+    """The caller's sampler, its session open and its checkpoint still there."""
+    async with services.database.read() as session:
+        sampler = await get_sampler(session, caller, sampler_id)
+        await live_session(session, caller, sampler.session_id)
+        if sampler.checkpoint_id is not None:
+            await get_checkpoint(session, caller, sampler.checkpoint_id, services.clock)
+    return sampler

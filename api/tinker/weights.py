@@ -1,0 +1,143 @@
+"""Saving, loading and describing weights."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from api.json_body import json_body, parse_json
+from api.services import ApiServices, Caller, Services
+from api.submission import Build, TrainingSubmission, submit_training
+from api.tinker.models import check_optimizer, open_run
+from api.wire.body import read_body
+from api.wire.schemas import (
+    CreateByLoadRequest,
+    LoadWeightsRequest,
+    ModelKey,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+    WeightsInfoRequest,
+)
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.ids import SessionId, TenantId
+from engine.contracts.operations import LoadWeights, OperationKind, Payload, SaveWeights, SaveWeightsForSampler
+from engine.contracts.paths import Segment, check_name, parse_path
+from tenants.checkpoints import check_ttl, find_checkpoint
+from tenants.runs import NewRun, lora_settings
+
+router = APIRouter(tags=["weights"])
+
+
+class WeightsInfo(BaseModel):
+    """What a checkpoint is."""
+
+    base_model: str
+    is_lora: bool = True
+    lora_rank: int
+    train_unembed: bool
+    train_mlp: bool
+    train_attn: bool
+
+
+@router.post("/save_weights", response_class=Response)
+async def save_weights(caller: Caller, services: Services, request: Request) -> Response:
+    """Write a training checkpoint: weights and optimiser state."""
+    body = await read_body(request, services.settings.max_body_bytes)
+
+    def build(_facts: BaseModelFacts) -> Payload:
+        asked = parse_json(SaveWeightsRequest, body)
+        if asked.path is None:
+            raise InvalidRequest("path is missing: it names the checkpoint")
+        return SaveWeights(
+            name=check_name(asked.path),
+            ttl_seconds=check_ttl(asked.ttl_seconds),
+            overwrite=bool(asked.overwrite),
+            user_metadata=asked.user_metadata,
+        )
+
+    return await _submit(services, caller, OperationKind.SAVE_WEIGHTS, body, build)
+
+
+@router.post("/save_weights_for_sampler", response_class=Response)
+async def save_weights_for_sampler(caller: Caller, services: Services, request: Request) -> Response:
+    """Publish weights for sampling: under a name, or straight into a sampling session."""
+    body = await read_body(request, services.settings.max_body_bytes)
+
+    def build(_facts: BaseModelFacts) -> Payload:
+        asked = parse_json(SaveWeightsForSamplerRequest, body)
+        if asked.path is None and asked.sampling_session_seq_id is None:
+            raise InvalidRequest("path (a name) or sampling_session_seq_id is needed")
+        return SaveWeightsForSampler(
+            name=None if asked.path is None else check_name(asked.path),
+            sampling_session_seq_id=asked.sampling_session_seq_id if asked.path is None else None,
+            kind=asked.kind or "snapshot",
+            ttl_seconds=check_ttl(asked.ttl_seconds),
+            user_metadata=asked.user_metadata,
+        )
+
+    return await _submit(services, caller, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, body, build)
+
+
+@router.post("/load_weights", response_class=Response)
+async def load_weights(caller: Caller, services: Services, request: Request) -> Response:
+    """Load a training checkpoint: into a model, or (with a session and no model) making one."""
+    body = await read_body(request, services.settings.max_body_bytes)
+    asked = parse_json(_EitherForm, body)
+    if asked.model_id is None:
+        return await _create_by_load(services, caller, parse_json(CreateByLoadRequest, body))
+
+    def build(_facts: BaseModelFacts) -> Payload:
+        return _load(parse_json(LoadWeightsRequest, body), creates=False)
+
+    return await _submit(services, caller, OperationKind.LOAD_WEIGHTS, body, build)
+
+
+class _EitherForm(LoadWeightsRequest):
+    """Tells the two forms apart."""
+
+    model_id: str | None = None
+
+
+@router.post("/weights_info")
+async def weights_info(
+    caller: Caller, services: Services, body: Annotated[WeightsInfoRequest, json_body(WeightsInfoRequest)]
+) -> WeightsInfo:
+    """What a checkpoint was trained on and with. Raises ``NotFound``, ``InvalidRequest``."""
+    path = parse_path(body.tinker_path, field="tinker_path")
+    async with services.database.read() as session:
+        _, run = await find_checkpoint(session, caller, path, services.clock)
+    return WeightsInfo(
+        base_model=run.base_model,
+        lora_rank=run.rank,
+        train_unembed=run.train_unembed,
+        train_mlp=run.train_mlp,
+        train_attn=run.train_attn,
+    )
+
+
+async def _create_by_load(services: ApiServices, caller: TenantId, asked: CreateByLoadRequest) -> Response:
+    check_optimizer(asked.optimizer_config)
+    payload = _load(asked, creates=True)
+    path = parse_path(payload.path, segment=Segment.WEIGHTS)
+    async with services.database.read() as session:
+        _, source = await find_checkpoint(session, caller, path, services.clock)
+    if asked.base_model is not None and asked.base_model != source.base_model:
+        raise InvalidRequest(f"base_model is {asked.base_model[:300]!r}, but the checkpoint's is {source.base_model!r}")
+    facts = services.base(source.base_model)
+    new = NewRun(
+        SessionId(asked.session_id), asked.model_seq_id, facts.name, lora_settings(source), asked.user_metadata
+    )
+    return await open_run(services, caller, new, OperationKind.LOAD_WEIGHTS, payload)
+
+
+def _load(asked: LoadWeightsRequest, *, creates: bool) -> LoadWeights:
+    path = parse_path(asked.path, segment=Segment.WEIGHTS)
+    # SDK 0.3 does not say; it always meant the whole state.
+    optimizer = True if asked.optimizer is None else asked.optimizer
+    return LoadWeights(path=str(path), optimizer=optimizer, creates=creates, user_metadata=asked.user_metadata)
+
+
+async def _submit(services: ApiServices, caller: TenantId, kind: OperationKind, body: bytes, build: Build) -> Response:
+    key = parse_json(ModelKey, body)
+    return await submit_training(services, caller, TrainingSubmission(key.model_id, key.seq_id, kind, body, build))

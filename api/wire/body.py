@@ -1,0 +1,74 @@
+"""Request bodies within limits: read in pieces, zstd expanded in pieces, refused as soon as either grows too large."""
+
+import zstandard
+from starlette.requests import Request
+
+from engine.contracts.errors import InvalidRequest, PayloadTooLarge
+
+_WINDOW_LOG_MAX = 27
+"""A zstd frame may ask for a window of at most 128 MiB."""
+_PIECE = 1024
+"""Bytes expanded at once. zstd makes at most a 128 KiB block of 4 bytes, so a piece grows by 32 MiB at worst."""
+KEPT_OF_TOO_LARGE = 64 * 1024
+"""Bytes kept of a body over the limit: enough to tell whose request it was."""
+
+
+class OversizedBody(PayloadTooLarge):
+    """The body is over the limit; ``beginning`` holds its first bytes, expanded."""
+
+    def __init__(self, message: str, beginning: bytes) -> None:
+        super().__init__(message)
+        self.beginning = beginning
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, expanded if ``Content-Encoding: zstd``.
+
+    Raises ``OversizedBody`` (a ``PayloadTooLarge``) beyond ``limit`` bytes before or after expansion, ``InvalidRequest`` for
+    another encoding or a damaged one.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "zstd"):
+        raise InvalidRequest(f"Content-Encoding {encoding[:50]!r} is not taken; send zstd or none")
+    pieces: list[bytes] = []
+    size = 0
+    is_too_large = False
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            is_too_large = True
+            break
+        pieces.append(piece)
+    body = b"".join(pieces)
+    if encoding == "zstd":
+        return _expand(body, limit, is_cut=is_too_large)
+    if is_too_large:
+        raise _oversized(limit, body)
+    return body
+
+
+def _expand(body: bytes, limit: int, *, is_cut: bool) -> bytes:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**_WINDOW_LOG_MAX).decompressobj()
+    expanded: list[bytes] = []
+    size = 0
+    try:
+        for start in range(0, len(body), _PIECE):
+            if decompressor.eof:
+                break
+            expanded.append(decompressor.decompress(body[start : start + _PIECE]))
+            size += len(expanded[-1])
+            if size > limit:
+                raise _oversized(limit, b"".join(expanded))
+    except zstandard.ZstdError as error:
+        raise InvalidRequest("the body is not valid zstd") from error
+    if is_cut:
+        raise _oversized(limit, b"".join(expanded))
+    if not decompressor.eof:
+        raise InvalidRequest("the body's zstd frame is cut short")
+    return b"".join(expanded)
+
+
+def _oversized(limit: int, body: bytes) -> OversizedBody:
+    return OversizedBody(
+        f"the body is over the limit of {limit} bytes; send fewer sequences a request", body[:KEPT_OF_TOO_LARGE]
+    )

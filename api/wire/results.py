@@ -1,0 +1,164 @@
+"""Results to the wire: protobuf where the client's ``Accept`` asks for it, else JSON (CONTRACT.md section 5)."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from api.wire import weft_wire_pb2 as pb
+from engine.contracts.operations import (
+    ForwardBackwardOutput,
+    ModelCreated,
+    ModelUnloaded,
+    OperationKind,
+    OptimStepped,
+    Result,
+    SampleOutput,
+    SamplerWeightsSaved,
+    TopkLogprobs,
+    WeightsLoaded,
+    WeightsSaved,
+)
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+_ARRAY_RECORD = "ArrayRecord"
+_TOPK_SENTINEL = -99999.0
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedResult:
+    """Bytes of a response and what they are."""
+
+    body: bytes
+    media_type: str
+
+
+def encode_result(kind: OperationKind, result: Result, *, accept: str) -> EncodedResult:
+    """``result`` as the client asked: samples and passes are protobuf iff ``accept`` has it, all else is JSON."""
+    wants_protobuf = PROTOBUF in accept
+    match result:
+        case ForwardBackwardOutput() if wants_protobuf:
+            return EncodedResult(_pass_message(result).SerializeToString(), PROTOBUF)
+        case SampleOutput() if wants_protobuf:
+            return EncodedResult(_sample_message(result).SerializeToString(), PROTOBUF)
+    return EncodedResult(orjson.dumps(_json(kind, result)), JSON)
+
+
+def _json(kind: OperationKind, result: Result) -> dict[str, Any]:
+    match result:
+        case ModelCreated() | ModelUnloaded():
+            return {"model_id": result.model_id, "type": kind}
+        case OptimStepped():
+            return {"metrics": _finite(result.metrics)}
+        case WeightsSaved():
+            return {"path": result.path, "type": kind}
+        case WeightsLoaded():
+            return {"path": result.path, "model_id": result.model_id, "type": kind}
+        case SamplerWeightsSaved():
+            named = {"path": result.path, "sampling_session_id": result.sampling_session_id}
+            return {"type": kind, **{name: value for name, value in named.items() if value is not None}}
+        case ForwardBackwardOutput():
+            outputs = [{"logprobs": _json_tensor(logprobs)} for logprobs in result.logprobs]
+            return {
+                "loss_fn_output_type": _ARRAY_RECORD,
+                "loss_fn_outputs": outputs,
+                "metrics": _finite(result.metrics),
+            }
+        case SampleOutput():
+            return _json_sample(result)
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _json_tensor(values: np.ndarray) -> dict[str, Any]:
+    return {"data": values.ravel().tolist(), "dtype": "float32", "shape": list(values.shape)}
+
+
+def _json_sample(result: SampleOutput) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "type": OperationKind.SAMPLE,
+        "sequences": [
+            {
+                "stop_reason": sequence.stop_reason,
+                "tokens": sequence.tokens.tolist(),
+                "logprobs": sequence.logprobs.tolist(),
+            }
+            for sequence in result.sequences
+        ],
+        "prompt_cache_hit_tokens": result.prompt_cache_hit_tokens,
+    }
+    if result.prompt_logprobs is not None:
+        content["prompt_logprobs"] = [None if math.isnan(value) else value for value in result.prompt_logprobs.tolist()]
+    if result.topk_prompt_logprobs is not None:
+        content["topk_prompt_logprobs"] = _json_topk(result.topk_prompt_logprobs)
+    return content
+
+
+def _json_topk(topk: TopkLogprobs) -> list[list[tuple[int, float]] | None]:
+    rows = zip(topk.token_ids.tolist(), topk.logprobs.tolist(), strict=True)
+    cells = [
+        [(token, value) for token, value in zip(ids, values, strict=True) if value > _TOPK_SENTINEL]
+        for ids, values in rows
+    ]
+    return [row or None for row in cells]
+
+
+def _pass_message(result: ForwardBackwardOutput) -> pb.ForwardBackwardOutput:
+    """One record for each run of data with the same trailing shape, so that every array has one."""
+    message = pb.ForwardBackwardOutput(loss_fn_output_type=_ARRAY_RECORD, metrics=_finite(result.metrics))
+    start = 0
+    while start < len(result.logprobs):
+        trailing = result.logprobs[start].shape[1:]
+        end = start
+        while end < len(result.logprobs) and result.logprobs[end].shape[1:] == trailing:
+            end += 1
+        group = result.logprobs[start:end]
+        offsets = np.zeros(len(group) + 1, dtype="<i8")
+        np.cumsum([array.size * 4 for array in group], out=offsets[1:])
+        record = message.loss_fn_outputs.add(type_tag=_ARRAY_RECORD, num_datums=len(group))
+        record.fields["logprobs"].CopyFrom(
+            pb.BatchedTensor(
+                data=b"".join(_floats(array) for array in group),
+                offsets=offsets.tobytes(),
+                dtype=pb.DTYPE_FLOAT32,
+                trailing_shape=trailing,
+            )
+        )
+        start = end
+    return message
+
+
+def _sample_message(result: SampleOutput) -> pb.SampleResponse:
+    message = pb.SampleResponse(prompt_cache_hit_tokens=result.prompt_cache_hit_tokens)
+    for sequence in result.sequences:
+        is_stop = sequence.stop_reason == "stop"
+        sampled = message.sequences.add(
+            stop_reason=pb.STOP_REASON_STOP if is_stop else pb.STOP_REASON_LENGTH,
+            tokens=_integers(sequence.tokens),
+            logprobs=_floats(sequence.logprobs),
+        )
+        if sequence.topk_logprobs is not None:
+            sampled.topk_sampled_logprobs.CopyFrom(_topk_message(sequence.topk_logprobs))
+    if result.prompt_logprobs is not None:
+        message.prompt_logprobs = _floats(result.prompt_logprobs)
+    if result.topk_prompt_logprobs is not None:
+        message.topk_prompt_logprobs.CopyFrom(_topk_message(result.topk_prompt_logprobs))
+    return message
+
+
+def _topk_message(topk: TopkLogprobs) -> pb.TopkLogprobs:
+    length, k = topk.token_ids.shape
+    return pb.TopkLogprobs(token_ids=_integers(topk.token_ids), logprobs=_floats(topk.logprobs), k=k, length=length)
+
+
+def _floats(values: np.ndarray) -> bytes:
+    return np.ascontiguousarray(values, dtype="<f4").tobytes()
+
+
+def _integers(values: np.ndarray) -> bytes:
+    return np.ascontiguousarray(values, dtype="<i4").tobytes()

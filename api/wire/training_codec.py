@@ -1,0 +1,240 @@
+"""Training requests, protobuf or the JSON of old SDKs, to typed records; checked against the loss and the base model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from api.wire import tensors
+from api.wire import weft_wire_pb2 as pb
+from api.wire.schemas import ForwardInput, JsonDatum, ModelInput
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.losses import LOSS_RULES
+from engine.contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+from tenants.settings import Settings
+
+TARGETS = "target_tokens"
+_MODEL_ID_TAG = 1 << 3 | 2
+_SEQ_ID_TAG = 2 << 3 | 0
+"""Protobuf field tags of ForwardBackwardRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawDatum:
+    """A datum as it came: token ids and named arrays, nothing checked but their form."""
+
+    tokens: np.ndarray
+    inputs: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """A forward or forward_backward request as it came."""
+
+    loss: str
+    config: Mapping[str, float | str]
+    data: list[RawDatum]
+
+
+def parse_proto(body: bytes) -> pb.ForwardBackwardRequest:
+    """The message. Raises ``InvalidRequest`` for bytes that are none."""
+    try:
+        return pb.ForwardBackwardRequest.FromString(body)
+    except DecodeError as error:
+        raise InvalidRequest("the body is no ForwardBackwardRequest protobuf message") from error
+
+
+def key_of_beginning(beginning: bytes) -> tuple[str, int] | None:
+    """``model_id`` and ``seq_id`` of a message of which only the first bytes are there: fields 1 and 2 come first."""
+    if len(beginning) < 2 or beginning[0] != _MODEL_ID_TAG:
+        return None
+    length, at = _varint(beginning, 1)
+    model_id = beginning[at : at + length]
+    at += length
+    if at >= len(beginning) or beginning[at] != _SEQ_ID_TAG:
+        return None
+    seq_id, _ = _varint(beginning, at + 1)
+    try:
+        return model_id.decode(), seq_id
+    except UnicodeDecodeError:
+        return None
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A base-128 number and where it ends; what is cut off counts as zeros."""
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80 or shift > 63:
+            break
+    return value, at
+
+
+def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts) -> RawBatch:
+    """Arrays of a protobuf request. Raises ``InvalidRequest`` naming the field."""
+    config: dict[str, float | str] = dict(message.loss_fn_config)
+    if message.loss_fn_config_v2:
+        config = {
+            key: value.text if value.WhichOneof("value") == "text" else value.number
+            for key, value in message.loss_fn_config_v2.items()
+        }
+    data = []
+    for number, datum in enumerate(message.data):
+        field = f"data[{number}]"
+        pieces = []
+        for chunk in datum.model_input:
+            if chunk.WhichOneof("chunk") != "encoded_text":
+                raise text_only(f"{field}.model_input", facts)
+            if len(chunk.encoded_text.tokens) % 4:
+                raise InvalidRequest(f"{field}.model_input: tokens must be int32 values")
+            pieces.append(np.frombuffer(chunk.encoded_text.tokens, dtype="<i4"))
+        inputs = {
+            name: tensors.from_proto(tensor, f"{field}.loss_fn_inputs.{name[:100]}")
+            for name, tensor in datum.loss_fn_inputs.items()
+        }
+        data.append(RawDatum(_joined(pieces), inputs))
+    return RawBatch(message.loss_fn, config, data)
+
+
+def raw_from_json(request: ForwardInput, facts: BaseModelFacts) -> RawBatch:
+    """Arrays of a JSON request. Raises ``InvalidRequest`` naming the field."""
+    data = [_json_datum(datum, f"data[{number}]", facts) for number, datum in enumerate(request.data)]
+    return RawBatch(request.loss_fn, dict(request.loss_fn_config or {}), data)
+
+
+def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts) -> RawDatum:
+    inputs = {
+        name: tensors.from_lists(
+            tensor.data,
+            tensor.dtype,
+            tensor.shape,
+            tensor.sparse_crow_indices,
+            tensor.sparse_col_indices,
+            f"{field}.loss_fn_inputs.{name[:100]}",
+        )
+        for name, tensor in datum.loss_fn_inputs.items()
+    }
+    return RawDatum(tokens_of(datum.model_input, f"{field}.model_input", facts), inputs)
+
+
+def tokens_of(model_input: ModelInput, field: str, facts: BaseModelFacts) -> np.ndarray:
+    """Token ids int64 of JSON chunks. Raises ``InvalidRequest`` for images and audio, or ids that are no integers."""
+    pieces = []
+    for chunk in model_input.chunks:
+        if chunk.tokens is None:
+            raise text_only(field, facts)
+        try:
+            pieces.append(np.asarray(chunk.tokens, dtype=np.int64))
+        except OverflowError as error:
+            raise InvalidRequest(f"{field}: a token id is out of range") from error
+    return _joined(pieces)
+
+
+def text_only(field: str, facts: BaseModelFacts) -> InvalidRequest:
+    """The refusal of images and audio."""
+    return InvalidRequest(f"{field}: base model {facts.name} takes text only; send encoded_text chunks")
+
+
+def check_batch(raw: RawBatch, facts: BaseModelFacts, settings: Settings) -> TrainingBatch:
+    """The request as a payload. Raises ``InvalidRequest`` naming the field and the limit."""
+    loss = _loss(raw)
+    if not raw.data:
+        raise InvalidRequest("data is empty; send at least one datum")
+    if len(raw.data) > settings.max_datums:
+        raise InvalidRequest(f"data has {len(raw.data)} items; at most {settings.max_datums} go in one request")
+    data = [_datum(datum, f"data[{number}]", loss, facts, settings) for number, datum in enumerate(raw.data)]
+    names = set(data[0].inputs)
+    for number, datum in enumerate(data):
+        if set(datum.inputs) != names:
+            raise InvalidRequest(f"data[{number}].loss_fn_inputs: every datum of a request must carry the same inputs")
+    return TrainingBatch(loss, data)
+
+
+def _loss(raw: RawBatch) -> LossSpec:
+    try:
+        name = LossName(raw.loss)
+    except ValueError:
+        raise InvalidRequest(f"loss_fn {raw.loss[:100]!r} is unknown here; known: {', '.join(LossName)}") from None
+    rule = LOSS_RULES[name]
+    config: dict[str, float] = {}
+    for key, value in raw.config.items():
+        if key not in rule.config:
+            known = ", ".join(rule.config) or "none"
+            raise InvalidRequest(f"loss_fn_config: {key[:100]!r} is no setting of {name}; it knows: {known}")
+        if isinstance(value, str) or not np.isfinite(value):
+            raise InvalidRequest(f"loss_fn_config.{key} must be a finite number")
+        config[key] = float(value)
+    return LossSpec(name, config)
+
+
+def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, settings: Settings) -> Datum:
+    length = len(raw.tokens)
+    if length == 0:
+        raise InvalidRequest(f"{field}.model_input is empty")
+    if length > facts.context_length:
+        raise InvalidRequest(
+            f"{field}.model_input has {length} tokens; the context of {facts.name} holds {facts.context_length}"
+        )
+    check_token_ids(raw.tokens, f"{field}.model_input", facts)
+    if TARGETS not in raw.inputs:
+        raise InvalidRequest(f"{field}.loss_fn_inputs: {TARGETS} is missing")
+    targets = raw.inputs[TARGETS]
+    field_of_targets = f"{field}.loss_fn_inputs.{TARGETS}"
+    if targets.dtype.kind != "i":
+        raise InvalidRequest(f"{field_of_targets} must be int64")
+    if targets.ndim not in (1, 2) or targets.shape[0] != length or targets.size == 0:
+        raise InvalidRequest(
+            f"{field_of_targets} has shape {list(targets.shape)}; it must be [{length}] or [{length}, K], a target for "
+            f"each of the {length} input tokens"
+        )
+    if targets.ndim == 2 and targets.shape[1] > settings.max_targets_per_position:
+        raise InvalidRequest(
+            f"{field_of_targets}: K is {targets.shape[1]}; at most {settings.max_targets_per_position}"
+        )
+    check_token_ids(targets, field_of_targets, facts)
+    inputs = _loss_inputs(raw, field, loss, targets.shape)
+    return Datum(raw.tokens.astype(np.int64), np.ascontiguousarray(targets, dtype=np.int64), inputs)
+
+
+def _loss_inputs(raw: RawDatum, field: str, loss: LossSpec, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """The float inputs the loss uses; cross_entropy tolerates others (old SDKs' custom losses send them along)."""
+    rule = LOSS_RULES[loss.name]
+    missing = [name for name in rule.required if name not in raw.inputs]
+    if missing:
+        raise InvalidRequest(f"{field}.loss_fn_inputs: {loss.name} needs {', '.join(missing)}")
+    known = {*rule.required, *rule.optional}
+    unknown = sorted(set(raw.inputs) - known - {TARGETS})
+    if unknown and loss.name is not LossName.CROSS_ENTROPY:
+        raise InvalidRequest(
+            f"{field}.loss_fn_inputs: {unknown[0][:100]!r} is no input of {loss.name}; it takes {TARGETS}, "
+            f"{', '.join(sorted(known))}"
+        )
+    inputs = {}
+    for name in sorted(known & set(raw.inputs)):
+        values = raw.inputs[name]
+        if values.shape != shape:
+            raise InvalidRequest(
+                f"{field}.loss_fn_inputs.{name} has shape {list(values.shape)}; it must be that of {TARGETS}, {list(shape)}"
+            )
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        if not np.isfinite(values).all():
+            raise InvalidRequest(f"{field}.loss_fn_inputs.{name} has NaN or infinite values")
+        inputs[name] = values
+    return inputs
+
+
+def check_token_ids(tokens: np.ndarray, field: str, facts: BaseModelFacts) -> None:
+    """Raise ``InvalidRequest`` unless every id is in the vocabulary."""
+    if tokens.size and (tokens.min() < 0 or tokens.max() >= facts.vocabulary_size):
+        raise InvalidRequest(
+            f"{field} has token ids outside the vocabulary of {facts.name}: they must be 0 to {facts.vocabulary_size - 1}"
+        )
+
+
+def _joined(pieces: list[Any]) -> np.ndarray:
+    return np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, dtype=np.int64)

@@ -84,7 +84,7 @@ def service_medians(model: Path, data: Path, *, repeats: int, warm_up: int) -> d
             "asample_16_tokens_p50_ms": lambda: sampler.sample(prompt, 1, params).result(),
         }
         medians = {name: median_ms(call, repeats=repeats, warm_up=warm_up) for name, call in calls.items()}
-        client.close()
+        client.close("success")
     return medians
 
 

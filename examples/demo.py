@@ -20,9 +20,9 @@ from clients.service_process import ServiceProcess
 BASE_NAME = "weft/tiny"
 PROMPT = "The animal says:"
 SFT_STEPS_AT_MOST = 80
-SFT_LEARNING_RATE = 1e-2
+SFT_LEARNING_RATE = 3e-3
 RL_STEPS = 12
-RL_LEARNING_RATE = 2e-2
+RL_LEARNING_RATE = 5e-3
 RL_SAMPLES = 24
 RL_TOKENS = 12
 
@@ -129,20 +129,20 @@ class TenantRun:
         path = self._supervised()
         self._resume(path)
         self._reinforce()
-        self._service.close()
+        self._service.close("success")
         return self.report
 
     def _say(self, text: str) -> None:
         self._progress.say(self._lesson.tenant, text)
 
     def _supervised(self) -> str:
-        trainer = self._service.create_lora_training_client(base_model=BASE_NAME, rank=16, seed=7)
+        trainer = self._service.create_lora_training_client(base_model=BASE_NAME, rank=16, seed=7).result()
         self._tokenizer = trainer.get_tokenizer()
         self._prompt: list[int] = self._tokenizer.encode(PROMPT)
         sentence: list[int] = self._tokenizer.encode(self._lesson.sentence)
         self._sentence_tokens = len(sentence)
         self._datum = supervised_datum(self._prompt, sentence)
-        base = self._service.create_sampling_client(base_model=BASE_NAME)
+        base = self._service.create_sampling_client(base_model=BASE_NAME).result()
         self.report.base_says = self._ask(base)
         for step in range(1, SFT_STEPS_AT_MOST + 1):
             computed = trainer.forward_backward([self._datum], "cross_entropy")
@@ -153,7 +153,7 @@ class TenantRun:
                 self.report.loss_before = loss
             self.report.loss_after, self.report.sft_steps = loss, step
             if step % 10 == 0:
-                sampler = trainer.save_weights_and_get_sampling_client()
+                sampler = trainer.save_weights_and_get_sampling_client().result()
                 self.report.adapter_says = self._ask(sampler)
                 self._say(f"step {step:>2}  loss {loss:8.3f}  says {self.report.adapter_says!r}")
                 if self._lesson.sentence in self.report.adapter_says and loss < 0.1 * self.report.loss_before:
@@ -163,17 +163,17 @@ class TenantRun:
         return saved
 
     def _resume(self, path: str) -> None:
-        trainer = self._service.create_training_client_from_state_with_optimizer(path)
+        trainer = self._service.create_training_client_from_state_with_optimizer(path).result()
         computed = trainer.forward_backward([self._datum], "cross_entropy")
         trainer.optim_step(types.AdamParams(learning_rate=SFT_LEARNING_RATE / 10)).result()
         self.report.loss_resumed = computed.result().metrics["loss:sum"]
-        self.report.resumed_says = self._ask(trainer.save_weights_and_get_sampling_client())
+        self.report.resumed_says = self._ask(trainer.save_weights_and_get_sampling_client().result())
         self._say(f"resumed with its optimiser: loss {self.report.loss_resumed:.3f}, says {self.report.resumed_says!r}")
 
     def _reinforce(self) -> None:
-        trainer = self._service.create_lora_training_client(base_model=BASE_NAME, rank=16, seed=11)
+        trainer = self._service.create_lora_training_client(base_model=BASE_NAME, rank=16, seed=11).result()
         for step in range(1, RL_STEPS + 1):
-            sampler = trainer.save_weights_and_get_sampling_client()
+            sampler = trainer.save_weights_and_get_sampling_client().result()
             params = types.SamplingParams(max_tokens=RL_TOKENS, temperature=1.0, seed=step, stop=[])
             prompt = types.ModelInput.from_ints(self._prompt)
             samples = sampler.sample(prompt, num_samples=RL_SAMPLES, sampling_params=params).result().sequences
@@ -192,7 +192,7 @@ class TenantRun:
                 self._say(f"RL step {step:>2}  reward {mean:.2f}")
 
     def _reward(self, sample: types.SampledSequence) -> float:
-        text = self._tokenizer.decode(sample.tokens)
+        text = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
         return sum(character in self._lesson.rewarded for character in text) / len(sample.tokens)
 
     def _ask(self, sampler: tinker.SamplingClient) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from api.json_body import PathId, RequestModel, json_body
 from api.paging import Cursor, Page, cursor_of
 from api.services import Caller, Services
+from api.wire.sdk_version import listed_segments
 from engine.contracts.paths import CheckpointPath, Segment, parse_path
 from tenants import checkpoints
 from tenants.models import Checkpoint

@@ -72,7 +72,10 @@ for _endpoint in NOT_OFFERED:
 
 @router.post("/save_weights_external", include_in_schema=False, response_class=Response)
 async def save_weights_external(caller: Caller, services: Services, request: Request) -> Response:
-    """A promise that has failed already: the call has taken a ``seq_id``, and a bare 404 would leave a hole in the run."""
+    """A promise that has failed already: the call has taken a ``seq_id``, and a bare 404 would leave a hole in the run.
+
+    Raises as ``submit_training`` does.
+    """
     body = await read_body(request, services.settings.max_body_bytes)
     key = parse_json(ModelKey, body)
 

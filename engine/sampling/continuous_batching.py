@@ -86,7 +86,8 @@ class ContinuousBatcher:
         if self._prefill is None and not self._prefilled:
             self._prefill = self._next_prefill()
         prefill = self._prefill
-        if prefill is None:
+        if prefill is None or not any(job.live for job in prefill.jobs):
+            self._prefill = None
             return
         try:
             prompts = prefill.advance()
@@ -103,13 +104,14 @@ class ContinuousBatcher:
             self._prefilled.extend(prompts)
 
     def _next_prefill(self) -> Prefill | None:
-        room = self._max_sequences - self._batch.running
         while self._alone:
             suspect = self._alone.popleft()
             if suspect.live:
                 return Prefill([suspect], self._forward)
+        if not self._waiting:
+            return None
         chosen: list[Job] = []
-        longest = 0
+        longest, room = 0, self._max_sequences - self._batch.running
         running = Counter(row.job.order for row in self._batch.rows if row.runs)
         while room > 0 and (job := self._waiting.peek(running)) is not None:
             longest = max(longest, job.prompt_length)

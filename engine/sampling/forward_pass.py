@@ -93,7 +93,7 @@ class DecodeAdapters:
         distinct = list(dict.fromkeys(adapter for adapter in rows if adapter is not None))
         if len(distinct) <= 1 or sum(adapter.settings.rank for adapter in distinct) > MAX_STACKED_RANK:
             return adapter_segments(rows)
-        if not self._stack.covers(rows):
+        if not self._stack.covers(rows) or len(self._stack) > 2 * len(distinct):
             self._stack = AdapterStack(distinct)
         return self._stack.on(rows, self._device)
 

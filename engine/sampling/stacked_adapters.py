@@ -55,6 +55,9 @@ class AdapterStack:
         self._adapters = tuple(adapters)
         self._stacks = {name: self._stack(name) for name in dict.fromkeys(n for a in adapters for n in a.tensors)}
 
+    def __len__(self) -> int:
+        return len(self._adapters)
+
     def covers(self, adapters: Sequence[LoraWeights | None]) -> bool:
         """Whether all ``adapters`` are in the stack."""
         return all(adapter is None or id(adapter) in self._held for adapter in adapters)

@@ -1,6 +1,7 @@
 """A sampling replica in this process: one worker thread that decodes all in one continuous batch."""
 
 import asyncio
+import atexit
 import threading
 from concurrent.futures import Future
 
@@ -51,19 +52,17 @@ class TorchReplica:
 
     async def start(self) -> None:
         """Start the worker thread."""
+        # Read now, off the event loop: the first stop string would otherwise stall everyone while it loads.
+        await asyncio.to_thread(lambda: self._base.tokenizer)
         self._worker = threading.Thread(target=self._work, name="weft-sampler", daemon=True)
         self._worker.start()
+        # A worker that still computes while the interpreter is torn down would crash the process.
+        atexit.register(self._stop)
 
     async def close(self) -> None:
         """Fail what is outstanding and wait for the worker to end the step in hand."""
-        with self._changed:
-            self._closing = True
-            outstanding = list(self._jobs.values())
-            self._changed.notify_all()
-        for job in outstanding:
-            job.fail(EngineFailure("the sampler was closed before the request was done"))
-        if self._worker is not None:
-            await asyncio.to_thread(self._worker.join)
+        atexit.unregister(self._stop)
+        await asyncio.to_thread(self._stop)
         await asyncio.to_thread(self._adapters.close)
         self._forward.close()
         self._batcher = self._new_batcher()
@@ -109,6 +108,16 @@ class TorchReplica:
         if not all(bool(tensor.isfinite().all()) for tensor in weights.flat()):
             raise InvalidRequest(f"adapter {version.name}: its weights are not finite; its training has diverged")
         return weights
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closing = True
+            outstanding = list(self._jobs.values())
+            self._changed.notify_all()
+        for job in outstanding:
+            job.fail(EngineFailure("the sampler was closed before the request was done"))
+        if self._worker is not None:
+            self._worker.join()
 
     def _new_batcher(self) -> ContinuousBatcher:
         return ContinuousBatcher(self._forward, *self._limits)

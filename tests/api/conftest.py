@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 import uvicorn
 from fastapi import FastAPI
+from sqlalchemy import update
 
 from api.app import create_app
 from api.services import ApiServices
@@ -30,7 +31,7 @@ from migrations.upgrade import upgrade
 from tenants import checkpoints, keys, runs
 from tenants.data_folder import DataFolder
 from tenants.database import Database, create_engine
-from tenants.models import RunState
+from tenants.models import Run, RunState
 from tenants.sessions import NewSession, create_session
 from tenants.settings import Settings
 from workers.ledger.ledger import Ledger
@@ -118,9 +119,8 @@ class Tenant:
             lora = LoraSettings(rank=8, seed=1)
             new = runs.NewRun(session, model_seq_id, BASE, lora, {"colour": "black"})  # type: ignore[arg-type]
             run = await runs.create_run(transaction, self.id, new, self.service.clock)
-            run.state, run.next_seq_id = RunState.READY, 1
-            await transaction.flush()
-        return RunId(run.id)
+            await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
+        return run
 
     async def checkpoint(
         self,

@@ -4,8 +4,6 @@ from tinker import types
 from engine.contracts.paths import Segment
 from tenants.checkpoints import MAX_TTL
 
-pytestmark = pytest.mark.asyncio
-
 
 def _url(run: str, checkpoint_id: str, action: str = "") -> str:
     return f"/training_runs/{run}/checkpoints/{checkpoint_id}{action}"

@@ -3,8 +3,6 @@ from tinker import types
 from tinker.types.client_config_response import ClientConfigResponse
 from tinker.types.client_dynamic_config_response import ClientDynamicConfigResponse
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_client_config_has_the_flags_of_the_protobuf_path(cats) -> None:
     answer = (await cats.http.post("/client/config", json={"sdk_version": "0.38.0"})).json()

@@ -15,7 +15,6 @@ from api.tinker.not_offered import NOT_OFFERED
 from engine.contracts import errors
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -32,7 +31,6 @@ async def test_unknown_route_is_a_final_json_404(cats, method: str, path: str) -
     assert response.json()["retryable"] is False
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("endpoint", NOT_OFFERED, ids=lambda one: f"{one.method} {one.path}")
 async def test_endpoint_not_offered_says_so_and_what_to_do(cats, endpoint) -> None:
     path = endpoint.path.format(run_id="s:train:0", segment="weights", name="ck1", session_id="s")
@@ -42,7 +40,6 @@ async def test_endpoint_not_offered_says_so_and_what_to_do(cats, endpoint) -> No
     assert endpoint.instead in response.json()["detail"]
 
 
-@pytest.mark.asyncio
 async def test_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, service) -> None:
     run = await cats.run()
     body = {"model_id": run, "path": "x", "seq_id": 1}
@@ -56,13 +53,11 @@ async def test_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, 
         assert [one.seq_id for one in await service.ledger.ready_training(session, "test/tiny")] == [2]
 
 
-@pytest.mark.asyncio
 async def test_malformed_json_is_400(cats) -> None:
     response = await cats.http.post("/retrieve_future", content=b"{not json")
     assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
 
 
-@pytest.mark.asyncio
 async def test_body_over_the_limit_is_413_and_the_service_goes_on(cats, settings) -> None:
     body = b'{"request_id":"' + b"x" * settings.max_body_bytes + b'"}'
     response = await cats.http.post("/retrieve_future", content=body)
@@ -70,7 +65,6 @@ async def test_body_over_the_limit_is_413_and_the_service_goes_on(cats, settings
     assert (await cats.http.post("/client/config", json={})).status_code == 200
 
 
-@pytest.mark.asyncio
 async def test_broken_database_is_a_bare_500(cats, service, caplog) -> None:
     async with service.database.write() as transaction:
         await transaction.execute(text("ALTER TABLE samplers RENAME TO elsewhere"))
@@ -86,7 +80,6 @@ async def test_broken_database_is_a_bare_500(cats, service, caplog) -> None:
     assert "no such table" in caplog.text
 
 
-@pytest.mark.asyncio
 async def test_exception_after_the_answer_began_is_not_answered_twice() -> None:
     async def half(scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -120,7 +113,6 @@ def test_importing_the_api_leaves_the_engines_libraries_out() -> None:
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.asyncio
 async def test_guard_passes_answers_through() -> None:
     async def hello(_request: Request) -> PlainTextResponse:
         return PlainTextResponse("hello")

@@ -20,8 +20,6 @@ from tenants.settings import Settings
 from workers.ledger.ledger import Ledger
 from workers.ledger.wakeups import Wakeups, operation_topic
 
-pytestmark = pytest.mark.asyncio
-
 PROTOBUF = "application/x-protobuf"
 
 

@@ -3,7 +3,6 @@
 import hashlib
 
 import httpx
-import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from sqlalchemy import select
@@ -11,8 +10,6 @@ from tinker.cli.auth_api import SelfApiKeyResponse
 
 from tenants.keys import create_key, revoke_key
 from tenants.models import ApiKey
-
-pytestmark = pytest.mark.asyncio
 
 
 def _endpoints(app: FastAPI) -> list[tuple[str, str]]:

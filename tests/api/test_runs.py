@@ -7,8 +7,6 @@ from tinker import types
 from engine.contracts.paths import Segment
 from tenants.models import Run, RunState
 
-pytestmark = pytest.mark.asyncio
-
 
 async def _get(tenant, run: str) -> types.TrainingRun:
     response = await tenant.http.get(f"/training_runs/{run}", params={"access_scope": "owned"})

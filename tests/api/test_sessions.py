@@ -6,8 +6,6 @@ from tenants.models import Session
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import end_silent_sessions
 
-pytestmark = pytest.mark.asyncio
-
 CREATE = {"tags": ["a"], "user_metadata": {"n": 1, "who": "me"}, "sdk_version": "0.38.0", "type": "create_session"}
 
 

@@ -7,12 +7,14 @@ Prints one JSON line of what was seen. Only calls that exist from SDK 0.18 on.
 
 import json
 import sys
+import warnings
 
 import tinker
 from tinker import types
 
 PROMPT = [84, 104, 101, 32]
 WORD = [109, 101, 111, 119]
+LEARNING_RATE = 3e-3
 
 
 def tensor(values: list[float] | list[int], dtype: str, shape: list[int] | None = None) -> types.TensorData:
@@ -38,7 +40,7 @@ def train(trainer: tinker.TrainingClient, steps: int) -> list[float]:
     losses = []
     for _ in range(steps):
         computed = trainer.forward_backward([supervised(PROMPT + WORD * 3)], "cross_entropy")
-        stepped = trainer.optim_step(types.AdamParams(learning_rate=1e-2))
+        stepped = trainer.optim_step(types.AdamParams(learning_rate=LEARNING_RATE))
         losses.append(computed.result().metrics["loss:sum"])
         stepped.result()
     return losses
@@ -86,7 +88,7 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, object]:
     seen["models"] = [model.model_name for model in service.get_server_capabilities().supported_models]
     trainer = service.create_lora_training_client(base_model=base_model, rank=8, seed=3)
     seen["info_model"] = trainer.get_info().model_data.model_name
-    seen["losses"] = train(trainer, 30)
+    seen["losses"] = train(trainer, 40)
     seen["chunks_agree"] = chunks_agree(trainer)
     state = trainer.save_state("state").result().path
     seen["state"] = state
@@ -128,4 +130,6 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    # 0.38 wants `.result()` on clients, which 0.18 returns themselves: the story is written for both.
+    warnings.simplefilter("ignore", FutureWarning)
     print(json.dumps(main(*sys.argv[1:4])))

@@ -137,9 +137,8 @@ class Bench:
 async def _ready_run(bench: Bench, transaction: AsyncSession, model_seq_id: int) -> RunId:
     new = NewRun(bench.session, model_seq_id, BASE, LoraSettings(rank=4, seed=7), None)
     run = await create_run(transaction, bench.tenant, new, bench.clock)
-    run.state, run.next_seq_id = RunState.READY, 1
-    await transaction.flush()
-    return RunId(run.id)
+    await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
+    return run
 
 
 def _text(url: URL) -> str:
@@ -203,9 +202,6 @@ async def bench(database_url: str) -> AsyncIterator[Bench]:
         bench.run = await _ready_run(bench, transaction, 0)
     yield bench
     await database.close()
-
-
-pytestmark = pytest.mark.asyncio
 
 
 # --- one key, one operation ------------------------------------------------------------------------------------------
@@ -406,11 +402,11 @@ async def test_create_operation_is_the_first_of_its_lane(bench: Bench) -> None:
     async with bench.database.write() as transaction:
         new = NewRun(bench.session, 5, BASE, LoraSettings(rank=4, seed=1), None)
         run = await create_run(transaction, bench.tenant, new, bench.clock)
-    await bench.accept(1, run=run.id)
-    await bench.accept(0, payload, run=run.id, kind=OperationKind.CREATE_MODEL)
+    await bench.accept(1, run=run)
+    await bench.accept(0, payload, run=run, kind=OperationKind.CREATE_MODEL)
     (head,) = await bench.ready()
     assert (head.seq_id, head.payload) == (0, payload)
-    await bench.finish(head, outcome=ModelCreated(run.id))
+    await bench.finish(head, outcome=ModelCreated(run))
     assert [one.seq_id for one in await bench.ready()] == [1]
 
 

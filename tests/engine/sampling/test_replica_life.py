@@ -52,6 +52,39 @@ def test_late_joiners_do_not_wait_for_a_long_one(world: Any, serve: Any) -> None
     serve(world.base, task)
 
 
+def test_concurrent_requests_share_forwards(world: Any, serve: Any) -> None:
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    async def task(client: Any) -> None:
+        params = replace(SHORT, max_tokens=64)
+        await asyncio.gather(*(client.ask(PROMPT, world.everyone[i % 3], params) for i in range(16)))
+
+    handle = world.base.model.register_forward_pre_hook(count)
+    serve(world.base, task)
+    handle.remove()
+    # 64 tokens each, and at most one more forward for every prompt and every turn that it came late.
+    assert forwards <= 64 + 2 * 16
+
+
+def test_one_adapter_cannot_keep_another_waiting(world: Any, serve: Any) -> None:
+    done: list[str] = []
+
+    async def ask(client: Any, who: Any) -> None:
+        await client.ask(PROMPT, who, SHORT, n=2)
+        done.append(who.version.name)
+
+    async def task(client: Any) -> None:
+        await client.replica.load(world.dog.version)
+        await asyncio.gather(*(ask(client, who) for who in [world.cat] * 8 + [world.dog]))
+
+    serve(world.base, task, max_sequences=2)
+    assert done.index("dog") <= 3
+
+
 def test_abort_cuts_only_its_request(world: Any, serve: Any) -> None:
     async def task(client: Any) -> None:
         request, running = await in_progress(client, world)

@@ -32,7 +32,13 @@ def assert_same(left: SampledSequence, right: SampledSequence) -> None:
     np.testing.assert_allclose(left.logprobs, right.logprobs, atol=TOLERANCE)
 
 
-def test_each_adapter_and_the_base_in_one_batch_equal_transformers(world: Any, serve: Any) -> None:
+@pytest.mark.parametrize("cells", [prefill.MAX_CELLS, 24])
+def test_each_adapter_and_the_base_in_one_batch_equal_transformers(
+    world: Any, serve: Any, cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Few cells cut the prompts into chunks, some of which hold nothing but padding in the shorter rows.
+    monkeypatch.setattr(prefill, "MAX_CELLS", cells)
+
     async def task(client: Any) -> list[SampleOutput]:
         asks = [client.ask(prompt, who, GREEDY) for prompt in PROMPTS for who in world.everyone]
         return await asyncio.gather(*asks)
@@ -51,13 +57,15 @@ def test_each_adapter_and_the_base_in_one_batch_equal_transformers(world: Any, s
 
 
 def test_company_changes_nothing(world: Any, serve: Any) -> None:
+    params = replace(RANDOM, max_tokens=10)
+
     async def alone(client: Any) -> list[SampleOutput]:
-        return [await client.ask(prompt, who, RANDOM, n=2) for prompt in PROMPTS for who in world.everyone]
+        return [await client.ask(prompt, who, params, n=2) for prompt in PROMPTS for who in world.everyone]
 
     async def together(client: Any) -> list[SampleOutput]:
         other = SamplingParams(max_tokens=7, temperature=2.0, top_k=5)
         crowd = [client.ask(prompt[::-1], who, other, n=3) for prompt in PROMPTS for who in world.everyone]
-        mine = [client.ask(prompt, who, RANDOM, n=2) for prompt in PROMPTS for who in world.everyone]
+        mine = [client.ask(prompt, who, params, n=2) for prompt in PROMPTS for who in world.everyone]
         return list(await asyncio.gather(*crowd, *mine))[len(crowd) :]
 
     expected = serve(world.base, alone)

@@ -1,0 +1,47 @@
+"""Fixtures for every test: the tiny base, and the rule for services that are not there."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from engine.training.tiny_model import write_tiny_model
+
+POSTGRES_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
+
+
+def missing_service(name: str, reason: str) -> None:
+    """Skip on a developer's machine; fail in CI, where every service must be there."""
+    text = f"{name} cannot be reached: {reason}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(text)
+    pytest.skip(text)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny base model's folder."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """The async URL of an empty throw-away database."""
+    try:
+        server = psycopg.connect(POSTGRES_SERVER, autocommit=True, connect_timeout=5)
+    except psycopg.OperationalError as error:
+        missing_service("PostgreSQL", str(error))
+        raise
+    name = f"weft_test_{uuid.uuid4().hex}"
+    with server:
+        server.execute(f'CREATE DATABASE "{name}"')
+        try:
+            parts = psycopg.conninfo.conninfo_to_dict(POSTGRES_SERVER)
+            yield f"postgresql+asyncpg://{parts['user']}@{parts['host']}:{parts['port']}/{name}"
+        finally:
+            server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -1,0 +1,191 @@
+"""Losses, logprobs, gradients and optimizer steps against plain PEFT, torch autograd and ``torch.optim``. fp32, CPU.
+
+Tolerances: 1e-5 relative to the largest value of the tensor compared (1e-5 absolute for logprobs).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contracts.errors import WeftError
+from engine.contracts.operations import ForwardBackwardOutput, LossName, LossSpec, OptimStep, OptimStepped
+from engine.training.base import BaseModel
+from engine.training.trainer import PassItem, Trainer
+from tests.engine.training.conftest import (
+    NEIGHBOUR,
+    POLICY_LOSSES,
+    RUN,
+    backward,
+    gradients_of,
+    make_batch,
+    randomise,
+    reference_for,
+    settings,
+)
+
+
+def assert_close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
+    """Within ``tolerance`` of the largest reference value."""
+    scale = max(float(theirs.abs().max()), 1e-3)
+    assert float((ours - theirs).abs().max()) <= tolerance * scale
+
+
+def output(result: ForwardBackwardOutput | WeftError) -> ForwardBackwardOutput:
+    """The output of an item that must have worked."""
+    assert isinstance(result, ForwardBackwardOutput), result
+    return result
+
+
+@pytest.mark.parametrize("width", [None, 3], ids=["targets-N", "targets-NK"])
+@pytest.mark.parametrize("loss", list(LossName))
+def test_loss_logprobs_and_gradients_equal_peft(
+    trainer: Trainer, tiny_model_dir: Path, loss: LossName, width: int | None
+) -> None:
+    trainer.create(RUN, settings())
+    trainer.create(NEIGHBOUR, settings(rank=3, seed=9, train_unembed=False))
+    randomise(trainer, RUN, 5)
+    reference = reference_for(trainer, RUN, tiny_model_dir)
+    batch = make_batch(1, loss, width=width)
+    neighbour = make_batch(2, LossName.CROSS_ENTROPY, (5, 9))
+    result = output(trainer.run_pass([backward(NEIGHBOUR, neighbour), backward(RUN, batch)])[1])
+
+    expected = reference.loss(batch)
+    gradients = torch.autograd.grad(expected, reference.parameters)
+    assert result.metrics["loss:sum"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    for datum, logprobs in zip(batch.data, result.logprobs, strict=True):
+        assert logprobs.shape == datum.targets.shape
+        np.testing.assert_allclose(logprobs, reference.logprobs(datum).detach().numpy(), atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(gradients_of(trainer, RUN), gradients, strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("loss", [LossName.PPO, LossName.CISPO])
+def test_clip_thresholds_come_from_config_or_per_token(
+    trainer: Trainer, tiny_model_dir: Path, loss: LossName
+) -> None:
+    trainer.create(RUN, settings())
+    reference = reference_for(trainer, RUN, tiny_model_dir)
+    batch = make_batch(3, loss)
+    config = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.05}
+    configured = replace(batch, loss=LossSpec(loss, config))
+    expected = float(reference.loss(configured).detach())
+    per_token = replace(
+        batch,
+        data=[
+            replace(
+                datum,
+                inputs={
+                    **datum.inputs,
+                    **{name: np.full(datum.targets.shape, value, np.float32) for name, value in config.items()},
+                },
+            )
+            for datum in batch.data
+        ],
+    )
+    default = output(trainer.run_pass([PassItem(RUN, batch, False)])[0]).metrics["loss:sum"]
+    for given in (configured, per_token):
+        got = output(trainer.run_pass([PassItem(RUN, given, False)])[0]).metrics["loss:sum"]
+        assert got == pytest.approx(expected, rel=1e-5)
+        assert got != pytest.approx(default, rel=1e-4)
+
+
+def test_dro_beta_comes_from_config(trainer: Trainer, tiny_model_dir: Path) -> None:
+    trainer.create(RUN, settings())
+    batch = replace(make_batch(4, LossName.DRO), loss=LossSpec(LossName.DRO, {"beta": 2.0}))
+    expected = reference_for(trainer, RUN, tiny_model_dir).loss(batch)
+    got = output(trainer.run_pass([PassItem(RUN, batch, False)])[0]).metrics["loss:sum"]
+    assert got == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+def test_cross_entropy_without_weights_weighs_every_target_one(trainer: Trainer) -> None:
+    trainer.create(RUN, settings())
+    batch = make_batch(5, LossName.CROSS_ENTROPY)
+    bare = replace(batch, data=[replace(datum, inputs={}) for datum in batch.data])
+    result = output(trainer.run_pass([PassItem(RUN, bare, False)])[0])
+    assert result.metrics["loss:sum"] == pytest.approx(-sum(float(row.sum()) for row in result.logprobs), rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_ten_steps_equal_torch_adamw(trainer: Trainer, clip: float, decay: float) -> None:
+    """The same gradients go into both; beside it a neighbour steps wildly."""
+    trainer.create(RUN, settings())
+    trainer.create(NEIGHBOUR, settings(seed=2))
+    parameters = [tensor.detach().clone().requires_grad_() for tensor in trainer._adapters[RUN].weights.flat()]
+    step = OptimStep(learning_rate=2e-3, beta1=0.8, beta2=0.97, eps=1e-8, weight_decay=decay, grad_clip_norm=clip)
+    optimizer = torch.optim.AdamW(parameters, lr=2e-3, betas=(0.8, 0.97), eps=1e-8, weight_decay=decay)
+    for number in range(10):
+        batch = make_batch(10 + number, LossName.CROSS_ENTROPY)
+        trainer.run_pass([backward(RUN, batch), backward(NEIGHBOUR, make_batch(50 + number, LossName.CROSS_ENTROPY))])
+        for parameter, gradient in zip(parameters, gradients_of(trainer, RUN), strict=True):
+            parameter.grad = gradient.clone()
+        if clip > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        outcomes = trainer.optim_steps([(NEIGHBOUR, OptimStep(learning_rate=0.5, weight_decay=0.5)), (RUN, step)])
+        assert all(isinstance(outcome, OptimStepped) for outcome in outcomes)
+    for ours, theirs in zip(trainer._adapters[RUN].weights.flat(), parameters, strict=True):
+        assert_close(ours.detach(), theirs.detach())
+
+
+def test_gradients_accumulate_until_the_step_clears_them(trainer: Trainer) -> None:
+    trainer.create(RUN, settings())
+    batch = make_batch(6, LossName.CROSS_ENTROPY, (4, 8, 6, 5, 7, 3, 9, 2))
+    trainer.run_pass([backward(RUN, batch)])
+    whole = [gradient.clone() for gradient in gradients_of(trainer, RUN)]
+    trainer.create(RUN, settings())
+    for half in (batch.data[:4], batch.data[4:]):
+        trainer.run_pass([backward(RUN, replace(batch, data=half))])
+    for ours, theirs in zip(gradients_of(trainer, RUN), whole, strict=True):
+        assert_close(ours, theirs)
+    trainer.optim_step(RUN, OptimStep())
+    assert trainer._adapters[RUN].gradients is None
+
+
+def test_step_without_gradients_counts_as_zero_gradients(trainer: Trainer) -> None:
+    trainer.create(RUN, settings())
+    before = [tensor.detach().clone() for tensor in trainer._adapters[RUN].weights.flat()]
+    assert trainer.optim_step(RUN, OptimStep()).metrics["grad_norm:max"] == 0.0
+    for ours, was in zip(trainer._adapters[RUN].weights.flat(), before, strict=True):
+        assert torch.equal(ours, was)
+
+
+def test_long_heads_are_chunked_with_the_same_numbers(
+    trainer: Trainer, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.create(RUN, settings())
+    trainer.create(NEIGHBOUR, settings(seed=4, rank=4))
+    items = [
+        backward(NEIGHBOUR, make_batch(7, LossName.PPO, (9, 4), width=2)),
+        backward(RUN, make_batch(8, LossName.CROSS_ENTROPY, (11, 6, 2))),
+    ]
+    whole = [output(result) for result in trainer.run_pass(items)]
+    gradients = [gradient.clone() for gradient in gradients_of(trainer, RUN)]
+    trainer.create(RUN, settings())
+    trainer.create(NEIGHBOUR, settings(seed=4, rank=4))
+    monkeypatch.setattr("engine.training.target_logprobs.CHUNK_LOGITS", 5 * base.facts.vocabulary_size)
+    for chunked, expected in zip(trainer.run_pass(items), whole, strict=True):
+        assert output(chunked).metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
+    for ours, theirs in zip(gradients_of(trainer, RUN), gradients, strict=True):
+        assert_close(ours, theirs)
+
+
+def test_policy_losses_start_at_minus_advantages(trainer: Trainer) -> None:
+    trainer.create(RUN, settings())
+    for loss in POLICY_LOSSES[:2]:
+        batch = make_batch(9, loss)
+        now = output(trainer.run_pass([PassItem(RUN, batch, False)])[0]).logprobs
+        fresh = replace(
+            batch,
+            data=[
+                replace(datum, inputs={**datum.inputs, "logprobs": logprobs})
+                for datum, logprobs in zip(batch.data, now, strict=True)
+            ],
+        )
+        expected = -sum(float(datum.inputs["advantages"].sum()) for datum in fresh.data)
+        got = output(trainer.run_pass([PassItem(RUN, fresh, False)])[0]).metrics["loss:sum"]
+        assert got == pytest.approx(expected, abs=1e-4)

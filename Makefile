@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 OLD_SDK := 0.18.2
 TINY := .weft/models/tiny
 PYTEST_ARGS ?=
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: help setup check test demo bench-overhead wire clean
 

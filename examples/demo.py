@@ -160,7 +160,7 @@ class TenantRun:
                     break
         saved = trainer.save_state("trained").result().path
         self._say(f"saved {saved}")
-        return saved
+        return str(saved)
 
     def _resume(self, path: str) -> None:
         trainer = self._service.create_training_client_from_state_with_optimizer(path).result()

@@ -32,7 +32,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
         """Refuse naive times, store UTC."""
         if value is None:
             return None
@@ -40,7 +40,7 @@ class UtcDateTime(TypeDecorator[datetime]):
             raise ValueError("naive datetime")
         return value.astimezone(UTC)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
         """Give UTC back."""
         if value is None:
             return None
@@ -59,7 +59,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this class attribute
+    type_annotation_map = {
         datetime: UtcDateTime(),
         dict[str, Any]: JSON(),
         dict[str, str]: JSON(),

@@ -1,7 +1,8 @@
 """Tensors of the wire to numpy: dense or CSR, bytes or lists, every size checked before anything is allocated."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,16 @@ from engine.contracts.errors import InvalidRequest
 MAX_ELEMENTS = 2**24
 """Cells of one tensor once dense."""
 
-_DTYPES = {pb.DTYPE_FLOAT32: np.dtype("<f4"), pb.DTYPE_INT64: np.dtype("<i8"), pb.DTYPE_INT32: np.dtype("<i4")}
-_DTYPE_NAMES = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8"), "int32": np.dtype("<i4")}
+_DTYPES: Mapping[int, np.dtype[Any]] = {
+    pb.DTYPE_FLOAT32: np.dtype("<f4"),
+    pb.DTYPE_INT64: np.dtype("<i8"),
+    pb.DTYPE_INT32: np.dtype("<i4"),
+}
+_DTYPE_NAMES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "int64": np.dtype("<i8"),
+    "int32": np.dtype("<i4"),
+}
 
 
 def from_proto(tensor: pb.Tensor, field: str) -> np.ndarray:

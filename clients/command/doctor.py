@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
@@ -83,7 +84,7 @@ def _base_models(settings: Settings) -> list[Finding]:
         bases = read_base_models(settings)
     except WeftError as error:
         return [Finding("base model", False, error.message)]
-    return [_attempt(f"base model {name}", lambda facts=facts: _load(facts, settings)) for name, facts in bases.items()]
+    return [_attempt(f"base model {name}", partial(_load, facts, settings)) for name, facts in bases.items()]
 
 
 def _attempt(part: str, look: Callable[[], str]) -> Finding:

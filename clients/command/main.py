@@ -1,5 +1,6 @@
 """The ``weft`` command. Subcommands import what they need, so that ``weft --help`` stays quick."""
 
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,6 +70,9 @@ def serve(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
     """Run the whole service in this process: API, trainer and sampler on SQLite and a data folder."""
+    # Trainer and sampler have thread pools of their own: idle OpenMP threads that spin would take each other's cores.
+    # OpenMP reads this once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from clients.command.serve import run
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 import uvicorn
+import uvloop
 
 from api.app import create_app
 from api.services import ApiServices
@@ -54,7 +55,7 @@ async def serve(settings: Settings) -> None:
     await runner.start()
     server = _Server(_uvicorn_config(services, settings), wakeups)
     try:
-        _greet(settings, listener, first_key)
+        _greet(listener, first_key)
         await server.serve(sockets=[listener])
     finally:
         log.info("finishing the pass in hand and writing snapshots")
@@ -87,7 +88,7 @@ class _Server(uvicorn.Server):
 
 def _bind(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
@@ -114,7 +115,7 @@ async def _first_key(database: Database) -> str | None:
         return (await create_key(transaction, tenant=tenant, note="made at first start", clock=utc_now)).secret
 
 
-def _greet(settings: Settings, listener: socket.socket, first_key: str | None) -> None:
+def _greet(listener: socket.socket, first_key: str | None) -> None:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     lines = [f"weft listens on http://{shown}:{port}", f"export TINKER_BASE_URL=http://{shown}:{port}"]
@@ -133,12 +134,5 @@ def run(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    uvloop_runner = asyncio.Runner(loop_factory=_loop_factory())
-    with uvloop_runner as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    import uvloop
-
-    return uvloop.new_event_loop

@@ -15,7 +15,7 @@ _CLIP_EPSILON = 1e-6
 @torch.no_grad()
 def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> Tensor:
     """Scale ``gradients`` in place to a global 2-norm of at most ``max_norm`` (<= 0: leave them); returns the norm before."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
     if max_norm > 0:
         torch._foreach_mul_(list(gradients), torch.clamp(max_norm / (norm + _CLIP_EPSILON), max=1.0))
     return norm

@@ -98,9 +98,11 @@ class BaseModel:
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The folder's tokenizer, None if it holds none."""
         try:
-            return AutoTokenizer.from_pretrained(str(self.facts.path), local_files_only=True)
+            found = AutoTokenizer.from_pretrained(str(self.facts.path), local_files_only=True)
         except (OSError, ValueError, KeyError):
             return None
+        # A folder without tokenizer files can give an empty tokenizer, with which no stop string would ever match.
+        return found if len(found) > len(found.all_special_ids) else None
 
     @property
     def is_conv1d(self) -> bool:

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import torch
 from peft import LoraConfig, TaskType
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -36,6 +37,7 @@ CONFIG, WEIGHTS, OPTIMIZER, GRADIENTS, WEFT = (
 )
 FORMAT_VERSION = 1
 _PREFIX = "base_model.model."
+_BASE_WEIGHT = ".base_layer.weight"
 _STEP = "step"
 
 
@@ -88,7 +90,7 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
     try:
         config = json.loads((directory / CONFIG).read_text())
         tensors = load_file(directory / WEIGHTS, device=str(base.device))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InvalidRequest("the adapter cannot be read: its files are missing or damaged") from error
     pairs: dict[str, LoraPair] = {}
     for name, projection in base.projections.items():
@@ -99,10 +101,20 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
         if a.shape != (rank, projection.in_features) or b.shape != (projection.out_features, rank):
             raise InvalidRequest(f"the adapter's {name} does not fit base model {base.facts.name!r}")
         pairs[name] = LoraPair(a.float(), b.float())
+    _drop_base_weights(tensors, base)
     if tensors or not pairs:
         unexpected = next(iter(tensors), "nothing")
         raise InvalidRequest(f"the adapter does not fit base model {base.facts.name!r}: it holds {unexpected}")
     return LoraWeights(_settings(directory, config, base, pairs), pairs)
+
+
+def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
+    """PEFT stores the frozen head along with an adapter on it: fine where it is this base's own."""
+    own = dict(base.model.named_parameters())
+    for key in [key for key in tensors if key.endswith(_BASE_WEIGHT)]:
+        weight = own.get(key.removeprefix(_PREFIX).removesuffix(_BASE_WEIGHT) + ".weight")
+        if weight is not None and weight.shape == tensors[key].shape and torch.equal(weight, tensors[key].to(weight)):
+            del tensors[key]
 
 
 def read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | None:

@@ -32,13 +32,13 @@ def compute_loss(spec: LossSpec, logp: Tensor, inputs: Inputs) -> Tensor:
     return _LOSSES[spec.name](logp, inputs, {**rule.config, **spec.config})
 
 
-def _cross_entropy(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+def _cross_entropy(logp: Tensor, inputs: Inputs, _config: Config) -> Tensor:
     """``sum(-logp * w)``, weights of any sign, 1 where not given."""
     weights = inputs.get("weights")
     return -logp.sum() if weights is None else -(logp * weights).sum()
 
 
-def _importance_sampling(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
+def _importance_sampling(logp: Tensor, inputs: Inputs, _config: Config) -> Tensor:
     """``-sum(r * A)``."""
     return -(_ratio(logp, inputs) * inputs["advantages"]).sum()
 

@@ -48,7 +48,7 @@ def train(trainer: tinker.TrainingClient, steps: int) -> list[float]:
 
 def chunks_agree(trainer: tinker.TrainingClient) -> bool:
     """1,030 sequences go out as two chunks, the first one last; outputs must come back in order."""
-    data = [supervised(PROMPT + [97 + index % 26]) for index in range(1030)]
+    data = [supervised([*PROMPT, 97 + index % 26]) for index in range(1030)]
     outputs = trainer.forward(data, "cross_entropy").result().loss_fn_outputs
     first = outputs[:26]
     same = all(

@@ -44,9 +44,7 @@ def make_datum(
     else:
         inputs["logprobs"] = (-5.5 + 0.4 * rng.normal(size=shape)).astype(np.float32)
         inputs["advantages"] = rng.normal(size=shape).astype(np.float32)
-    return Datum(
-        tokens=rng.integers(0, vocabulary, length), targets=rng.integers(0, vocabulary, shape), inputs=inputs
-    )
+    return Datum(tokens=rng.integers(0, vocabulary, length), targets=rng.integers(0, vocabulary, shape), inputs=inputs)
 
 
 def make_batch(

@@ -64,9 +64,7 @@ def test_loss_logprobs_and_gradients_equal_peft(
 
 
 @pytest.mark.parametrize("loss", [LossName.PPO, LossName.CISPO])
-def test_clip_thresholds_come_from_config_or_per_token(
-    trainer: Trainer, tiny_model_dir: Path, loss: LossName
-) -> None:
+def test_clip_thresholds_come_from_config_or_per_token(trainer: Trainer, tiny_model_dir: Path, loss: LossName) -> None:
     trainer.create(RUN, settings())
     reference = reference_for(trainer, RUN, tiny_model_dir)
     batch = make_batch(3, loss)

@@ -14,7 +14,8 @@ from typing import Self
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 _URL_LINE = "export TINKER_BASE_URL="
-_KEY_LINE = "export TINKER_API_KEY=tml-"
+_KEY_LINE = "export TINKER_API_KEY="
+_READY_LINE = "ready;"
 
 
 class ServiceProcess:
@@ -34,6 +35,7 @@ class ServiceProcess:
         self._environment = {**os.environ, **(environment or {})}
         self._log_path = data.parent / f"{data.name}.log"
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
         self.base_url = ""
         self.first_key: str | None = None
 
@@ -50,7 +52,8 @@ class ServiceProcess:
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
             )
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._pump, args=(self._process, lines), daemon=True).start()
+        self._reader = threading.Thread(target=self._pump, args=(self._process, lines), daemon=True)
+        self._reader.start()
         self.base_url = ""
         while True:
             try:
@@ -65,30 +68,35 @@ class ServiceProcess:
             if line.startswith(_URL_LINE):
                 self.base_url = line.removeprefix(_URL_LINE).strip()
             elif line.startswith(_KEY_LINE):
-                self.first_key = line.partition("=")[2].strip().split()[0]
-            elif not self.base_url:
-                continue
-            if self.base_url and line.startswith("export TINKER_API_KEY"):
+                self.first_key = line.partition("=")[2].strip()
+            elif line.startswith(_READY_LINE):
                 return
 
     @staticmethod
     def _pump(process: subprocess.Popen[str], lines: "queue.SimpleQueue[str | None]") -> None:
         if process.stdout is not None:
-            for line in process.stdout:
-                lines.put(line)
+            with process.stdout:
+                for line in process.stdout:
+                    lines.put(line)
         lines.put(None)
 
     def stop(self) -> int:
         """Ask for an orderly end (SIGINT) and wait for it; returns the exit status."""
         process = self._running()
         process.send_signal(signal.SIGINT)
-        return process.wait(timeout=STOP_SECONDS)
+        return self._ended(process)
 
     def kill(self) -> None:
         """End it the hard way (SIGKILL)."""
         process = self._running()
         process.kill()
-        process.wait(timeout=STOP_SECONDS)
+        self._ended(process)
+
+    def _ended(self, process: subprocess.Popen[str]) -> int:
+        status = process.wait(timeout=STOP_SECONDS)
+        if self._reader is not None:
+            self._reader.join(timeout=STOP_SECONDS)
+        return status
 
     def log_tail(self, characters: int = 4000) -> str:
         """The end of what the service wrote to standard error."""

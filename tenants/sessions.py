@@ -1,5 +1,6 @@
 """Sessions of SDK clients."""
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from engine.contracts.errors import HeartbeatRefused, NotFound, SessionEnded
 from engine.contracts.ids import SessionId, TenantId
 from tenants.clock import Clock
+from tenants.database import insert_unless_present
 from tenants.models import Run, Sampler, Session
 
 
@@ -25,23 +27,29 @@ class NewSession:
     display_name: str | None
 
 
-async def create_session(transaction: AsyncSession, tenant: TenantId, new: NewSession, clock: Clock) -> SessionId:
-    """Open a session."""
+async def create_session(
+    transaction: AsyncSession, tenant: TenantId, new: NewSession, clock: Clock, *, idempotency_key: str | None = None
+) -> SessionId:
+    """Open a session. The same tenant's same ``idempotency_key`` (the SDK repeats it when it re-sends) finds it again."""
     now = clock()
-    session = Session(
-        id=uuid4().hex,
-        tenant_id=tenant,
-        tags=new.tags,
-        user_metadata=new.user_metadata,
-        sdk_version=new.sdk_version[:64],
-        project_id=new.project_id,
-        display_name=new.display_name,
-        created_at=now,
-        last_seen_at=now,
-    )
-    transaction.add(session)
-    await transaction.flush()
-    return SessionId(session.id)
+    session_id = uuid4().hex if idempotency_key is None else _derived_id(tenant, idempotency_key)
+    values = {
+        "id": session_id,
+        "tenant_id": tenant,
+        "tags": new.tags,
+        "user_metadata": new.user_metadata,
+        "sdk_version": new.sdk_version[:64],
+        "project_id": new.project_id,
+        "display_name": new.display_name,
+        "created_at": now,
+        "last_seen_at": now,
+    }
+    await transaction.execute(insert_unless_present(transaction, Session).values(values))
+    return SessionId(session_id)
+
+
+def _derived_id(tenant: TenantId, idempotency_key: str) -> str:
+    return hashlib.blake2b(f"{tenant}\0{idempotency_key}".encode(), digest_size=16).hexdigest()
 
 
 async def get_session(session: AsyncSession, tenant: TenantId, session_id: str) -> Session:

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter
+from fastapi import APIRouter, Header
 from pydantic import BaseModel, Field
 
 from api.json_body import PathId, PlainText, RequestModel, json_body
@@ -78,9 +78,12 @@ class SessionList(BaseModel):
 
 @router.post("/create_session")
 async def create_session(
-    caller: Caller, services: Services, body: Annotated[CreateSessionRequest, json_body(CreateSessionRequest)]
+    caller: Caller,
+    services: Services,
+    body: Annotated[CreateSessionRequest, json_body(CreateSessionRequest)],
+    x_idempotency_key: Annotated[str | None, Header()] = None,
 ) -> SessionCreated:
-    """Open a session."""
+    """Open a session; a re-sent request finds the same one by its ``X-Idempotency-Key``."""
     new = sessions.NewSession(
         tags=body.tags or [],
         user_metadata=body.user_metadata,
@@ -89,7 +92,9 @@ async def create_session(
         display_name=body.display_name,
     )
     async with services.database.write() as transaction:
-        session_id = await sessions.create_session(transaction, caller, new, services.clock)
+        session_id = await sessions.create_session(
+            transaction, caller, new, services.clock, idempotency_key=x_idempotency_key
+        )
     return SessionCreated(session_id=session_id)
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -27,6 +30,8 @@ from workers.ledger.wakeups import Wakeups
 log = logging.getLogger(__name__)
 
 FIRST_TENANT = "default"
+READY = "ready; Ctrl-C finishes the pass in hand and ends"
+"""The last line of the greeting."""
 
 
 async def serve(settings: Settings) -> None:
@@ -54,6 +59,8 @@ async def serve(settings: Settings) -> None:
     first_key = await _first_key(database)
     await runner.start()
     server = _Server(_uvicorn_config(services, settings), wakeups)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, server.ask_to_end)
     try:
         _greet(listener, first_key)
         await server.serve(sockets=[listener])
@@ -80,6 +87,15 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, wakeups: Wakeups) -> None:
         super().__init__(config)
         self._wakeups = wakeups
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to ``serve``: uvicorn would raise them again and cut the snapshots short."""
+        yield
+
+    def ask_to_end(self) -> None:
+        """Stop taking requests and end."""
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._wakeups.announce_all()
@@ -123,7 +139,8 @@ def _greet(listener: socket.socket, first_key: str | None) -> None:
         lines.append(f"export TINKER_API_KEY={first_key}")
         lines.append(f"(the key of tenant {FIRST_TENANT!r}, shown only now; `weft key create` makes more)")
     else:
-        lines.append("export TINKER_API_KEY=tml-…   (`weft key create` makes one)")
+        lines.append("TINKER_API_KEY: a key made before, or a new one from `weft key create`")
+    lines.append(READY)
     typer.echo("\n".join(lines))
     sys.stdout.flush()
 

@@ -19,11 +19,12 @@ from transformers.pytorch_utils import Conv1D
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import InvalidRequest
 from engine.training.lora import AdapterSegment, Projection, ProjectionGroup, add_low_rank
+from engine.training.row_layout import InputLayout, observe_layouts, restore_rows
 
 _LAYER = re.compile(r"\.\d+\.")
 _ATTENTION = re.compile(r"(^|[._])(self_?)?(attn|attention)", re.IGNORECASE)
 _ROUTERS = frozenset({"gate", "router"})
-_HEAD_CHECK_TOKENS = 4
+_PROBE_ROWS, _PROBE_LENGTH = 2, 3
 
 
 class BaseModel:
@@ -34,14 +35,21 @@ class BaseModel:
         self.model = model
         self.device = next(model.parameters()).device
         self._active: ContextVar[tuple[AdapterSegment, ...]] = ContextVar(f"adapters of {facts.name}", default=())
-        self.projections: Mapping[str, Projection] = _find_projections(facts, model)
         modules = dict(model.named_modules())
+        candidates = _find_projections(model)
+        probe = torch.arange(_PROBE_ROWS * _PROBE_LENGTH, device=self.device) % facts.vocabulary_size
+        probe = probe.view(_PROBE_ROWS, _PROBE_LENGTH)
+        layouts, logits = observe_layouts(model, list(candidates), probe)
+        self.projections: Mapping[str, Projection] = _usable_projections(facts, candidates, layouts)
+        flattened = [modules[name] for name in self.projections if layouts[name] is InputLayout.FLATTENED]
+        restore_rows(model.base_model, flattened)
         self.linear_names = frozenset(
             name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)
         )
         for name in self.projections:
             modules[name].register_forward_hook(self._hook(name))
-        self.has_plain_head = self._check_plain_head()
+        self.has_plain_head = self._is_plain_head(probe, logits)
+        """Whether ``head(hidden_states(x))`` is what the model computes; where not, ask for whole ``logits``."""
 
     @classmethod
     def load(cls, facts: BaseModelFacts, *, dtype: str = "auto", device: str = "auto") -> Self:
@@ -85,6 +93,11 @@ class BaseModel:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """Float32 logits (rows, length, V) of ``input_ids`` int64 (rows, length), by the model's own whole forward."""
+        logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+        return logits.float()
+
     @cached_property
     def end_of_sequence_ids(self) -> frozenset[int]:
         """Tokens that end a text, from the generation config or the model's."""
@@ -117,16 +130,15 @@ class BaseModel:
 
         return add
 
-    def _check_plain_head(self) -> bool:
-        """Whether ``head(hidden_states(x))`` is what the model itself computes; else full logits must be asked for."""
-        tokens = torch.arange(_HEAD_CHECK_TOKENS, device=self.device)[None] % self.facts.vocabulary_size
-        with torch.inference_mode():
-            expected = self.model(input_ids=tokens, use_cache=False).logits.float()
-            ours = self.head(self.hidden_states(tokens))
-        return ours.shape == expected.shape and torch.allclose(ours, expected, rtol=1e-3, atol=1e-3)
+    @torch.no_grad()
+    def _is_plain_head(self, input_ids: Tensor, logits: Tensor) -> bool:
+        if self.model.base_model is self.model:
+            return False
+        ours = self.head(self.hidden_states(input_ids))
+        return ours.shape == logits.shape and torch.allclose(ours, logits.float(), rtol=1e-3, atol=1e-3)
 
 
-def _find_projections(facts: BaseModelFacts, model: PreTrainedModel) -> dict[str, Projection]:
+def _find_projections(model: PreTrainedModel) -> dict[str, Projection]:
     """Linear layers by what they do: told from where they sit, not from a list of architectures."""
     output = model.get_output_embeddings()
     projections: dict[str, Projection] = {}
@@ -145,10 +157,23 @@ def _find_projections(facts: BaseModelFacts, model: PreTrainedModel) -> dict[str
         else:
             group = "attn" if _ATTENTION.search(name) else "mlp"
         projections[name] = Projection(name, group, in_features, out_features)
+    return projections
+
+
+def _usable_projections(
+    facts: BaseModelFacts, candidates: Mapping[str, Projection], layouts: Mapping[str, InputLayout]
+) -> dict[str, Projection]:
+    """Those whose rows are known. Raises ``InvalidRequest`` when none are left of attention or of the MLP."""
+    projections = {
+        name: projection
+        for name, projection in candidates.items()
+        if layouts[name] is InputLayout.ROWS
+        or (layouts[name] is InputLayout.FLATTENED and projection.group != "unembed")
+    }
     for wanted in ("attn", "mlp"):
         if not any(projection.group == wanted for projection in projections.values()):
             raise InvalidRequest(
-                f"base model {facts.name!r} ({facts.architecture}) has no {wanted} projections as linear layers; "
-                "weft trains LoRA on linear attention and MLP layers only"
+                f"base model {facts.name!r} ({facts.architecture}) has no {wanted} projections as linear layers over all "
+                "tokens; weft trains LoRA on linear attention and MLP layers, not on routed experts"
             )
     return projections

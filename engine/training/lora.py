@@ -91,20 +91,24 @@ def add_low_rank(output: Tensor, inputs: Tensor, name: str, segments: tuple[Adap
     if not active:
         return output
     if len(active) == 1 and active[0].start == 0 and active[0].end >= rows:
-        return output + _low_rank(inputs, name, active[0].adapter, output.dtype)
+        return _plus_low_rank(output, inputs, name, active[0].adapter)
     parts, at = [], 0
     for segment in sorted(active, key=lambda segment: segment.start):
         if segment.start > at:
             parts.append(output[at : segment.start])
-        low_rank = _low_rank(inputs[segment.start : segment.end], name, segment.adapter, output.dtype)
-        parts.append(output[segment.start : segment.end] + low_rank)
+        rows_of = slice(segment.start, segment.end)
+        parts.append(_plus_low_rank(output[rows_of], inputs[rows_of], name, segment.adapter))
         at = segment.end
     if at < rows:
         parts.append(output[at:])
     return torch.cat(parts)
 
 
-def _low_rank(inputs: Tensor, name: str, adapter: LoraWeights, dtype: torch.dtype) -> Tensor:
+def _plus_low_rank(output: Tensor, inputs: Tensor, name: str, adapter: LoraWeights) -> Tensor:
+    """The low-rank part in float32, added in ``output``'s dtype."""
     pair = adapter.tensors[name]
-    inner = torch.nn.functional.linear(inputs.to(pair.a.dtype), pair.a)
-    return (torch.nn.functional.linear(inner, pair.b) * adapter.scaling).to(dtype)
+    inner = inputs.reshape(-1, inputs.shape[-1]).to(pair.a.dtype) @ pair.a.t()
+    if output.dtype == pair.b.dtype:
+        flat = torch.addmm(output.reshape(-1, output.shape[-1]), inner, pair.b.t(), alpha=adapter.scaling)
+        return flat.view(output.shape)
+    return output + (inner @ pair.b.t() * adapter.scaling).to(output.dtype).view(output.shape)

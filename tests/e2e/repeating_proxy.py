@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -26,11 +28,19 @@ class RepeatingProxy:
         self.disagreements: list[str] = []
         self._listener = socket.socket()
         self._listener.bind(("127.0.0.1", 0))
-        app = Starlette(routes=[Route("/{path:path}", self._handle, methods=["GET", "POST", "PUT", "DELETE"])])
-        config = uvicorn.Config(app, log_level="error", lifespan="off")
+        routes = [Route("/{path:path}", self._handle, methods=["GET", "POST", "PUT", "DELETE"])]
+        app = Starlette(routes=routes, lifespan=self._connected)
+        config = uvicorn.Config(app, log_level="error", loop="asyncio", timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
         self._client: httpx.AsyncClient | None = None
+
+    @asynccontextmanager
+    async def _connected(self, _app: Starlette) -> AsyncIterator[None]:
+        limits = httpx.Limits(max_connections=500)
+        async with httpx.AsyncClient(base_url=self._target, timeout=60, limits=limits) as client:
+            self._client = client
+            yield
 
     @property
     def base_url(self) -> str:
@@ -38,10 +48,6 @@ class RepeatingProxy:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     async def _handle(self, request: Request) -> Response:
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                base_url=self._target, timeout=60, limits=httpx.Limits(max_connections=500)
-            )
         body = await request.body()
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         headers |= {name: value for name, value in request.headers.items() if name.startswith("x-stainless")}

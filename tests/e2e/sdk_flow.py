@@ -95,7 +95,7 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, object]:
     resumed = service.create_training_client_from_state_with_optimizer(state)
     seen["resumed_loss"] = train(resumed, 1)[0]
     seen["next_loss"] = train(trainer, 1)[0]
-    trainer.load_state(state).result()
+    trainer.load_state_with_optimizer(state).result()
     seen["reloaded_loss"] = train(trainer, 1)[0]
     seen["rl_losses"] = every_loss(resumed)
     seen["custom"] = custom_loss(resumed)

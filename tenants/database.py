@@ -15,16 +15,25 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.pool import ConnectionPoolEntry
 
-SQLITE_BUSY_SECONDS = 30
+from tenants.inline_sqlite import InlineConnection
+
+SQLITE_BUSY_SECONDS = 10
+"""Wait for another process (an admin command) to commit; the event loop stands still meanwhile."""
 
 _AFTER_COMMIT = "weft_after_commit"
 
 
 def create_engine(url: str) -> AsyncEngine:
     """An async engine with weft's connection settings: WAL and foreign keys on SQLite, bounded pool on PostgreSQL."""
-    if make_url(url).get_backend_name() != "sqlite":
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
         return create_async_engine(url, pool_size=10, max_overflow=10, pool_pre_ping=True)
-    engine = create_async_engine(url, pool_size=8, max_overflow=0, connect_args={"timeout": SQLITE_BUSY_SECONDS})
+    path = parsed.database or ":memory:"
+
+    async def connect() -> InlineConnection:
+        return await InlineConnection(path, busy_seconds=SQLITE_BUSY_SECONDS)
+
+    engine = create_async_engine(url, pool_size=8, max_overflow=0, async_creator=connect)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _set_pragmas(connection: Any, _record: ConnectionPoolEntry) -> None:

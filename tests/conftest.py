@@ -10,6 +10,7 @@ import pytest
 
 from engine.training.tiny_model import write_tiny_model
 
+ROOT = Path(__file__).resolve().parent.parent
 POSTGRES_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 
 

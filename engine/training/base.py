@@ -42,7 +42,7 @@ class BaseModel:
         layouts, logits = observe_layouts(model, list(candidates), probe)
         self.projections: Mapping[str, Projection] = _usable_projections(facts, candidates, layouts)
         flattened = [modules[name] for name in self.projections if layouts[name] is InputLayout.FLATTENED]
-        restore_rows(model.base_model, flattened)
+        restore_rows(model, model.base_model, flattened)
         self.linear_names = frozenset(
             name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)
         )

@@ -74,6 +74,7 @@ def write_adapter(
         described = {"format": FORMAT_VERSION, "base_model": base.facts.name, "lora": asdict(weights.settings)}
         (staging / WEFT).write_text(json.dumps(described, indent=2))
         size = sum(_sync(file) for file in staging.iterdir())
+        _sync(staging)
         staging.rename(directory)
         _sync(directory.parent)
     except BaseException:
@@ -87,17 +88,14 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
 
     Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
     """
-    try:
-        config = json.loads((directory / CONFIG).read_text())
-        tensors = load_file(directory / WEIGHTS, device=str(base.device))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InvalidRequest("the adapter cannot be read: its files are missing or damaged") from error
+    config = _read_json(directory / CONFIG)
+    tensors = _read_tensors(directory / WEIGHTS, str(base.device))
     pairs: dict[str, LoraPair] = {}
     for name, projection in base.projections.items():
         a, b = (tensors.pop(f"{_PREFIX}{name}.lora_{part}.weight", None) for part in "AB")
         if a is None or b is None:
             continue
-        rank = a.shape[0]
+        rank = b.shape[-1]
         if a.shape != (rank, projection.in_features) or b.shape != (projection.out_features, rank):
             raise InvalidRequest(f"the adapter's {name} does not fit base model {base.facts.name!r}")
         pairs[name] = LoraPair(a.float(), b.float())
@@ -105,7 +103,10 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
     if tensors or not pairs:
         unexpected = next(iter(tensors), "nothing")
         raise InvalidRequest(f"the adapter does not fit base model {base.facts.name!r}: it holds {unexpected}")
-    return LoraWeights(_settings(directory, config, base, pairs), pairs)
+    settings = _settings(directory, config, base, pairs)
+    if any(pair.a.shape[0] != settings.rank for pair in pairs.values()):
+        raise InvalidRequest(f"the adapter says rank {settings.rank}, and holds tensors of another")
+    return LoraWeights(settings, pairs)
 
 
 def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
@@ -118,25 +119,61 @@ def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
 
 
 def read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | None:
-    """The optimiser state, None if the folder holds none."""
-    if not (directory / OPTIMIZER).is_file():
+    """The optimiser state, None if the folder holds none. Raises ``InvalidRequest`` when it does not fit ``weights``."""
+    path = directory / OPTIMIZER
+    if not path.is_file():
         return None
-    device = str(weights.flat()[0].device)
-    tensors = load_file(directory / OPTIMIZER, device=device)
-    keys = _tensor_keys(weights)
+    tensors = _read_tensors(path, str(weights.flat()[0].device))
+    if _STEP not in tensors:
+        raise _damaged()
     return OptimizerState(
-        exp_avg=[tensors[f"exp_avg.{key}"] for key in keys],
-        exp_avg_sq=[tensors[f"exp_avg_sq.{key}"] for key in keys],
+        exp_avg=_in_order(tensors, weights, "exp_avg."),
+        exp_avg_sq=_in_order(tensors, weights, "exp_avg_sq."),
         step=int(tensors[_STEP]),
     )
 
 
 def read_gradients(directory: Path, weights: LoraWeights) -> list[Tensor] | None:
-    """Gradients not yet applied, None if the folder holds none."""
-    if not (directory / GRADIENTS).is_file():
+    """Gradients not yet applied, None if the folder holds none. Raises ``InvalidRequest`` as above."""
+    path = directory / GRADIENTS
+    if not path.is_file():
         return None
-    tensors = load_file(directory / GRADIENTS, device=str(weights.flat()[0].device))
-    return [tensors[key] for key in _tensor_keys(weights)]
+    return _in_order(_read_tensors(path, str(weights.flat()[0].device)), weights, "")
+
+
+def _in_order(tensors: Mapping[str, Tensor], weights: LoraWeights, prefix: str) -> list[Tensor]:
+    """A tensor for each of ``weights.flat()``, of its shape."""
+    found = [tensors.get(prefix + key) for key in _tensor_keys(weights)]
+    fitting = [
+        tensor
+        for tensor, parameter in zip(found, weights.flat(), strict=True)
+        if tensor is not None and tensor.shape == parameter.shape
+    ]
+    if len(fitting) != len(found):
+        raise _damaged()
+    return fitting
+
+
+def _read_tensors(path: Path, device: str) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path, device=device)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged() from error
+    return tensors
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged() from error
+    if not isinstance(content, dict):
+        raise _damaged()
+    return content
+
+
+def _damaged() -> InvalidRequest:
+    return InvalidRequest("the adapter cannot be read: its files are missing or damaged")
 
 
 def _tensor_keys(weights: LoraWeights) -> list[str]:
@@ -181,7 +218,7 @@ def _settings(
         if config.get(refused):
             raise InvalidRequest(f"the adapter uses PEFT's {refused}, which weft does not train")
     if (directory / WEFT).is_file():
-        return LoraSettings(**json.loads((directory / WEFT).read_text())["lora"])
+        return _own_settings(_read_json(directory / WEFT))
     groups = {base.projections[name].group for name in pairs}
     return LoraSettings(
         rank=next(iter(pairs.values())).a.shape[0],
@@ -190,6 +227,17 @@ def _settings(
         train_mlp="mlp" in groups,
         train_unembed="unembed" in groups,
     )
+
+
+def _own_settings(described: Mapping[str, Any]) -> LoraSettings:
+    if described.get("format") != FORMAT_VERSION:
+        raise InvalidRequest(
+            f"the adapter is of format {described.get('format')}; this weft reads format {FORMAT_VERSION}"
+        )
+    try:
+        return LoraSettings(**described["lora"])
+    except (KeyError, TypeError) as error:
+        raise _damaged() from error
 
 
 def _sync(path: Path) -> int:

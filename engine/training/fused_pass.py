@@ -4,19 +4,23 @@ Sequences are sorted by length into micro-batches under a token budget, right-pa
 changes no real position. Rows of one adapter stand together, so that each adapter is one segment.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.contracts.operations import ForwardBackwardOutput, TrainingBatch
+from engine.contracts.operations import Datum, ForwardBackwardOutput, TrainingBatch
 from engine.training.base import BaseModel
 from engine.training.lora import AdapterSegment, LoraWeights
-from engine.training.losses import compute_loss
-from engine.training.target_logprobs import target_logprobs
+from engine.training.losses import compute_loss, flat_inputs
+from engine.training.target_logprobs import CHUNK_LOGITS, gather_logprobs, target_logprobs
+
+log = logging.getLogger(__name__)
 
 MAX_PADDING_RATIO = 2.0
 """A micro-batch computes at most this many positions for each real one."""
@@ -36,7 +40,7 @@ class PassMember:
 
 @dataclass(slots=True)
 class MemberResult:
-    """What came of a member; ``gradients`` (in the order of ``LoraWeights.flat()``) only when it may be accumulated."""
+    """What came of a member; ``gradients`` in the order of ``LoraWeights.flat()`` unless it failed or had no backward."""
 
     outcome: ForwardBackwardOutput | WeftError
     gradients: list[Tensor] | None = None
@@ -59,17 +63,26 @@ class _Progress:
     loss: float = 0.0
     gradients: list[Tensor] | None = None
     error: WeftError | None = None
-    tokens: int = 0
-    extra: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A member's part of one micro-batch: its rows, and its targets' places among all the micro-batch's."""
+
+    place: int
+    rows: list[_Row]
+    targets: slice
 
 
 class FusedPass:
-    """Runs the members, no two of which share an adapter."""
+    """Runs the members, no two of which share an adapter. Their batches have passed ``check_batch``."""
 
     def __init__(self, base: BaseModel, members: Sequence[PassMember], *, token_budget: int) -> None:
         self._base = base
         self._members = members
-        self._token_budget = token_budget
+        # A head of its own kind gives all logits at once: fewer tokens go together then.
+        whole_logits = max(1, CHUNK_LOGITS // base.facts.vocabulary_size)
+        self._token_budget = token_budget if base.has_plain_head else min(token_budget, whole_logits)
         self._progress = [_Progress(logprobs=[None] * len(member.batch.data)) for member in members]
 
     def run(self) -> list[MemberResult]:
@@ -82,42 +95,72 @@ class FusedPass:
                 for number, datum in enumerate(member.batch.data)
             ]
             for micro_batch in split_rows(rows, token_budget=self._token_budget):
-                with torch.set_grad_enabled(backward):
-                    self._run_micro_batch(micro_batch, backward=backward)
+                self._run_micro_batch(micro_batch, backward=backward)
         return [self._result(place) for place in range(len(self._members))]
 
     def _run_micro_batch(self, rows: list[_Row], *, backward: bool) -> None:
-        rows = sorted(rows, key=lambda row: (row.member, row.datum))
-        device = self._base.device
-        hidden = self._hidden_states(rows)
-        logprobs = target_logprobs(
-            self._base,
-            hidden,
-            token_segments=self._segments(rows, by_tokens=True),
-            targets=[torch.from_numpy(self._datum(row).targets.copy()) for row in rows],
-        )
-        total: Tensor | None = None
-        counted: list[int] = []
-        at = 0
-        for place, group in _by_member(rows):
-            count = sum(self._datum(row).targets.size for row in group)
-            flat = logprobs[at : at + count]
-            at += count
-            loss = self._member_loss(place, group, flat, device)
-            if loss is not None and backward:
-                total = loss if total is None else total + loss
-                counted.append(place)
-        if total is not None:
-            self._backward(total, counted)
+        """Compute the rows of members that still stand; where that breaks, each member again by itself."""
+        rows = [row for row in rows if self._progress[row.member].error is None]
+        if not rows:
+            return
+        try:
+            with torch.set_grad_enabled(backward):
+                self._compute(sorted(rows, key=lambda row: (row.member, row.datum)), backward=backward)
+        except (RuntimeError, WeftError):
+            groups: dict[int, list[_Row]] = {}
+            for row in rows:
+                groups.setdefault(row.member, []).append(row)
+            log.exception(
+                "micro-batch failed base=%s rows=%d members=%d", self._base.facts.name, len(rows), len(groups)
+            )
+            if len(groups) == 1:
+                self._progress[rows[0].member].error = EngineFailure(
+                    "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
+                )
+                return
+            for group in groups.values():
+                self._run_micro_batch(group, backward=backward)
 
-    def _hidden_states(self, rows: list[_Row]) -> Tensor:
-        """Hidden states (real positions, hidden) of the rows, padding left out."""
+    def _compute(self, rows: list[_Row], *, backward: bool) -> None:
+        """One fused forward (and backward); nothing is noted until all of it has worked."""
+        logprobs = self._logprobs(rows)
+        shares = self._shares(rows)
+        losses = [self._loss(share, logprobs[share.targets]) for share in shares]
+        noted = torch.stack([loss.detach() for loss in losses]).tolist()
+        values = logprobs.detach().cpu().numpy()
+        sound = [
+            number
+            for number, share in enumerate(shares)
+            if math.isfinite(noted[number]) and np.isfinite(values[share.targets]).all()
+        ]
+        gradients: dict[int, list[Tensor]] = {}
+        if backward and sound:
+            gradients = self._gradients([losses[number] for number in sound], [shares[n].place for n in sound])
+        for number, share in enumerate(shares):
+            if number in sound:
+                self._note(share, noted[number], values[share.targets], gradients.get(share.place))
+            else:
+                self._progress[share.place].error = InvalidRequest(
+                    "the loss is not finite: lower the weights, advantages or learning rate"
+                )
+
+    def _logprobs(self, rows: list[_Row]) -> Tensor:
+        """Log-probabilities of all targets of the rows, flat."""
+        targets = [torch.from_numpy(self._datum(row).targets.copy()) for row in rows]
+        if self._base.has_plain_head:
+            hidden = self._real_positions(rows, self._base.hidden_states)
+            segments = self._segments(rows, by_tokens=True)
+            return target_logprobs(self._base, hidden, token_segments=segments, targets=targets)
+        return gather_logprobs(self._real_positions(rows, self._base.logits), targets)
+
+    def _real_positions(self, rows: list[_Row], forward: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``forward`` gives for the rows, (real positions, features): padding left out."""
         longest = max(row.length for row in rows)
         tokens = np.zeros((len(rows), longest), dtype=np.int64)
         for place, row in enumerate(rows):
             tokens[place, : row.length] = self._datum(row).tokens
         with self._base.adapters(self._segments(rows, by_tokens=False)):
-            states = self._base.hidden_states(torch.from_numpy(tokens).to(self._base.device))
+            states = forward(torch.from_numpy(tokens).to(self._base.device))
         if all(row.length == longest for row in rows):
             return states.flatten(0, 1)
         lengths = torch.tensor([row.length for row in rows], device=states.device)
@@ -132,54 +175,41 @@ class FusedPass:
             at += size
         return segments
 
-    def _member_loss(self, place: int, rows: list[_Row], logp: Tensor, device: torch.device) -> Tensor | None:
-        """Note the member's logprobs and loss; the loss to differentiate, or None once the member has failed."""
-        progress, member = self._progress[place], self._members[place]
-        values = logp.detach().cpu().numpy()
-        at = 0
-        for row in rows:
-            targets = self._datum(row).targets
-            progress.logprobs[row.datum] = values[at : at + targets.size].reshape(targets.shape).copy()
-            at += targets.size
-        progress.tokens += sum(row.length for row in rows)
-        if progress.error is not None:
-            return None
-        try:
-            loss = compute_loss(member.batch.loss, logp, self._inputs(rows, device))
-        except InvalidRequest as error:
-            progress.error = error
-            return None
-        value = float(loss.detach())
-        if not np.isfinite(value) or not np.isfinite(values).all():
-            progress.error = InvalidRequest("the loss is not finite: lower the weights, advantages or learning rate")
-            return None
-        progress.loss += value
-        return loss
+    def _shares(self, rows: list[_Row]) -> list[_Share]:
+        shares, at = [], 0
+        for place, group in _by_member(rows):
+            count = sum(self._datum(row).targets.size for row in group)
+            shares.append(_Share(place, group, slice(at, at + count)))
+            at += count
+        return shares
 
-    def _inputs(self, rows: list[_Row], device: torch.device) -> dict[str, Tensor]:
-        """Each loss input, flat over the rows. Raises ``InvalidRequest`` when only some data carry one."""
-        names = set(self._datum(rows[0]).inputs)
-        if any(set(self._datum(row).inputs) != names for row in rows):
-            raise InvalidRequest("loss_fn_inputs: every datum of a request must carry the same inputs")
-        return {
-            name: torch.from_numpy(
-                np.concatenate([self._datum(row).inputs[name].astype(np.float32).ravel() for row in rows])
-            ).to(device)
-            for name in names
-        }
+    def _loss(self, share: _Share, logp: Tensor) -> Tensor:
+        spec = self._members[share.place].batch.loss
+        data = [self._datum(row) for row in share.rows]
+        inputs = {name: torch.from_numpy(values).to(logp.device) for name, values in flat_inputs(spec, data).items()}
+        return compute_loss(spec, logp, inputs)
 
-    def _backward(self, total: Tensor, places: list[int]) -> None:
+    def _gradients(self, losses: list[Tensor], places: list[int]) -> dict[int, list[Tensor]]:
         """Gradients of the summed losses; rows are independent, so each adapter gets its own member's only."""
         parameters = [self._members[place].weights.flat() for place in places]
         flat = [parameter for group in parameters for parameter in group]
-        gradients = iter(torch.autograd.grad(total, flat, allow_unused=True))
-        for place, group in zip(places, parameters, strict=True):
-            found = [torch.zeros_like(parameter) if (g := next(gradients)) is None else g for parameter in group]
-            progress = self._progress[place]
-            if progress.gradients is None:
-                progress.gradients = found
-            else:
-                torch._foreach_add_(progress.gradients, found)
+        gradients = iter(torch.autograd.grad(torch.stack(losses).sum(), flat, allow_unused=True))
+        return {
+            place: [torch.zeros_like(parameter) if (g := next(gradients)) is None else g for parameter in group]
+            for place, group in zip(places, parameters, strict=True)
+        }
+
+    def _note(self, share: _Share, loss: float, values: np.ndarray, gradients: list[Tensor] | None) -> None:
+        progress, at = self._progress[share.place], 0
+        for row in share.rows:
+            targets = self._datum(row).targets
+            progress.logprobs[row.datum] = values[at : at + targets.size].reshape(targets.shape).copy()
+            at += targets.size
+        progress.loss += loss
+        if progress.gradients is None or gradients is None:
+            progress.gradients = gradients
+        else:
+            torch._foreach_add_(progress.gradients, gradients)
 
     def _result(self, place: int) -> MemberResult:
         progress, member = self._progress[place], self._members[place]
@@ -188,14 +218,11 @@ class FusedPass:
         logprobs = [row for row in progress.logprobs if row is not None]
         if len(logprobs) != len(member.batch.data):
             return MemberResult(EngineFailure("the pass left out a sequence"))
-        if progress.gradients is not None:
-            norms = torch.stack(torch._foreach_norm(progress.gradients))
-            if not torch.isfinite(norms).all():
-                return MemberResult(InvalidRequest("the gradient is not finite: lower the weights or advantages"))
-        metrics = {"loss:sum": progress.loss, "tokens:sum": float(progress.tokens)}
+        tokens = sum(len(datum.tokens) for datum in member.batch.data)
+        metrics = {"loss:sum": progress.loss, "tokens:sum": float(tokens)}
         return MemberResult(ForwardBackwardOutput(logprobs, metrics), progress.gradients)
 
-    def _datum(self, row: _Row):  # type: ignore[no-untyped-def]
+    def _datum(self, row: _Row) -> Datum:
         return self._members[row.member].batch.data[row.datum]
 
 

@@ -4,32 +4,45 @@
 advantage, ``r = exp(logp - q)``. ``sg`` stops the gradient.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.contracts.errors import InvalidRequest
 from engine.contracts.losses import BETA, CLIP_HIGH, CLIP_LOW, LOSS_RULES
-from engine.contracts.operations import LossName, LossSpec
+from engine.contracts.operations import Datum, LossName, LossSpec
 
 Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]
 LossFunction = Callable[[Tensor, Inputs, Config], Tensor]
+_DEFAULT_WEIGHT = 1.0
+
+
+def flat_inputs(spec: LossSpec, data: Sequence[Datum]) -> dict[str, np.ndarray]:
+    """The inputs that the loss knows, each float32 (M,) over all targets of ``data``; others are left out.
+
+    An optional input that only some data carry is filled with its default for the rest: the config's, or weight 1.
+    """
+    rule = LOSS_RULES[spec.name]
+    defaults = {**rule.config, **spec.config}
+    given = [name for name in (*rule.required, *rule.optional) if any(name in datum.inputs for datum in data)]
+    return {
+        name: np.concatenate([_flat_input(datum, name, defaults.get(name, _DEFAULT_WEIGHT)) for datum in data])
+        for name in given
+    }
+
+
+def _flat_input(datum: Datum, name: str, default: float) -> np.ndarray:
+    values = datum.inputs.get(name)
+    if values is None:
+        return np.full(datum.targets.size, default, dtype=np.float32)
+    return values.ravel().astype(np.float32)
 
 
 def compute_loss(spec: LossSpec, logp: Tensor, inputs: Inputs) -> Tensor:
-    """Scalar loss of ``logp`` float32 (M,) and ``inputs``, each float32 (M,). Raises ``InvalidRequest`` for a missing input."""
-    rule = LOSS_RULES[spec.name]
-    missing = [name for name in rule.required if name not in inputs]
-    if missing:
-        raise InvalidRequest(f"loss_fn_inputs: {spec.name} needs {', '.join(missing)}")
-    unknown = sorted(set(spec.config) - set(rule.config))
-    if unknown:
-        raise InvalidRequest(
-            f"loss_fn_config: {spec.name} knows {', '.join(rule.config) or 'no keys'}; got {unknown[0]!r}"
-        )
-    return _LOSSES[spec.name](logp, inputs, {**rule.config, **spec.config})
+    """Scalar loss of ``logp`` float32 (M,) and ``inputs``, each float32 (M,), the required ones among them."""
+    return _LOSSES[spec.name](logp, inputs, {**LOSS_RULES[spec.name].config, **spec.config})
 
 
 def _cross_entropy(logp: Tensor, inputs: Inputs, _config: Config) -> Tensor:

@@ -52,17 +52,23 @@ def observe_layouts(model: nn.Module, names: Sequence[str], input_ids: Tensor) -
     return layouts, logits
 
 
-def restore_rows(backbone: nn.Module, projections: Sequence[nn.Module]) -> None:
-    """Let flattened ``projections``, and every hook on them, see (rows, length, features) in forwards of ``backbone``."""
+def restore_rows(model: nn.Module, backbone: nn.Module, projections: Sequence[nn.Module]) -> None:
+    """Let flattened ``projections``, and every hook on them, see (rows, length, features).
+
+    ``model`` may reach its layers without calling ``backbone`` (OPT does): a forward of either tells the batch's shape.
+    """
     if not projections:
         return
     shape: ContextVar[tuple[int, int] | None] = ContextVar("rows and length of the batch", default=None)
 
     def note(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        batch = next(value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
+        batch = next(
+            value for value in (*inputs, named.get("input_ids"), named.get("inputs_embeds")) if value is not None
+        )
         shape.set((batch.shape[0], batch.shape[1]))
 
-    backbone.register_forward_pre_hook(note, with_kwargs=True)
+    for module in {model, backbone}:
+        module.register_forward_pre_hook(note, with_kwargs=True)
     for projection in projections:
         # Hooks run within __call__, which Python looks up on the class: only a class of its own can go around them.
         projection.__class__ = _rowwise(type(projection), shape)
@@ -73,7 +79,7 @@ def _rowwise(kind: type[nn.Module], shape: ContextVar[tuple[int, int] | None]) -
         batch = shape.get()
         if batch is None or inputs.dim() != 2 or inputs.shape[0] != batch[0] * batch[1]:
             raise EngineFailure("a projection of the base model was given tokens that no longer tell their rows")
-        output: Tensor = kind.__call__(self, inputs.unflatten(0, batch))
+        output: Tensor = kind.__call__(self, inputs.view(*batch, inputs.shape[-1]))
         return output.flatten(0, 1)
 
     return type(f"Rowwise{kind.__name__}", (kind,), {"__call__": call})

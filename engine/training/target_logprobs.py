@@ -45,13 +45,22 @@ def target_logprobs(
     return torch.cat(parts)
 
 
+def gather_logprobs(logits: Tensor, targets: Sequence[Tensor]) -> Tensor:
+    """The same from ready float32 ``logits`` (positions, V)."""
+    positions, wanted = _flatten(targets)
+    return _normalised(logits, positions.to(logits.device), wanted.to(logits.device))
+
+
 def _chunk_logprobs(
     base: BaseModel, hidden: Tensor, segments: list[AdapterSegment], positions: Tensor, wanted: Tensor
 ) -> Tensor:
     with base.adapters(segments):
         logits = base.head(hidden)
-    normaliser = torch.logsumexp(logits, dim=-1)
-    return logits[positions, wanted] - normaliser[positions]
+    return _normalised(logits, positions, wanted)
+
+
+def _normalised(logits: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+    return logits[positions, wanted] - torch.logsumexp(logits, dim=-1)[positions]
 
 
 def _flatten(targets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,9 @@ Synchronous, and called from one thread. Invariants: an item's gradient reaches 
 all of it or none; an item that fails fails alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.contracts.ids import RunId
 from engine.contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped, TrainingBatch
-from engine.training.adamw import adamw_step, clip_gradients
+from engine.training.adamw import AdamWTask, adamw_steps
 from engine.training.base import BaseModel
+from engine.training.batch_checks import check_batch
 from engine.training.checkpoint_files import (
     OptimizerState,
     read_gradients,
@@ -23,10 +25,14 @@ from engine.training.checkpoint_files import (
     read_optimizer,
     write_adapter,
 )
-from engine.training.fused_pass import FusedPass, PassMember
+from engine.training.fused_pass import FusedPass, MemberResult, PassMember
 from engine.training.lora import LoraWeights
 
+log = logging.getLogger(__name__)
+
 DEFAULT_PASS_TOKEN_BUDGET = 16384
+_STEP_ELEMENTS = 2**28
+"""Parameters stepped at once: what a fused step needs beside the adapters is a few times as much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +52,18 @@ class _Adapter:
     gradients: list[Tensor] | None = None
     optimizer: OptimizerState | None = None
 
-    def optimizer_state(self) -> OptimizerState:
-        """The moments, made of zeros at first use."""
-        if self.optimizer is None:
-            parameters = self.weights.flat()
-            self.optimizer = OptimizerState(
-                exp_avg=[torch.zeros_like(parameter) for parameter in parameters],
-                exp_avg_sq=[torch.zeros_like(parameter) for parameter in parameters],
-                step=0,
-            )
-        return self.optimizer
+    def task(self, step: OptimStep) -> AdamWTask:
+        """The adapter's next step."""
+        parameters = self.weights.flat()
+        state = self.optimizer or OptimizerState(_zeros(parameters), _zeros(parameters), step=0)
+        return AdamWTask(
+            parameters=parameters,
+            gradients=self.gradients or _zeros(parameters),
+            exp_avg=state.exp_avg,
+            exp_avg_sq=state.exp_avg_sq,
+            step_count=state.step + 1,
+            step=step,
+        )
 
 
 class Trainer:
@@ -86,56 +94,95 @@ class Trainer:
         self._adapters.pop(run, None)
 
     def run_pass(self, items: Sequence[PassItem]) -> list[ForwardBackwardOutput | WeftError]:
-        """Compute the items, fused; outcomes in their order. Raises only for a failure of the whole pass."""
+        """Compute the items, fused; outcomes in their order. Raises only for a failure of the whole pass, which then
+        has changed nothing."""
         outcomes: dict[int, ForwardBackwardOutput | WeftError] = {}
-        for wave in _waves(items):
+        results: dict[int, MemberResult] = {}
+        for wave in _waves([item.run for item in items]):
             members = []
             for index in wave:
-                adapter = self._adapters.get(items[index].run)
-                if adapter is None:
-                    outcomes[index] = EngineFailure("the adapter is not in memory")
-                else:
-                    members.append(PassMember(index, items[index].batch, items[index].backward, adapter.weights))
-            results = FusedPass(self._base, members, token_budget=self._token_budget).run()
-            for member, result in zip(members, results, strict=True):
-                outcomes[member.index] = result.outcome
-                if result.gradients is not None:
-                    self._accumulate(self._adapters[items[member.index].run], result.gradients)
+                try:
+                    members.append(self._member(index, items[index]))
+                except WeftError as error:
+                    outcomes[index] = error
+            wave_results = FusedPass(self._base, members, token_budget=self._token_budget).run()
+            results |= {member.index: result for member, result in zip(members, wave_results, strict=True)}
+        for index, result in sorted(results.items()):
+            outcomes[index] = self._accumulate(self._adapters[items[index].run], result)
         return [outcomes[index] for index in range(len(items))]
 
+    def _member(self, index: int, item: PassItem) -> PassMember:
+        weights = self._held(item.run).weights
+        check_batch(item.batch, self._base.facts)
+        return PassMember(index, item.batch, item.backward, weights)
+
     @staticmethod
-    def _accumulate(adapter: _Adapter, gradients: list[Tensor]) -> None:
-        if adapter.gradients is None:
-            adapter.gradients = gradients
-        else:
-            torch._foreach_add_(adapter.gradients, gradients)
+    def _accumulate(adapter: _Adapter, result: MemberResult) -> ForwardBackwardOutput | WeftError:
+        """Add the result's gradients, all or none: a sum without a finite norm would fail every later step."""
+        if result.gradients is None:
+            return result.outcome
+        gradients = result.gradients
+        if adapter.gradients is not None:
+            gradients = list(torch._foreach_add(adapter.gradients, gradients))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if not torch.isfinite(norm):
+            return InvalidRequest("the gradient is too large or not finite: lower the weights or advantages")
+        adapter.gradients = gradients
+        return result.outcome
 
     def optim_step(self, run: RunId, step: OptimStep) -> OptimStepped:
         """One AdamW step on the accumulated gradients (zeros if none), which are then cleared.
 
-        Raises ``InvalidRequest`` when the gradients overflowed: they are cleared, weights and moments stay.
+        Raises ``InvalidRequest``, changing nothing, when it would leave weights or moments that are not finite.
         """
-        adapter = self._held(run)
-        parameters = adapter.weights.flat()
-        gradients = adapter.gradients or [torch.zeros_like(parameter) for parameter in parameters]
-        adapter.gradients = None
-        norm = clip_gradients(gradients, step.grad_clip_norm)
-        if not torch.isfinite(norm):
-            raise InvalidRequest("the accumulated gradients are not finite; they were cleared and no step was taken")
-        state = adapter.optimizer_state()
-        taken = state.step + 1
-        adamw_step(parameters, gradients, state.exp_avg, state.exp_avg_sq, step_count=taken, step=step)
-        adapter.optimizer = replace(state, step=taken)
-        return OptimStepped(metrics={"grad_norm:max": float(norm), "step:max": float(taken)})
+        outcome = self.optim_steps([(run, step)])[0]
+        if isinstance(outcome, WeftError):
+            raise outcome
+        return outcome
 
     def optim_steps(self, steps: Sequence[tuple[RunId, OptimStep]]) -> list[OptimStepped | WeftError]:
-        """Steps of many adapters; outcomes in their order."""
-        outcomes: list[OptimStepped | WeftError] = []
-        for run, step in steps:
-            try:
-                outcomes.append(self.optim_step(run, step))
-            except WeftError as error:
-                outcomes.append(error)
+        """Steps of many adapters, fused; outcomes in their order. One that fails fails alone."""
+        outcomes: dict[int, OptimStepped | WeftError] = {}
+        for wave in _waves([run for run, _ in steps]):
+            group: list[int] = []
+            elements = 0
+            for index in wave:
+                adapter = self._adapters.get(steps[index][0])
+                if adapter is None:
+                    outcomes[index] = _not_held()
+                    continue
+                size = sum(parameter.numel() for parameter in adapter.weights.flat())
+                if group and elements + size > _STEP_ELEMENTS:
+                    outcomes |= self._step_together({place: steps[place] for place in group})
+                    group, elements = [], 0
+                group.append(index)
+                elements += size
+            if group:
+                outcomes |= self._step_together({place: steps[place] for place in group})
+        return [outcomes[index] for index in range(len(steps))]
+
+    def _step_together(self, steps: Mapping[int, tuple[RunId, OptimStep]]) -> dict[int, OptimStepped | WeftError]:
+        """Steps of adapters in memory, no two of one run, by the caller's index."""
+        adapters = [self._adapters[run] for run, _ in steps.values()]
+        tasks = [adapter.task(step) for adapter, (_, step) in zip(adapters, steps.values(), strict=True)]
+        outcomes: dict[int, OptimStepped | WeftError] = {}
+        try:
+            results = adamw_steps(tasks)
+        except RuntimeError:
+            log.exception("optimizer steps failed base=%s steps=%d", self._base.facts.name, len(tasks))
+            return dict.fromkeys(steps, EngineFailure("weft could not compute this step; nothing was changed"))
+        for index, adapter, task, result in zip(steps, adapters, tasks, results, strict=True):
+            if not result.is_finite:
+                outcomes[index] = InvalidRequest(
+                    f"adam_params: this step would leave weights that are not finite (learning_rate "
+                    f"{task.step.learning_rate}, eps {task.step.eps}); nothing was changed"
+                )
+                continue
+            with torch.no_grad():
+                torch._foreach_copy_(adapter.weights.flat(), result.parameters)
+            adapter.optimizer = OptimizerState(result.exp_avg, result.exp_avg_sq, task.step_count)
+            adapter.gradients = None
+            outcomes[index] = OptimStepped({"grad_norm:max": result.grad_norm, "step:max": float(task.step_count)})
         return outcomes
 
     def save(self, run: RunId, directory: Path, *, optimizer: bool, gradients: bool = False) -> int:
@@ -178,7 +225,15 @@ class Trainer:
         try:
             return self._adapters[run]
         except KeyError:
-            raise EngineFailure("the adapter is not in memory") from None
+            raise _not_held() from None
+
+
+def _not_held() -> EngineFailure:
+    return EngineFailure("the adapter is not in memory")
+
+
+def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(tensor, requires_grad=False) for tensor in tensors]
 
 
 def _trainable(weights: LoraWeights) -> LoraWeights:
@@ -187,13 +242,13 @@ def _trainable(weights: LoraWeights) -> LoraWeights:
     return weights
 
 
-def _waves(items: Sequence[PassItem]) -> list[list[int]]:
-    """Indices of items such that no wave holds two of one run: their gradients must be told apart."""
+def _waves(runs: Sequence[RunId]) -> list[list[int]]:
+    """Indices such that no wave holds two of one run: their gradients must be told apart, their steps follow in order."""
     waves: list[list[int]] = []
     depth: dict[RunId, int] = {}
-    for index, item in enumerate(items):
-        place = depth.get(item.run, 0)
-        depth[item.run] = place + 1
+    for index, run in enumerate(runs):
+        place = depth.get(run, 0)
+        depth[run] = place + 1
         if place == len(waves):
             waves.append([])
         waves[place].append(index)

@@ -1,0 +1,33 @@
+"""``docs/configuration.md``, rendered from the settings class: ``python -m clients.command.settings_page`` writes it."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from tenants.settings import Settings
+
+PAGE = Path("docs/configuration.md")
+_HEAD = """# Configuration
+
+Every setting is an environment variable; `weft serve` takes `--base-model`, `--data`, `--host` and `--port` as options, which
+win. Durations are ISO 8601 (`PT25S`) or seconds. Lists are JSON (`["org/name=/models/name"]`). An unknown value stops the
+start with a message; `weft doctor` checks them all. This page is generated from `tenants/settings.py`.
+
+| variable | default | meaning |
+|---|---|---|
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = field.default
+        shown = f"{default.total_seconds():g} s" if isinstance(default, timedelta) else str(default)
+        if default is None or default == ():
+            shown = "none"
+        rows.append(f"| `WEFT_{name.upper()}` | `{shown}` | {field.description} |\n")
+    return _HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

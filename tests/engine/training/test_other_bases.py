@@ -1,0 +1,185 @@
+"""Architectures that hand their projections, or their head, something else than the tiny base does."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    MixtralConfig,
+    MptConfig,
+    OPTConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+)
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.ids import RunId
+from engine.contracts.operations import ForwardBackwardOutput, LossName
+from engine.training.base import BaseModel
+from engine.training.lora import AdapterSegment
+from engine.training.row_layout import InputLayout, observe_layouts
+from engine.training.trainer import Trainer
+from tests.engine.training.conftest import (
+    NEIGHBOUR,
+    RUN,
+    backward,
+    gradients_of,
+    make_batch,
+    randomise,
+    reference_for,
+    settings,
+)
+
+_SIZES = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_FLATTENING: dict[str, PretrainedConfig] = {
+    "opt": OPTConfig(**_SIZES, ffn_dim=96, max_position_embeddings=128, word_embed_proj_dim=64, dropout=0.0),
+    "qwen2_moe": Qwen2MoeConfig(
+        **_SIZES,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    ),
+}
+_OWN_HEAD = MptConfig(d_model=64, n_heads=4, n_layers=2, max_seq_len=128, vocab_size=300, logit_scale=0.5)
+_NEIGHBOUR_LENGTHS = (9, 4, 2)
+
+
+def write_base(config: PretrainedConfig, directory: Path) -> Path:
+    """A base of random weights."""
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    return directory
+
+
+def load_base(directory: Path, dtype: str = "auto", vocabulary: int = 300) -> BaseModel:
+    """The base in a folder."""
+    facts = BaseModelFacts("other", directory, "other", 128, vocabulary, None)
+    return BaseModel.load(facts, dtype=dtype)
+
+
+def check_against_peft(model_dir: Path) -> None:
+    """A pass shared with a neighbour of another rank gives what plain PEFT gives alone: loss, logprobs, gradients."""
+    trainer = Trainer(load_base(model_dir))
+    trainer.create(RUN, settings(train_unembed=False))
+    trainer.create(NEIGHBOUR, settings(rank=3, seed=9))
+    randomise(trainer, RUN, 5)
+    randomise(trainer, NEIGHBOUR, 6)
+    reference = reference_for(trainer, RUN, model_dir)
+    batch = make_batch(1, LossName.CROSS_ENTROPY)
+    neighbour = make_batch(2, LossName.CROSS_ENTROPY, _NEIGHBOUR_LENGTHS)
+    result = trainer.run_pass([backward(NEIGHBOUR, neighbour), backward(RUN, batch)])[1]
+    assert isinstance(result, ForwardBackwardOutput)
+    expected = reference.loss(batch)
+    assert result.metrics["loss:sum"] == pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-5)
+    for datum, logprobs in zip(batch.data, result.logprobs, strict=True):
+        np.testing.assert_allclose(logprobs, reference.logprobs(datum).detach().numpy(), atol=1e-5, rtol=1e-5)
+    gradients = torch.autograd.grad(expected, reference.parameters)
+    for ours, theirs in zip(gradients_of(trainer, RUN), gradients, strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-5 * max(float(theirs.abs().max()), 1e-1)
+
+
+@pytest.mark.parametrize("name", list(_FLATTENING))
+def test_projections_given_flattened_tokens_keep_their_rows(name: str, tmp_path: Path) -> None:
+    model_dir = write_base(_FLATTENING[name], tmp_path / name)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    assert InputLayout.FLATTENED in observe_layouts(model, names, torch.arange(6).view(2, 3))[0].values()
+    check_against_peft(model_dir)
+
+
+@pytest.mark.parametrize("name", list(_FLATTENING))
+def test_whole_forward_applies_adapters_by_row_too(name: str, tmp_path: Path) -> None:
+    """The sampler's way into the model: each row as if it were alone."""
+    base = load_base(write_base(_FLATTENING[name], tmp_path / name))
+    trainer = Trainer(base)
+    trainer.create(RUN, settings())
+    trainer.create(NEIGHBOUR, settings(rank=3, seed=9))
+    adapters = []
+    for number, run in enumerate((RUN, NEIGHBOUR)):
+        randomise(trainer, run, number)
+        adapters.append(trainer._adapters[run].weights)
+    tokens = torch.randint(0, 300, (2, 5), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        with base.adapters([AdapterSegment(adapter, row, row + 1) for row, adapter in enumerate(adapters)]):
+            together = base.logits(tokens)
+        for row, adapter in enumerate(adapters):
+            with base.adapters([AdapterSegment(adapter, 0, 1)]):
+                torch.testing.assert_close(together[row], base.logits(tokens[row : row + 1])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_head_of_its_own_kind_is_left_to_the_model(tmp_path: Path) -> None:
+    """MPT's config has a ``logit_scale`` that its forward does not use."""
+    model_dir = write_base(_OWN_HEAD, tmp_path / "mpt")
+    assert not load_base(model_dir).has_plain_head
+    check_against_peft(model_dir)
+
+
+def test_base_whose_mlp_is_routed_experts_only_is_refused(tmp_path: Path) -> None:
+    config = MixtralConfig(**_SIZES, intermediate_size=96, num_key_value_heads=2, num_local_experts=4)
+    with pytest.raises(InvalidRequest, match="no mlp projections"):
+        load_base(write_base(config, tmp_path / "mixtral"))
+
+
+def test_bfloat16_base_trains_float32_adapters(tiny_model_dir: Path, base: BaseModel) -> None:
+    rough = Trainer(load_base(tiny_model_dir, dtype="bfloat16", vocabulary=320))
+    exact = Trainer(base)
+    batch = make_batch(3, LossName.CROSS_ENTROPY)
+    batch = replace(batch, data=[replace(datum, inputs={}) for datum in batch.data])
+    losses = []
+    for trainer in (rough, exact):
+        trainer.create(RUN, settings())
+        result = trainer.run_pass([backward(RUN, batch)])[0]
+        assert isinstance(result, ForwardBackwardOutput)
+        losses.append(result.metrics["loss:sum"])
+        assert all(gradient.dtype == torch.float32 for gradient in gradients_of(trainer, RUN))
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+
+
+def test_adapters_are_active_in_their_own_thread_only(trainer: Trainer, base: BaseModel) -> None:
+    trainer.create(RUN, settings())
+    randomise(trainer, RUN, 1)
+    tokens = torch.arange(5)[None]
+    elsewhere: list[torch.Tensor] = []
+
+    def forward() -> None:
+        with torch.no_grad():
+            elsewhere.append(base.logits(tokens))
+
+    with torch.no_grad():
+        bare = base.logits(tokens)
+        with base.adapters([AdapterSegment(trainer._adapters[RUN].weights, 0, 1)]):
+            thread = threading.Thread(target=forward)
+            thread.start()
+            thread.join()
+            adapted = base.logits(tokens)
+    assert torch.equal(elsewhere[0], bare)
+    assert not torch.allclose(adapted, bare)
+
+
+def test_conv1d_base_takes_many_neighbours(tmp_path: Path) -> None:
+    config = GPT2Config(
+        vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=None, eos_token_id=None
+    )
+    trainer = Trainer(load_base(write_base(config, tmp_path / "gpt2")))
+    runs = [RunId(f"r{number}:train:0") for number in range(4)]
+    alone = RunId("alone:train:0")
+    for number, run in enumerate(runs):
+        trainer.create(run, settings(rank=1 + number, seed=number))
+        randomise(trainer, run, number)
+    trainer.create(alone, settings(rank=3, seed=2))
+    randomise(trainer, alone, 2)
+    batches = [make_batch(number, LossName.CROSS_ENTROPY, (4 + number, 11)) for number in range(4)]
+    trainer.run_pass([backward(run, batch) for run, batch in zip(runs, batches, strict=True)])
+    trainer.run_pass([backward(alone, batches[2])])
+    for ours, theirs in zip(gradients_of(trainer, runs[2]), gradients_of(trainer, alone), strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-5 * max(float(theirs.abs().max()), 1e-1)

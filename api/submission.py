@@ -14,7 +14,7 @@ from engine.contracts.codec import digest
 from engine.contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
 from engine.contracts.ids import RequestId, TenantId
 from engine.contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
-from tenants.runs import check_open, get_run, touch_run
+from tenants.runs import run_standing
 from workers.ledger.operations import NewOperation, RejectedOperation
 
 OFF_LOOP_BYTES = 256 * 1024
@@ -42,7 +42,7 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     run, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``.
     """
     async with services.database.read() as session:
-        run = await get_run(session, caller, submission.model_id)
+        run = await run_standing(session, caller, submission.model_id)
     facts = services.base(run.base_model)
     payload: Payload | None = None
     error: WeftError | None = None
@@ -55,14 +55,15 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     except WeftError as refusal:
         error = refusal
         identity = hashlib.blake2b(submission.body, digest_size=16).digest()
+    try:
+        run.check_open()
+    except (RunUnloaded, SessionEnded):
+        async with services.database.read() as session:
+            earlier = await services.ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=identity)
+        if earlier is None:
+            raise
+        return promise(earlier, model_id=run.id)
     async with services.database.write() as transaction:
-        try:
-            await check_open(transaction, caller, run.id)
-        except (RunUnloaded, SessionEnded):
-            earlier = await services.ledger.find(transaction, lane=run.id, seq_id=submission.seq_id, digest=identity)
-            if earlier is None:
-                raise
-            return promise(earlier, model_id=run.id)
         if payload is None:
             rejected = RejectedOperation(
                 tenant=caller,
@@ -86,7 +87,6 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
                 tokens=_tokens(payload),
             )
             request_id = await services.ledger.accept(transaction, new)
-        await touch_run(transaction, caller, run.id, services.clock)
     return promise(request_id, model_id=run.id)
 
 

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from uuid import uuid4
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest, NotFound, Unauthenticated
@@ -94,16 +94,18 @@ async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) ->
     )
 
 
+# Built once: every request begins with it.
+_BY_PREFIX = select(ApiKey.__table__.c.tenant_id, ApiKey.__table__.c.secret_hash, ApiKey.__table__.c.revoked_at).where(
+    ApiKey.__table__.c.prefix == bindparam("prefix")
+)
+
+
 async def authenticate(session: AsyncSession, secret: str | None) -> TenantId:
     """The tenant whose live key ``secret`` is. Raises ``Unauthenticated``; one message for every cause."""
     refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
     if not secret or not secret.startswith(KEY_PREFIX):
         raise refusal
-    row = (
-        await session.execute(
-            select(ApiKey.tenant_id, ApiKey.secret_hash, ApiKey.revoked_at).where(ApiKey.prefix == _prefix_of(secret))
-        )
-    ).one_or_none()
+    row = (await session.execute(_BY_PREFIX, {"prefix": _prefix_of(secret)})).one_or_none()
     stored = row.secret_hash if row is not None else bytes(hashlib.sha256().digest_size)
     matches = hmac.compare_digest(stored, _hash(secret))
     if row is None or not matches or row.revoked_at is not None:

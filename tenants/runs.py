@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import NotFound, RunUnloaded, SessionEnded
@@ -78,29 +78,39 @@ async def get_run(session: AsyncSession, tenant: TenantId, run_id: str) -> Run:
     return found
 
 
-async def check_open(session: AsyncSession, tenant: TenantId, run_id: str) -> None:
-    """Raise ``NotFound``, ``RunUnloaded`` or ``SessionEnded`` unless the tenant's run can take work."""
-    query = (
-        select(Run.state, Session.ended_at, Session.end_reason)
-        .join(Session, Session.id == Run.session_id)
-        .where(Run.id == run_id, Run.tenant_id == tenant)
-    )
-    row = (await session.execute(query)).one_or_none()
+@dataclass(frozen=True, slots=True)
+class RunStanding:
+    """What a request for a run must know of it."""
+
+    id: RunId
+    base_model: str
+    state: RunState
+    session_end_reason: str | None
+
+    def check_open(self) -> None:
+        """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run can take work."""
+        if self.state is RunState.UNLOADED:
+            raise RunUnloaded(f"model {self.id} was unloaded; create another, or load a checkpoint of it")
+        if self.state is RunState.FAILED:
+            raise RunUnloaded(f"model {self.id} was never made: its creation failed")
+        if self.session_end_reason is not None:
+            raise SessionEnded(f"the session of model {self.id} has ended ({self.session_end_reason}); open a new one")
+
+
+# Built once: making a statement costs several times what SQLite takes to run it.
+_STANDING = (
+    select(Run.__table__.c.base_model, Run.__table__.c.state, Session.__table__.c.end_reason)
+    .join_from(Run.__table__, Session.__table__, Session.__table__.c.id == Run.__table__.c.session_id)
+    .where(Run.__table__.c.id == bindparam("run"), Run.__table__.c.tenant_id == bindparam("tenant"))
+)
+
+
+async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> RunStanding:
+    """How the tenant's run stands. Raises ``NotFound``."""
+    row = (await session.execute(_STANDING, {"run": run_id, "tenant": tenant})).one_or_none()
     if row is None:
         raise NotFound(f"no model {run_id[:150]!r}")
-    if row.state == RunState.UNLOADED:
-        raise RunUnloaded(f"model {run_id} was unloaded; create another, or load a checkpoint of it")
-    if row.state == RunState.FAILED:
-        raise RunUnloaded(f"model {run_id} was never made: its creation failed")
-    if row.ended_at is not None:
-        raise SessionEnded(f"the session of model {run_id} has ended ({row.end_reason}); open a new one")
-
-
-async def touch_run(transaction: AsyncSession, tenant: TenantId, run_id: str, clock: Clock) -> None:
-    """Note a request for the run."""
-    await transaction.execute(
-        update(Run).where(Run.id == run_id, Run.tenant_id == tenant).values(last_request_at=clock())
-    )
+    return RunStanding(RunId(run_id), row.base_model, RunState(row.state), row.end_reason)
 
 
 async def list_runs(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> tuple[list[Run], int]:

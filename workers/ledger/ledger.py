@@ -7,9 +7,10 @@ wake-ups are announced after the commit and carry nothing.
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Select, delete, insert, select, update
+from sqlalchemy import Row, Select, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.codec import decode_payload, decode_result, encode
@@ -17,8 +18,9 @@ from engine.contracts.errors import NotFound, RunUnloaded, SequenceConflict, Wef
 from engine.contracts.ids import RequestId, RunId, TenantId
 from engine.contracts.operations import OperationKind, Result
 from tenants.clock import Clock
-from tenants.database import Database, after_commit, insert_unless_present
+from tenants.database import Database, after_commit
 from tenants.models import Operation, OperationPayload, OperationResult, OperationState, Run, RunState
+from workers.ledger import statements as sql
 from workers.ledger.operations import (
     UNLOAD_SEQ_ID,
     Completion,
@@ -29,8 +31,6 @@ from workers.ledger.operations import (
 )
 from workers.ledger.wakeups import Wakeups, operation_topic, sampling_topic, training_topic, wait_for
 
-MAX_READY = 256
-"""Operations decoded in one claim: bounds memory, the rest are found by the next one."""
 PRUNE_BATCH = 1000
 """Rows of one sweep, so that it never holds the writer for long."""
 
@@ -47,11 +47,7 @@ class Ledger:
 
     async def find(self, session: AsyncSession, *, lane: str, seq_id: int, digest: bytes) -> RequestId | None:
         """The request id given for this key before, or None. Raises ``SequenceConflict`` if its body was another."""
-        row = (
-            await session.execute(
-                select(Operation.id, Operation.body_digest).where(Operation.lane == lane, Operation.seq_id == seq_id)
-            )
-        ).one_or_none()
+        row = (await session.execute(sql.FIND, {"lane": lane, "seq_id": seq_id})).one_or_none()
         if row is None:
             return None
         if row.body_digest != digest:
@@ -95,35 +91,23 @@ class Ledger:
             values |= {"finished_at": now, **_error_columns(new.error)}
         else:
             values["tokens"] = new.tokens
-        inserted = await transaction.scalar(
-            insert_unless_present(transaction, Operation).values(values).returning(Operation.id)
-        )
+        statement = sql.INSERT_UNLESS_PRESENT[transaction.get_bind().dialect.name]
+        inserted = (await transaction.execute(statement, values)).scalar_one_or_none()
         if inserted is None:
             found = await self.find(transaction, lane=new.lane, seq_id=new.seq_id, digest=new.digest)
             if found is None:
                 raise RuntimeError("an operation's key was taken and is gone; rows are never deleted")
             return found
         if isinstance(new, NewOperation):
-            await transaction.execute(
-                insert(OperationPayload).values(operation_id=request_id, tenant_id=new.tenant, body=encode(new.payload))
-            )
+            row = {"operation_id": request_id, "tenant_id": new.tenant, "body": encode(new.payload)}
+            await transaction.execute(sql.INSERT_PAYLOAD, row)
         return request_id
 
     # --- running ---------------------------------------------------------------------------------------------------
 
     async def ready_training(self, session: AsyncSession, base_model: str) -> list[ReadyOperation]:
         """The head of each run of ``base_model`` that can run now, in order of acceptance; at most ``MAX_READY``."""
-        heads = (
-            _ready_rows()
-            .join(Run, Run.id == Operation.lane)
-            .where(
-                Operation.state == OperationState.PENDING,
-                Operation.kind != OperationKind.SAMPLE,
-                Operation.base_model == base_model,
-                (Operation.seq_id == Run.next_seq_id) | (Operation.seq_id == UNLOAD_SEQ_ID),
-            )
-        )
-        rows = await self._decode_rows(session, heads)
+        rows = await _ready_rows(session, sql.READY_TRAINING, {"base_model": base_model})
         busy = {row.lane for row in rows if row.seq_id != UNLOAD_SEQ_ID}
         return [row for row in rows if row.seq_id != UNLOAD_SEQ_ID or row.lane not in busy]
 
@@ -131,34 +115,16 @@ class Ledger:
         self, session: AsyncSession, base_model: str, *, after_position: int
     ) -> list[ReadyOperation]:
         """Pending samples of ``base_model`` accepted after ``after_position``, oldest first; at most ``MAX_READY``."""
-        wanted = _ready_rows().where(
-            Operation.state == OperationState.PENDING,
-            Operation.kind == OperationKind.SAMPLE,
-            Operation.base_model == base_model,
-            Operation.position > after_position,
+        return await _ready_rows(
+            session, sql.PENDING_SAMPLES, {"base_model": base_model, "after_position": after_position}
         )
-        return await self._decode_rows(session, wanted)
 
     async def operations_to_replay(
         self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int
     ) -> list[ReadyOperation]:
         """Operations of ``run`` that were done in ``(after_seq_id, before_seq_id)``, by seq_id."""
-        wanted = (
-            select(*_READY_COLUMNS)
-            .join(OperationPayload, OperationPayload.operation_id == Operation.id)
-            .where(
-                Operation.lane == run,
-                Operation.seq_id > after_seq_id,
-                Operation.seq_id < before_seq_id,
-                Operation.state == OperationState.DONE,
-            )
-            .order_by(Operation.seq_id)
-        )
-        return [_ready(row) for row in (await session.execute(wanted)).all()]
-
-    async def _decode_rows(self, session: AsyncSession, query: Select[tuple[object, ...]]) -> list[ReadyOperation]:
-        rows = (await session.execute(query.order_by(Operation.position).limit(MAX_READY))).all()
-        return [_ready(row) for row in rows]
+        keys = {"lane": run, "after_seq_id": after_seq_id, "before_seq_id": before_seq_id}
+        return await _ready_rows(session, sql.TO_REPLAY, keys)
 
     async def complete(self, transaction: AsyncSession, completions: Sequence[Completion]) -> None:
         """Write results or errors and advance their runs. A completion whose operation is final already is ignored."""
@@ -171,25 +137,21 @@ class Ledger:
         if is_training:
             await self._lock_run(transaction, operation.lane)
         now = self._clock()
-        values: dict[str, object] = {"finished_at": now}
         body: bytes | None = None
+        values: dict[str, object] = {"operation_id": operation.id, "now": now, "size": None}
         if isinstance(outcome, WeftError):
-            values |= {"state": OperationState.FAILED, **_error_columns(outcome)}
+            values |= {"new_state": OperationState.FAILED, "code": outcome.code}
+            values |= {"category": outcome.category, "message": outcome.message}
         else:
             body = encode(outcome)
-            values |= {"state": OperationState.DONE, "result_bytes": len(body)}
-        moved = await transaction.execute(
-            update(Operation)
-            .where(Operation.id == operation.id, Operation.state == OperationState.PENDING)
-            .values(values)
-            .returning(Operation.id)
-        )
+            values |= {"new_state": OperationState.DONE, "size": len(body)}
+            values |= {"code": None, "category": None, "message": None}
+        moved = await transaction.execute(sql.FINISH, values)
         if moved.scalar_one_or_none() is None:
             return
         if body is not None:
-            await transaction.execute(
-                insert(OperationResult).values(operation_id=operation.id, tenant_id=operation.tenant, body=body)
-            )
+            row = {"operation_id": operation.id, "tenant_id": operation.tenant, "body": body}
+            await transaction.execute(sql.INSERT_RESULT, row)
         if is_training:
             await self._advance(transaction, operation.lane)
         after_commit(transaction, lambda: self._wakeups.announce(operation_topic(operation.id)))
@@ -212,50 +174,26 @@ class Ledger:
     async def _lock_run(self, transaction: AsyncSession, run: str) -> None:
         """Two transactions that finish neighbours must not both read the old ``next_seq_id`` (SQLite has one writer)."""
         if transaction.get_bind().dialect.name != "sqlite":
-            await transaction.execute(select(Run.id).where(Run.id == run).with_for_update())
+            await transaction.execute(sql.LOCK_RUN, {"lane": run})
 
     async def _advance(self, transaction: AsyncSession, run: str) -> None:
         """Move ``next_seq_id`` past every final operation that follows without a gap."""
-        rows = (
-            await transaction.execute(
-                select(Operation.seq_id, Run.next_seq_id)
-                .join(Run, Run.id == Operation.lane)
-                .where(
-                    Run.id == run,
-                    Operation.seq_id >= Run.next_seq_id,
-                    Operation.state != OperationState.PENDING,
-                )
-                .order_by(Operation.seq_id)
-            )
-        ).all()
+        rows = (await transaction.execute(sql.FINAL_FROM_NEXT, {"lane": run})).all()
         upcoming = rows[0].next_seq_id if rows else 0
         for row in rows:
             if row.seq_id != upcoming:
                 break
             upcoming += 1
         if rows and upcoming != rows[0].next_seq_id:
-            await transaction.execute(update(Run).where(Run.id == run).values(next_seq_id=upcoming))
+            await transaction.execute(sql.ADVANCE, {"lane": run, "next": upcoming, "now": self._clock()})
 
     # --- answering -------------------------------------------------------------------------------------------------
 
     async def status(self, tenant: TenantId, request_id: str) -> OperationStatus:
         """Where the tenant's operation stands; own read. Raises ``NotFound``."""
         async with self._database.read() as session:
-            row = (
-                await session.execute(
-                    select(
-                        Operation.id,
-                        Operation.kind,
-                        Operation.lane,
-                        Operation.state,
-                        Operation.result_bytes,
-                        Operation.pruned_at,
-                        Operation.error_code,
-                        Operation.error_category,
-                        Operation.error_message,
-                    ).where(Operation.id == request_id, Operation.tenant_id == tenant)
-                )
-            ).one_or_none()
+            keys = {"operation_id": request_id, "tenant": tenant}
+            row = (await session.execute(sql.STATUS, keys)).one_or_none()
         if row is None:
             raise NotFound(f"no request {request_id[:100]!r}")
         return OperationStatus(
@@ -281,11 +219,8 @@ class Ledger:
     async def result(self, tenant: TenantId, status: OperationStatus) -> Result | None:
         """The decoded result of a done operation, None once pruned; own read."""
         async with self._database.read() as session:
-            body = await session.scalar(
-                select(OperationResult.body).where(
-                    OperationResult.operation_id == status.id, OperationResult.tenant_id == tenant
-                )
-            )
+            keys = {"operation_id": status.id, "tenant": tenant}
+            body = (await session.execute(sql.RESULT, keys)).scalar_one_or_none()
         return None if body is None else decode_result(status.kind, body)
 
     # --- pruning ---------------------------------------------------------------------------------------------------
@@ -315,33 +250,21 @@ class Ledger:
         return len(stale)
 
 
-_READY_COLUMNS = (
-    Operation.id,
-    Operation.position,
-    Operation.tenant_id,
-    Operation.lane,
-    Operation.seq_id,
-    Operation.kind,
-    Operation.tokens,
-    OperationPayload.body,
-)
+async def _ready_rows(session: AsyncSession, query: Select[Any], keys: dict[str, object]) -> list[ReadyOperation]:
+    return [_ready(row) for row in (await session.execute(query, keys)).all()]
 
 
-def _ready_rows() -> Select[tuple[object, ...]]:
-    return select(*_READY_COLUMNS).join(OperationPayload, OperationPayload.operation_id == Operation.id)  # type: ignore[return-value]
-
-
-def _ready(row: object) -> ReadyOperation:
-    kind = OperationKind(row.kind)  # type: ignore[attr-defined]
+def _ready(row: Row[Any]) -> ReadyOperation:
+    kind = OperationKind(row.kind)
     return ReadyOperation(
-        id=RequestId(row.id),  # type: ignore[attr-defined]
-        position=row.position,  # type: ignore[attr-defined]
-        tenant=TenantId(row.tenant_id),  # type: ignore[attr-defined]
-        lane=row.lane,  # type: ignore[attr-defined]
-        seq_id=row.seq_id,  # type: ignore[attr-defined]
+        id=RequestId(row.id),
+        position=row.position,
+        tenant=TenantId(row.tenant_id),
+        lane=row.lane,
+        seq_id=row.seq_id,
         kind=kind,
-        payload=decode_payload(kind, row.body),  # type: ignore[attr-defined]
-        tokens=row.tokens,  # type: ignore[attr-defined]
+        payload=decode_payload(kind, row.body),
+        tokens=row.tokens,
     )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from sqlalchemy import select, update
 
-from engine.contracts.errors import EngineFailure, NotFound, WeftError
+from engine.contracts.errors import EngineFailure, NotFound, RunUnloaded, WeftError
 from engine.contracts.ids import RunId, TenantId
 from engine.contracts.operations import LoadWeights, OperationKind, OptimStep, TrainingBatch
 from engine.contracts.paths import Segment, parse_path
@@ -20,7 +20,7 @@ from tenants.checkpoints import find_checkpoint, new_checkpoint_id
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
-from tenants.models import Run, Session
+from tenants.models import Run, RunState, Session
 from tenants.runs import get_run, lora_settings
 from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
@@ -68,6 +68,8 @@ class AdapterResidency:
             return
         async with self._database.read() as session:
             run = await get_run(session, operation.tenant, run_id)
+            if run.state in (RunState.UNLOADED, RunState.FAILED):
+                raise RunUnloaded(f"model {run_id} was unloaded, or never made")
             replay = await self._ledger.operations_to_replay(
                 session, run_id, after_seq_id=run.snapshot_seq_id, before_seq_id=run.next_seq_id
             )

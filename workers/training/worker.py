@@ -11,7 +11,7 @@ from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from engine.contracts.errors import EngineFailure, WeftError
+from engine.contracts.errors import EngineFailure, RunUnloaded, WeftError
 from engine.contracts.ids import RunId
 from engine.contracts.operations import (
     LoadWeights,
@@ -111,6 +111,9 @@ class TrainingWorker:
                 if not _creates(head) and head.kind is not OperationKind.UNLOAD_MODEL:
                     await self._residency.ensure(head)
                 present.append(head)
+            except RunUnloaded as error:
+                # Accepted just before the unload was written.
+                await self._write([Completion(head, error)])
             except WeftError as error:
                 log.error("run=%s could not be restored: %s", head.lane, error.message)
                 failure = EngineFailure("this model's training state could not be restored; load a checkpoint instead")

@@ -11,16 +11,22 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from engine.contracts.errors import InvalidRequest
 from engine.contracts.operations import OptimStep
 
 _CLIP_EPSILON = 1e-6
 """As in ``torch.nn.utils.clip_grad_norm_``."""
+_LARGEST_NUMBER = 1e20
+"""Bias correction divides by as little as 1e-16: what comes of it must still be a float32."""
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class AdamWTask:
-    """One adapter's step: float32 tensors in one order, ``step_count`` counted from 1. Nothing here is changed."""
+    """One adapter's step: float32 tensors in one order, ``step_count`` counted from 1. Nothing here is changed.
+
+    ``step`` has passed ``check_step``.
+    """
 
     parameters: Sequence[Tensor]
     gradients: Sequence[Tensor]
@@ -67,32 +73,49 @@ def adamw_steps(tasks: Sequence[AdamWTask]) -> list[AdamWResult]:
     denominators = list(torch._foreach_sqrt(second))
     torch._foreach_div_(denominators, _each(tasks, lambda task: math.sqrt(1 - task.step.beta2**task.step_count)))
     torch._foreach_add_(denominators, _each(tasks, lambda task: task.step.eps))
-    weights = list(
-        torch._foreach_mul(
-            [tensor.detach() for task in tasks for tensor in task.parameters],
-            _each(tasks, lambda task: 1 - task.step.learning_rate * task.step.weight_decay),
-        )
-    )
-    torch._foreach_addcdiv_(
-        weights,
-        first,
-        denominators,
-        _each(tasks, lambda task: -task.step.learning_rate / (1 - task.step.beta1**task.step_count)),
-    )
-    largest = [_per_task(tasks, torch._foreach_norm(group, math.inf), torch.sum) for group in (weights, first, second)]
-    return _results(tasks, (weights, first, second), norms, torch.stack([norms, *largest]).isfinite().all(0))
+    weights = [tensor.detach() for task in tasks for tensor in task.parameters]
+    kept = _each(tasks, lambda task: 1 - task.step.learning_rate * task.step.weight_decay)
+    if any(factor != 1 for factor in kept):
+        weights = list(torch._foreach_mul(weights, kept))
+    rates = _each(tasks, lambda task: -task.step.learning_rate / (1 - task.step.beta1**task.step_count))
+    weights = list(torch._foreach_addcdiv(weights, first, denominators, rates))
+    return _results(tasks, (weights, first, second), norms)
 
 
-def _results(
-    tasks: Sequence[AdamWTask], tensors: tuple[list[Tensor], ...], norms: Tensor, is_finite: Tensor
-) -> list[AdamWResult]:
-    results, at = [], 0
-    for task, norm, finite in zip(tasks, norms.tolist(), is_finite.tolist(), strict=True):
+def check_step(step: OptimStep) -> None:
+    """Raise ``InvalidRequest`` for numbers with which AdamW is not defined in float32."""
+    decay = step.learning_rate * step.weight_decay
+    for name, value in (
+        ("learning_rate", step.learning_rate),
+        ("eps", step.eps),
+        ("weight_decay", step.weight_decay),
+        ("learning_rate times weight_decay", decay),
+    ):
+        if not 0 <= value <= _LARGEST_NUMBER:
+            raise InvalidRequest(f"adam_params.{name} must be 0 to {_LARGEST_NUMBER:g}; got {value}")
+    for name, value in (("beta1", step.beta1), ("beta2", step.beta2)):
+        if not 0 <= value < 1:
+            raise InvalidRequest(f"adam_params.{name} must be at least 0 and below 1; got {value}")
+    if not math.isfinite(step.grad_clip_norm):
+        raise InvalidRequest(f"adam_params.grad_clip_norm must be a finite number; got {step.grad_clip_norm}")
+
+
+def _results(tasks: Sequence[AdamWTask], tensors: tuple[list[Tensor], ...], norms: Tensor) -> list[AdamWResult]:
+    """Cut ``tensors`` by task. The moments are weighted means of finite numbers: only weights can become infinite."""
+    parts = []
+    broken = torch.zeros_like(norms)
+    one, at = norms.new_ones(()), 0
+    for task, found in zip(tasks, broken.unbind(), strict=True):
         end = at + len(task.parameters)
-        weights, first, second = (group[at:end] for group in tensors)
-        results.append(AdamWResult(weights, first, second, norm, finite))
+        parts.append([group[at:end] for group in tensors])
+        # What torch.amp.GradScaler asks of gradients: sets ``found`` at a value that is not finite; times 1 is itself.
+        torch._amp_foreach_non_finite_check_and_unscale_(parts[-1][0], found, one)
         at = end
-    return results
+    is_finite = torch.isfinite(norms) & (broken == 0)
+    return [
+        AdamWResult(weights, first, second, norm, finite)
+        for (weights, first, second), norm, finite in zip(parts, norms.tolist(), is_finite.tolist(), strict=True)
+    ]
 
 
 def _each(tasks: Sequence[AdamWTask], number: Callable[[AdamWTask], float]) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.contracts.ids import RunId
 from engine.contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped, TrainingBatch
-from engine.training.adamw import AdamWTask, adamw_steps
+from engine.training.adamw import AdamWTask, adamw_steps, check_step
 from engine.training.base import BaseModel
 from engine.training.batch_checks import check_batch
 from engine.training.checkpoint_files import (
@@ -147,11 +147,13 @@ class Trainer:
             group: list[int] = []
             elements = 0
             for index in wave:
-                adapter = self._adapters.get(steps[index][0])
-                if adapter is None:
-                    outcomes[index] = _not_held()
+                run, step = steps[index]
+                try:
+                    check_step(step)
+                    size = sum(parameter.numel() for parameter in self._held(run).weights.flat())
+                except WeftError as error:
+                    outcomes[index] = error
                     continue
-                size = sum(parameter.numel() for parameter in adapter.weights.flat())
                 if group and elements + size > _STEP_ELEMENTS:
                     outcomes |= self._step_together({place: steps[place] for place in group})
                     group, elements = [], 0
@@ -170,7 +172,14 @@ class Trainer:
             results = adamw_steps(tasks)
         except RuntimeError:
             log.exception("optimizer steps failed base=%s steps=%d", self._base.facts.name, len(tasks))
-            return dict.fromkeys(steps, EngineFailure("weft could not compute this step; nothing was changed"))
+            if len(steps) > 1:
+                for index, one in steps.items():
+                    outcomes |= self._step_together({index: one})
+                return outcomes
+            failure = EngineFailure(
+                "weft could not compute this step, possibly for lack of memory; nothing was changed"
+            )
+            return dict.fromkeys(steps, failure)
         for index, adapter, task, result in zip(steps, adapters, tasks, results, strict=True):
             if not result.is_finite:
                 outcomes[index] = InvalidRequest(
@@ -225,11 +234,7 @@ class Trainer:
         try:
             return self._adapters[run]
         except KeyError:
-            raise _not_held() from None
-
-
-def _not_held() -> EngineFailure:
-    return EngineFailure("the adapter is not in memory")
+            raise EngineFailure("the adapter is not in memory") from None
 
 
 def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -70,8 +70,10 @@ class TrainingWorker:
         with self._wakeups.listen(topic) as event:
             while not self._stopping:
                 event.clear()
-                if not await self._guarded_round() and not self._stopping:
-                    await wait_for(event, SWEEP_SECONDS)
+                if await self._guarded_round() or self._stopping:
+                    continue
+                if not await wait_for(event, SWEEP_SECONDS):
+                    await self._guarded_sweep()
         await self._residency.snapshot_all()
 
     def stop(self) -> None:
@@ -86,12 +88,17 @@ class TrainingWorker:
             log.exception("training round failed base=%s; trying again after a pause", self._base_model)
             return False
 
+    async def _guarded_sweep(self) -> None:
+        try:
+            await self._residency.release_ended_sessions()
+        except Exception:
+            log.exception("sweep failed base=%s; the next one tries again", self._base_model)
+
     async def _round(self) -> bool:
         """Run the head of every run that has one; says whether there was any."""
         async with self._database.read() as session:
             heads = await self._ledger.ready_training(session, self._base_model)
         if not heads:
-            await self._residency.release_ended_sessions()
             return False
         heads = await self._resident(heads)
         await self._run_passes([head for head in heads if head.kind in _PASS_KINDS])

@@ -123,6 +123,37 @@ def test_step_that_would_not_be_finite_changes_nothing(trainer: Trainer) -> None
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"beta1": 1.0}, {"beta2": 1.5}, {"learning_rate": float("nan")}, {"eps": -1.0}, {"learning_rate": 1e20}]
+)
+def test_step_without_meaning_is_refused_and_changes_nothing(trainer: Trainer, fields: dict[str, float]) -> None:
+    trainer.create(RUN, settings())
+    trainer.run_pass([backward(RUN, good_batch())])
+    trainer.optim_step(RUN, OptimStep())
+    trainer.run_pass([backward(RUN, good_batch())])
+    before = state_of(trainer)
+    trainer.create(NEIGHBOUR, settings())
+    refused, fine = trainer.optim_steps(
+        [(RUN, OptimStep(**{"weight_decay": 10.0, **fields})), (NEIGHBOUR, OptimStep())]
+    )
+    assert isinstance(refused, InvalidRequest)
+    assert "adam_params" in refused.message
+    assert not isinstance(fine, Exception)
+    assert_unchanged(trainer, before)
+
+
+def test_step_that_breaks_the_fused_step_fails_alone(trainer: Trainer) -> None:
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings())
+        trainer.run_pass([backward(run, good_batch())])
+    trainer._adapters[RUN].gradients = [torch.ones(3) for _ in gradients_of(trainer, RUN)]
+    before = state_of(trainer)
+    broken, fine = trainer.optim_steps([(RUN, OptimStep()), (NEIGHBOUR, OptimStep())])
+    assert isinstance(broken, EngineFailure)
+    assert not isinstance(fine, Exception)
+    assert_unchanged(trainer, before)
+
+
 def test_gradients_that_overflow_together_are_refused_whole(trainer: Trainer) -> None:
     """Passes of which each has a twentieth of the largest norm whose square float32 holds, until their sum has more."""
     batch = good_batch()

@@ -31,6 +31,10 @@ class NewCheckpoint:
     user_metadata: dict[str, str] | None
 
 
+CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
+"""Where their folders lie in the data folder."""
+
+
 def new_checkpoint_id() -> CheckpointId:
     """A fresh id; it also names the folder and the adapter version on replicas, so it is never used again."""
     return CheckpointId(uuid4().hex)
@@ -38,7 +42,7 @@ def new_checkpoint_id() -> CheckpointId:
 
 def directory_of(checkpoint: CheckpointId) -> str:
     """The folder, relative to the data folder."""
-    return f"checkpoints/{checkpoint}"
+    return f"{CHECKPOINTS}/{checkpoint}"
 
 
 def check_ttl(ttl_seconds: int | None, field: str = "ttl_seconds") -> int | None:

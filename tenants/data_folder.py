@@ -17,6 +17,13 @@ class DataFolder:
             raise ValueError("path leaves the data folder")
         return path
 
+    def folders(self, parent: str) -> list[str]:
+        """The folders in ``parent``, half-written ones too, relative to the root."""
+        path = self.path(parent)
+        if not path.is_dir():
+            return []
+        return [f"{parent}/{child.name}" for child in path.iterdir() if child.is_dir()]
+
     def remove(self, relative: str) -> None:
         """Remove a folder; one that is gone already is fine."""
         shutil.rmtree(self.path(relative), ignore_errors=True)

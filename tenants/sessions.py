@@ -91,10 +91,11 @@ async def finish_session(
 
 
 async def end_silent_sessions(transaction: AsyncSession, *, silent_since: datetime, clock: Clock) -> None:
-    """End every session whose client was not heard since ``silent_since``."""
+    """End every session whose client sent neither heartbeat nor training request since ``silent_since``."""
+    trained = select(Run.id).where(Run.session_id == Session.id, Run.last_request_at >= silent_since)
     await transaction.execute(
         update(Session)
-        .where(Session.ended_at.is_(None), Session.last_seen_at < silent_since)
+        .where(Session.ended_at.is_(None), Session.last_seen_at < silent_since, ~trained.exists())
         .values(ended_at=clock(), end_reason="timed_out")
     )
 

@@ -61,7 +61,8 @@ class Settings(BaseSettings):
         default=timedelta(hours=1), description="How long a finished future's result stays retrievable."
     )
     session_timeout: timedelta = Field(
-        default=timedelta(hours=1), description="A session without heartbeat or request for this long is ended."
+        default=timedelta(hours=1),
+        description="A session without heartbeat or training request for this long is ended.",
     )
     housekeeping_interval: timedelta = Field(
         default=timedelta(seconds=30), description="Time between sweeps for expired checkpoints, futures and sessions."

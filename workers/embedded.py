@@ -64,6 +64,7 @@ class EmbeddedRunner:
 
     async def start(self) -> None:
         """Load every base model and start its workers; what was accepted before is taken up. Raises ``WeftError``."""
+        await self._housekeeping.remove_orphans()
         for facts in self._bases.values():
             log.info("loading base model %s", facts.name)
             base = await asyncio.to_thread(

@@ -3,10 +3,13 @@
 import asyncio
 import logging
 
-from tenants.checkpoints import delete_expired
+from sqlalchemy import select
+
+from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, delete_expired
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
+from tenants.models import Checkpoint, Run
 from tenants.sessions import end_silent_sessions
 from tenants.settings import Settings
 from workers.ledger.ledger import PRUNE_BATCH, Ledger
@@ -43,6 +46,20 @@ class Housekeeping:
     def stop(self) -> None:
         """End after the sweep in hand."""
         self._stop.set()
+
+    async def remove_orphans(self) -> None:
+        """Remove folders that no row names: a process died between writing and recording one, or deleting and removing.
+
+        Only while nothing else writes: at the start of a service that owns its data folder.
+        """
+        async with self._database.read() as session:
+            known = set(await session.scalars(select(Checkpoint.directory)))
+            known |= set(await session.scalars(select(Run.snapshot_dir).where(Run.snapshot_dir.is_not(None))))
+        for parent in (CHECKPOINTS, SNAPSHOTS):
+            for folder in await asyncio.to_thread(self._data_folder.folders, parent):
+                if folder not in known:
+                    log.info("removing %s: no row names it", folder)
+                    await asyncio.to_thread(self._data_folder.remove, folder)
 
     async def sweep(self) -> None:
         """One sweep: rows in one transaction, then the files of what was deleted."""

@@ -16,7 +16,7 @@ from engine.contracts.ids import RunId, TenantId
 from engine.contracts.operations import LoadWeights, OperationKind, OptimStep, TrainingBatch
 from engine.contracts.paths import Segment, parse_path
 from engine.training.trainer import PassItem, Trainer
-from tenants.checkpoints import find_checkpoint, new_checkpoint_id
+from tenants.checkpoints import SNAPSHOTS, find_checkpoint, new_checkpoint_id
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
@@ -145,7 +145,7 @@ class AdapterResidency:
         progress = self._progress.get(run_id)
         if progress is None or progress.applied_seq_id <= progress.snapshot_seq_id:
             return
-        relative = f"snapshots/{new_checkpoint_id()}"
+        relative = f"{SNAPSHOTS}/{new_checkpoint_id()}"
         directory = self._data_folder.path(relative)
         await self._compute.run(partial(self._trainer.save, run_id, directory, optimizer=True, gradients=True))
         async with self._database.write() as transaction:

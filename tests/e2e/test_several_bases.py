@@ -1,0 +1,100 @@
+"""Any causal Hugging Face folder is a base, under any name; several serve side by side and are never mixed up."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from clients.service_process import ServiceProcess
+from tests.e2e.conftest import BASE_NAME
+from tests.e2e.raw_client import RawClient, pass_message
+
+TOKENS = [72, 101, 108, 108, 111]
+
+
+@pytest.fixture(scope="module")
+def gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 without a tokenizer."""
+    directory = tmp_path_factory.mktemp("models") / "gpt2"
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=64)
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    return directory
+
+
+def test_two_bases_train_and_sample_side_by_side(tmp_path: Path, tiny_model_dir: Path, gpt2_dir: Path) -> None:
+    bases = [f"{BASE_NAME}={tiny_model_dir}", str(gpt2_dir)]
+    with ServiceProcess(data=tmp_path / "data", base_models=bases) as process:
+        assert process.first_key is not None
+        client = RawClient(process.base_url, process.first_key)
+        served = client.http.get("/get_server_capabilities").json()["supported_models"]
+        assert {model["model_name"]: model["max_context_length"] for model in served} == {
+            BASE_NAME: 2048,
+            str(gpt2_dir): 64,
+        }
+        found = {}
+        for number, base in enumerate((BASE_NAME, str(gpt2_dir))):
+            session = client.session()
+            model = client.model(base, session, number)
+            computed = client.passes(pass_message(model, 1, TOKENS))
+            client.step(model, 2, learning_rate=1e-2)
+            again = client.passes(pass_message(model, 3, TOKENS))
+            losses = [client.result(promise)["metrics"]["loss:sum"] for promise in (computed, again)]
+            assert losses[1] < losses[0]
+            found[base] = losses[0]
+            saved = client.post(
+                "/save_weights_for_sampler", model_id=model, seq_id=4, sampling_session_seq_id=7, kind="inflight"
+            )
+            sampled = client.post(
+                "/asample",
+                sampling_session_id=client.result(saved)["sampling_session_id"],
+                seq_id=0,
+                prompt={"chunks": [{"tokens": TOKENS}]},
+                sampling_params={"max_tokens": 4, "stop": []},
+            )
+            assert len(client.result(sampled)["sequences"][0]["tokens"]) == 4
+        assert found[BASE_NAME] != pytest.approx(found[str(gpt2_dir)], rel=1e-3)
+        client.close()
+
+
+def test_pinned_sampler_stays_and_live_sampler_follows(tmp_path: Path, tiny_model_dir: Path) -> None:
+    with ServiceProcess(data=tmp_path / "data", base_models=[f"{BASE_NAME}={tiny_model_dir}"]) as process:
+        assert process.first_key is not None
+        client = RawClient(process.base_url, process.first_key)
+        session = client.session()
+        model, neighbour = client.model(BASE_NAME, session, 0), client.model(BASE_NAME, session, 1, seed=2)
+
+        def publish(run: str, seq_id: int, counter: int, kind: str) -> str:
+            saved = client.post(
+                "/save_weights_for_sampler", model_id=run, seq_id=seq_id, sampling_session_seq_id=counter, kind=kind
+            )
+            sampler: str = client.result(saved)["sampling_session_id"]
+            return sampler
+
+        def prompt_logprobs(sampler: str, seq_id: int) -> list[float]:
+            sampled = client.post(
+                "/asample",
+                sampling_session_id=sampler,
+                seq_id=seq_id,
+                prompt={"chunks": [{"tokens": TOKENS}]},
+                sampling_params={"max_tokens": 1},
+                prompt_logprobs=True,
+            )
+            values: list[float] = client.result(sampled)["prompt_logprobs"][1:]
+            return values
+
+        pinned, live = publish(model, 1, 0, "snapshot"), publish(model, 2, 1, "inflight")
+        other = publish(neighbour, 1, 2, "inflight")
+        before, other_before = prompt_logprobs(pinned, 0), prompt_logprobs(other, 0)
+        assert prompt_logprobs(live, 0) == pytest.approx(before, abs=1e-5)
+        for step in range(3):
+            client.passes(pass_message(model, 3 + 2 * step, TOKENS))
+            client.step(model, 4 + 2 * step, learning_rate=1e-2)
+        newer = publish(model, 9, 3, "inflight")
+        assert prompt_logprobs(pinned, 1) == pytest.approx(before, abs=1e-5)
+        assert prompt_logprobs(other, 1) == pytest.approx(other_before, abs=1e-5)
+        moved = prompt_logprobs(live, 1)
+        assert moved != pytest.approx(before, abs=1e-2)
+        assert prompt_logprobs(newer, 0) == pytest.approx(moved, abs=1e-5)
+        client.close()

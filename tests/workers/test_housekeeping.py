@@ -117,7 +117,7 @@ async def test_silent_session_ends_and_a_training_one_goes_on(house: House) -> N
     await house.keeping.sweep()
     async with house.database.read() as session:
         rows = (await session.execute(select(Session.id, Session.end_reason))).all()
-            ended = {row.id: row.end_reason for row in rows}
+        ended = {row.id: row.end_reason for row in rows}
     assert ended == {silent: "timed_out", training: None}
 
 

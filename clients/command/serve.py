@@ -58,10 +58,13 @@ async def serve(settings: Settings) -> None:
     )
     first_key = await _first_key(database)
     await runner.start()
-    server = _Server(_uvicorn_config(services, settings), wakeups)
+    config = _uvicorn_config(services, settings)
+    server = _Server(config, wakeups)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.ask_to_end)
     try:
+        # From here on connections are queued: who reads "ready" may connect at once.
+        listener.listen(config.backlog)
         _greet(listener, first_key)
         await server.serve(sockets=[listener])
     finally:

@@ -51,7 +51,7 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
             payload = await asyncio.to_thread(submission.build, facts)
         else:
             payload = submission.build(facts)
-        identity = digest(_without_counter(payload))
+        identity = _identity(submission.kind, payload)
     except WeftError as refusal:
         error = refusal
         identity = hashlib.blake2b(submission.body, digest_size=16).digest()
@@ -102,11 +102,14 @@ def promise(
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-def _without_counter(payload: Payload) -> Payload:
-    """The SDK repeats a nameless save under the same seq_id with a new sampler counter: that is the same request."""
+def _identity(kind: OperationKind, payload: Payload) -> bytes:
+    """What tells a repeat from a conflict: 16 bytes of the payload and, as forward and forward_backward share one, the kind.
+
+    The SDK repeats a nameless save under the same seq_id with a new sampler counter: that is the same request.
+    """
     if isinstance(payload, SaveWeightsForSampler):
-        return replace(payload, sampling_session_seq_id=None)
-    return payload
+        payload = replace(payload, sampling_session_seq_id=None)
+    return hashlib.blake2b(digest(payload), key=kind.encode(), digest_size=16).digest()
 
 
 def _tokens(payload: Payload) -> int:

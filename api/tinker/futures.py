@@ -11,11 +11,14 @@ from api.services import ApiServices, Caller, Services
 from api.wire.results import encode_result
 from engine.contracts.errors import FutureGone
 from engine.contracts.ids import TenantId
-from tenants.models import OperationState
+from engine.contracts.operations import OperationKind
+from tenants.models import OperationState, RunState
+from tenants.runs import get_run, open_runs
 from workers.ledger.operations import OperationStatus
 
 router = APIRouter(tags=["futures"])
 
+_CREATIONS = frozenset({OperationKind.CREATE_MODEL, OperationKind.LOAD_WEIGHTS})
 _INLINE_BYTES = 64 * 1024
 """A result up to this size is encoded on the event loop: a thread would cost more than the work."""
 
@@ -40,7 +43,8 @@ async def retrieve_future(
     match status.state:
         case OperationState.PENDING:
             # 408 makes the SDK poll again at once and silently; a 200 with the same body would log a warning each time.
-            return _json({"type": "try_again", "request_id": status.id, "queue_state": "active"}, status_code=408)
+            content = {"type": "try_again", "request_id": status.id, **await _queue_state(services, caller, status)}
+            return _json(content, status_code=408)
         case OperationState.FAILED:
             return _json({"error": status.error_message or "failed", "category": status.error_category})
         case OperationState.DONE:
@@ -62,6 +66,19 @@ async def _result(
     else:
         encoded = await asyncio.to_thread(encode_result, status.kind, result, accept=accept)
     return Response(encoded.body, media_type=encoded.media_type)
+
+
+async def _queue_state(services: ApiServices, caller: TenantId, status: OperationStatus) -> dict[str, object]:
+    """Whether the operation is held back, and why."""
+    limit = services.settings.max_adapters
+    if limit is not None and status.kind in _CREATIONS:
+        async with services.database.read() as session:
+            run = await get_run(session, caller, status.lane)
+            is_full = run.state == RunState.CREATING and await open_runs(session, run.base_model) >= limit
+        if is_full:
+            reason = f"{limit} models are open on {run.base_model}; this one is made when another is unloaded"
+            return {"queue_state": "paused_capacity", "queue_state_reason": reason}
+    return {"queue_state": "active"}
 
 
 def _json(content: dict[str, object], *, status_code: int = 200) -> Response:

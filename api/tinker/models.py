@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.json_body import json_body
 from api.services import ApiServices, Caller, Services
@@ -13,8 +14,8 @@ from api.submission import TrainingSubmission, promise, submit_training
 from api.wire.schemas import CreateModelRequest, LoraConfig, ModelRequest, OptimizerConfig
 from engine.contracts.codec import digest
 from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import SessionId, TenantId
-from engine.contracts.operations import CreateModel, LoraSettings, OperationKind, UnloadModel
+from engine.contracts.ids import RequestId, RunId, SessionId, TenantId
+from engine.contracts.operations import CreateModel, LoraSettings, OperationKind, Payload, UnloadModel
 from tenants.runs import NewRun, create_run, get_run, run_id_for
 from tenants.sessions import get_session, live_session
 from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation
@@ -59,14 +60,14 @@ async def create_model(
     return await open_run(services, caller, new, OperationKind.CREATE_MODEL, payload)
 
 
-async def open_run(services: ApiServices, caller: TenantId, new: NewRun, kind: OperationKind, payload: Any) -> Response:
+async def open_run(
+    services: ApiServices, caller: TenantId, new: NewRun, kind: OperationKind, payload: Payload
+) -> Response:
     """Record a run and the operation that makes it, seq 0 of its lane. Raises ``NotFound``, ``SessionEnded``,
     ``SequenceConflict``."""
     run_id = run_id_for(new.session_id, new.model_seq_id)
-    identity = digest(payload)
     async with services.database.write() as transaction:
-        await get_session(transaction, caller, new.session_id)
-        request_id = await services.ledger.find(transaction, lane=run_id, seq_id=0, digest=identity)
+        request_id = await earlier_opening(services, transaction, caller, run_id, new.session_id, payload)
         if request_id is None:
             await live_session(transaction, caller, new.session_id)
             await create_run(transaction, caller, new, services.clock)
@@ -77,10 +78,19 @@ async def open_run(services: ApiServices, caller: TenantId, new: NewRun, kind: O
                 kind=kind,
                 base_model=new.base_model,
                 payload=payload,
-                digest=identity,
+                digest=digest(payload),
             )
             request_id = await services.ledger.accept(transaction, operation)
     return promise(request_id, model_id=run_id)
+
+
+async def earlier_opening(
+    services: ApiServices, session: AsyncSession, caller: TenantId, run_id: RunId, session_id: str, payload: Payload
+) -> RequestId | None:
+    """The request id under which ``payload`` made this run before. Raises ``NotFound`` for a foreign session,
+    ``SequenceConflict``."""
+    await get_session(session, caller, session_id)
+    return await services.ledger.find(session, lane=run_id, seq_id=0, digest=digest(payload))
 
 
 @router.post("/get_info")

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.json_body import PathId, json_body
 from api.services import ApiServices, Caller, Services
@@ -11,11 +12,12 @@ from api.submission import promise
 from api.wire.sampling_codec import sample_request
 from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
 from engine.contracts.codec import digest
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import CheckpointId, SessionId, TenantId
+from engine.contracts.errors import InvalidRequest, NotFound, SessionEnded
+from engine.contracts.ids import CheckpointId, RequestId, SessionId, TenantId
 from engine.contracts.operations import OperationKind
 from engine.contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint, get_checkpoint
+from tenants.clock import Clock
 from tenants.models import Sampler
 from tenants.samplers import NewSampler, create_sampler, get_sampler
 from tenants.sessions import live_session
@@ -89,7 +91,9 @@ async def asample(
     """Sample; the answer comes by ``retrieve_future``. Raises ``NotFound``, ``InvalidRequest``, ``SequenceConflict``."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise InvalidRequest("sampling_session_id and seq_id are needed; open one with create_sampling_session")
-    sampler = await _usable_sampler(services, caller, body.sampling_session_id)
+    async with services.database.read() as session:
+        sampler = await get_sampler(session, caller, body.sampling_session_id)
+        obstacle = await _obstacle(session, caller, sampler, services.clock)
     payload = sample_request(body, services.base(sampler.base_model), services.settings)
     operation = NewOperation(
         tenant=caller,
@@ -101,17 +105,35 @@ async def asample(
         digest=digest(payload),
         tokens=len(payload.prompt),
     )
-    async with services.database.write() as transaction:
-        request_id = await services.ledger.accept(transaction, operation)
+    request_id = await _submit(services, operation, obstacle)
     sequence_ids = [f"{request_id}:{number}" for number in range(payload.num_samples)]
     return promise(request_id, sample_sequence_ids=sequence_ids)
 
 
-async def _usable_sampler(services: ApiServices, caller: TenantId, sampler_id: str) -> Sampler:
-    """The caller's sampler, its session open and its checkpoint still there."""
-    async with services.database.read() as session:
-        sampler = await get_sampler(session, caller, sampler_id)
+async def _obstacle(
+    session: AsyncSession, caller: TenantId, sampler: Sampler, clock: Clock
+) -> SessionEnded | NotFound | None:
+    """Why the sampler takes no new work: its session has ended or its checkpoint is gone."""
+    try:
         await live_session(session, caller, sampler.session_id)
         if sampler.checkpoint_id is not None:
-            await get_checkpoint(session, caller, sampler.checkpoint_id, services.clock)
-    return sampler
+            await get_checkpoint(session, caller, sampler.checkpoint_id, clock)
+    except (SessionEnded, NotFound) as error:
+        return error
+    return None
+
+
+async def _submit(
+    services: ApiServices, operation: NewOperation, obstacle: SessionEnded | NotFound | None
+) -> RequestId:
+    """Record the sample, or raise the ``obstacle``; a repeat of one that was accepted before is found all the same."""
+    if obstacle is not None:
+        async with services.database.read() as session:
+            earlier = await services.ledger.find(
+                session, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest
+            )
+        if earlier is None:
+            raise obstacle
+        return earlier
+    async with services.database.write() as transaction:
+        return await services.ledger.accept(transaction, operation)

@@ -1,15 +1,18 @@
 """Passes and optimizer steps."""
 
+import asyncio
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from api.json_body import parse_json
 from api.services import Caller, Services
-from api.submission import TrainingSubmission, submit_training
+from api.submission import OFF_LOOP_BYTES, TrainingSubmission, submit_training
 from api.wire.body import OversizedBody, read_body
 from api.wire.schemas import AdamParams, ForwardRequest, ModelKey, OptimStepRequest
-from api.wire.training_codec import check_batch, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
+from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.operations import OperationKind, OptimStep, Payload
@@ -19,26 +22,28 @@ router = APIRouter(tags=["training"])
 
 _PROTOBUF_TYPES = ("application/x-protobuf", "application/protobuf")
 
+T = TypeVar("T")
+
 
 @router.post("/forward_backward", response_class=Response)
 async def forward_backward(caller: Caller, services: Services, request: Request) -> Response:
     """Accumulate gradients (or only compute, with ``forward_only``); protobuf, or JSON of SDKs up to 0.24."""
-    if request.headers.get("content-type", "").split(";")[0].strip() not in _PROTOBUF_TYPES:
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() not in _PROTOBUF_TYPES:
         body = await read_body(request, services.settings.max_body_bytes)
-        submission = _json_pass(body, OperationKind.FORWARD_BACKWARD, services.settings)
+        submission = await _json_pass(body, OperationKind.FORWARD_BACKWARD, services.settings)
         return await submit_training(services, caller, submission)
     try:
         body = await read_body(request, services.settings.max_body_bytes)
     except OversizedBody as error:
         return await submit_training(services, caller, _oversized(error))
-    return await submit_training(services, caller, _protobuf_pass(body, services.settings))
+    return await submit_training(services, caller, await _protobuf_pass(body, services.settings))
 
 
 @router.post("/forward", response_class=Response)
 async def forward(caller: Caller, services: Services, request: Request) -> Response:
     """Compute without gradients; JSON of SDKs up to 0.24."""
     body = await read_body(request, services.settings.max_body_bytes)
-    return await submit_training(services, caller, _json_pass(body, OperationKind.FORWARD, services.settings))
+    return await submit_training(services, caller, await _json_pass(body, OperationKind.FORWARD, services.settings))
 
 
 @router.post("/optim_step", response_class=Response)
@@ -55,27 +60,31 @@ async def optim_step(caller: Caller, services: Services, request: Request) -> Re
     return await submit_training(services, caller, submission)
 
 
-def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
-    message = parse_proto(body)
-    if not message.model_id or message.seq_id < 0:
-        raise InvalidRequest("model_id and a seq_id of 0 or more are needed")
+async def _parsed(body: bytes, parse: Callable[[bytes], T]) -> T:
+    """``parse(body)``, on a thread when the body is large: polls and heartbeats must not wait for it."""
+    return parse(body) if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(parse, body)
+
+
+async def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
+    message = await _parsed(body, parse_proto)
+    model_id, seq_id = key_of(message)
     kind = OperationKind.FORWARD if message.forward_only else OperationKind.FORWARD_BACKWARD
 
     def build(facts: BaseModelFacts) -> Payload:
-        return check_batch(raw_from_proto(message, facts), facts, settings)
+        return check_batch(raw_from_proto(message, facts, settings), facts, settings)
 
-    return TrainingSubmission(message.model_id, message.seq_id, kind, body, build)
+    return TrainingSubmission(model_id, seq_id, kind, body, build)
 
 
-def _json_pass(body: bytes, kind: OperationKind, settings: Settings) -> TrainingSubmission:
-    key = parse_json(ModelKey, body)
+async def _json_pass(body: bytes, kind: OperationKind, settings: Settings) -> TrainingSubmission:
+    key = await _parsed(body, lambda raw: parse_json(ModelKey, raw))
 
     def build(facts: BaseModelFacts) -> Payload:
         asked = parse_json(ForwardRequest, body)
         given = asked.forward_backward_input or asked.forward_input
         if given is None:
             raise InvalidRequest(f"{kind}_input is missing")
-        return check_batch(raw_from_json(given, facts), facts, settings)
+        return check_batch(raw_from_json(given, facts, settings), facts, settings)
 
     return TrainingSubmission(key.model_id, key.seq_id, kind, body, build)
 

@@ -7,11 +7,12 @@ from pydantic import BaseModel
 
 from api.json_body import json_body, parse_json
 from api.services import ApiServices, Caller, Services
-from api.submission import Build, TrainingSubmission, submit_training
-from api.tinker.models import check_optimizer, open_run
+from api.submission import Build, TrainingSubmission, promise, submit_training
+from api.tinker.models import check_optimizer, earlier_opening, open_run
 from api.wire.body import read_body
 from api.wire.schemas import (
     CreateByLoadRequest,
+    LoadTarget,
     LoadWeightsRequest,
     ModelKey,
     SaveWeightsForSamplerRequest,
@@ -24,7 +25,7 @@ from engine.contracts.ids import SessionId, TenantId
 from engine.contracts.operations import LoadWeights, OperationKind, Payload, SaveWeights, SaveWeightsForSampler
 from engine.contracts.paths import Segment, check_name, parse_path
 from tenants.checkpoints import check_ttl, find_checkpoint
-from tenants.runs import NewRun, lora_settings
+from tenants.runs import NewRun, lora_settings, run_id_for
 
 router = APIRouter(tags=["weights"])
 
@@ -83,20 +84,13 @@ async def save_weights_for_sampler(caller: Caller, services: Services, request: 
 async def load_weights(caller: Caller, services: Services, request: Request) -> Response:
     """Load a training checkpoint: into a model, or (with a session and no model) making one."""
     body = await read_body(request, services.settings.max_body_bytes)
-    asked = parse_json(_EitherForm, body)
-    if asked.model_id is None:
+    if parse_json(LoadTarget, body).model_id is None:
         return await _create_by_load(services, caller, parse_json(CreateByLoadRequest, body))
 
     def build(_facts: BaseModelFacts) -> Payload:
         return _load(parse_json(LoadWeightsRequest, body), creates=False)
 
     return await _submit(services, caller, OperationKind.LOAD_WEIGHTS, body, build)
-
-
-class _EitherForm(LoadWeightsRequest):
-    """Tells the two forms apart."""
-
-    model_id: str | None = None
 
 
 @router.post("/weights_info")
@@ -120,7 +114,11 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
     check_optimizer(asked.optimizer_config)
     payload = _load(asked, creates=True)
     path = parse_path(payload.path, segment=Segment.WEIGHTS)
+    run_id = run_id_for(asked.session_id, asked.model_seq_id)
     async with services.database.read() as session:
+        earlier = await earlier_opening(services, session, caller, run_id, asked.session_id, payload)
+        if earlier is not None:  # the checkpoint may be gone by now
+            return promise(earlier, model_id=run_id)
         _, source = await find_checkpoint(session, caller, path, services.clock)
     if asked.base_model is not None and asked.base_model != source.base_model:
         raise InvalidRequest(f"base_model is {asked.base_model[:300]!r}, but the checkpoint's is {source.base_model!r}")

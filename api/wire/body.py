@@ -1,5 +1,7 @@
 """Request bodies within limits: read in pieces, zstd expanded in pieces, refused as soon as either grows too large."""
 
+import asyncio
+
 import zstandard
 from starlette.requests import Request
 
@@ -35,13 +37,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     is_too_large = False
     async for piece in request.stream():
         size += len(piece)
+        pieces.append(piece)
         if size > limit:
             is_too_large = True
             break
-        pieces.append(piece)
     body = b"".join(pieces)
     if encoding == "zstd":
-        return _expand(body, limit, is_cut=is_too_large)
+        # A few bytes may expand to the whole limit: never on the event loop.
+        return await asyncio.to_thread(_expand, body, limit, is_cut=is_too_large)
     if is_too_large:
         raise _oversized(limit, body)
     return body
@@ -69,6 +72,6 @@ def _expand(body: bytes, limit: int, *, is_cut: bool) -> bytes:
 
 
 def _oversized(limit: int, body: bytes) -> OversizedBody:
-    return OversizedBody(
-        f"the body is over the limit of {limit} bytes; send fewer sequences a request", body[:KEPT_OF_TOO_LARGE]
-    )
+    # At most the limit, so that the same request, cut elsewhere on its way, has the same beginning.
+    beginning = body[: min(limit, KEPT_OF_TOO_LARGE)]
+    return OversizedBody(f"the body is over the limit of {limit} bytes; send fewer sequences a request", beginning)

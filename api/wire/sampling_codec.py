@@ -11,6 +11,8 @@ from tenants.settings import Settings
 
 MAX_STOPS = 64
 """Stop strings or tokens of one request."""
+MAX_TOP_K = 2**31 - 1
+"""int32 on the wire."""
 
 
 def sample_request(asked: AsampleRequest, facts: BaseModelFacts, settings: Settings) -> SampleRequest:
@@ -36,7 +38,9 @@ def sample_request(asked: AsampleRequest, facts: BaseModelFacts, settings: Setti
     if last_n is not None:
         if not asked.prompt_logprobs:
             raise InvalidRequest("prompt_logprobs_last_n needs prompt_logprobs")
-        _check_range("prompt_logprobs_last_n", last_n, 1, max(1, len(prompt) - 1))
+        if len(prompt) == 1:
+            raise InvalidRequest("prompt_logprobs_last_n: the only token of this prompt has no logprob; leave it out")
+        _check_range("prompt_logprobs_last_n", last_n, 1, len(prompt) - 1)
     return SampleRequest(
         prompt=prompt,
         num_samples=num_samples,
@@ -62,8 +66,8 @@ def _params(asked: JsonSamplingParams, facts: BaseModelFacts) -> SamplingParams:
         raise InvalidRequest("sampling_params.temperature must be a finite number of 0 (greedy) or more")
     if not 0 < top_p <= 1:
         raise InvalidRequest(f"sampling_params.top_p must be above 0 and at most 1; got {top_p}")
-    if top_k < -1:
-        raise InvalidRequest(f"sampling_params.top_k must be 1 or more, or -1 for off; got {top_k}")
+    if not -1 <= top_k <= MAX_TOP_K:
+        raise InvalidRequest(f"sampling_params.top_k must be 1 to {MAX_TOP_K}, or -1 for off; got {top_k}")
     if asked.max_tokens is not None and asked.max_tokens < 1:
         raise InvalidRequest(f"sampling_params.max_tokens must be 1 or more; got {asked.max_tokens}")
     if asked.seed is not None and not -(2**63) <= asked.seed < 2**64:

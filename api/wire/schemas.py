@@ -2,15 +2,25 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
 from api.json_body import PlainText, RequestModel
 
-SeqId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MAX_SEQ_ID = 2**31 - 1
 """int32 on the wire."""
+SeqId = Annotated[int, Field(ge=0, le=MAX_SEQ_ID)]
 SampleSeqId = Annotated[int, Field(ge=0, le=2**62)]
 """Cloned samplers count from 1e9 times a random id."""
 Metadata = dict[str, str]
+
+
+class DefaultingModel(RequestModel):
+    """A request, or part of one, in which an explicit null means the default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class Chunk(RequestModel):
@@ -64,7 +74,7 @@ class ForwardRequest(RequestModel):
     forward_backward_input: ForwardInput | None = None
 
 
-class LoraConfig(RequestModel):
+class LoraConfig(DefaultingModel):
     """LoRA settings with the SDK's defaults."""
 
     rank: int = 32
@@ -73,13 +83,8 @@ class LoraConfig(RequestModel):
     train_mlp: bool = True
     train_attn: bool = True
 
-    @field_validator("train_unembed", "train_mlp", "train_attn", "rank", mode="before")
-    @classmethod
-    def _null_is_default(cls, value: Any, info: Any) -> Any:
-        return cls.model_fields[info.field_name].default if value is None else value
 
-
-class OptimizerConfig(RequestModel):
+class OptimizerConfig(DefaultingModel):
     """Which optimiser."""
 
     type: str = "adamw"
@@ -102,7 +107,7 @@ class ModelRequest(RequestModel):
     model_id: PlainText
 
 
-class AdamParams(RequestModel):
+class AdamParams(DefaultingModel):
     """AdamW with the SDK's defaults; old SDKs leave fields out."""
 
     type: str = "adamw"
@@ -140,8 +145,14 @@ class SaveWeightsForSamplerRequest(RequestModel):
     user_metadata: Metadata | None = None
 
 
-class LoadWeightsRequest(RequestModel):
-    """``/load_weights`` into a model (``model_id``, ``seq_id``) or making one (``session_id``, ``model_seq_id``)."""
+class LoadTarget(RequestModel):
+    """Tells the forms of ``/load_weights`` apart: into a model (``model_id``, ``seq_id``), or making one without."""
+
+    model_id: PlainText | None = None
+
+
+class LoadWeightsRequest(DefaultingModel):
+    """``/load_weights``: what both forms say."""
 
     path: PlainText = ""
     optimizer: bool | None = None

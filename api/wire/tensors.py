@@ -9,9 +9,6 @@ import numpy as np
 from api.wire import weft_wire_pb2 as pb
 from engine.contracts.errors import InvalidRequest
 
-MAX_ELEMENTS = 2**24
-"""Cells of one tensor once dense."""
-
 _DTYPES: Mapping[int, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
     pb.DTYPE_INT64: np.dtype("<i8"),
@@ -24,7 +21,25 @@ _DTYPE_NAMES: Mapping[str, np.dtype[Any]] = {
 }
 
 
-def from_proto(tensor: pb.Tensor, field: str) -> np.ndarray:
+class ExpansionBudget:
+    """How far the sparse tensors of one request may grow: a few listed cells can ask for gigabytes of zeros."""
+
+    def __init__(self, limit: int) -> None:
+        """``limit``: bytes of all of them together, once dense."""
+        self._limit = limit
+        self._left = limit
+
+    def take(self, size: int, field: str) -> None:
+        """Count ``size`` bytes. Raises ``InvalidRequest`` when more is asked than is left."""
+        if size > self._left:
+            raise InvalidRequest(
+                f"{field}: the sparse tensors of a request may hold {self._limit} bytes once dense, and these hold more; "
+                f"send fewer sequences a request"
+            )
+        self._left -= size
+
+
+def from_proto(tensor: pb.Tensor, field: str, budget: ExpansionBudget) -> np.ndarray:
     """A dense array of the tensor's dtype; an empty shape means one dimension. Raises ``InvalidRequest`` naming ``field``."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -38,6 +53,7 @@ def from_proto(tensor: pb.Tensor, field: str) -> np.ndarray:
             _buffer(csr.col_indices, np.dtype("<i8"), f"{field}.col_indices"),
             shape,
             field,
+            budget,
         )
     return shaped(_buffer(tensor.dense, dtype, field), shape, field)
 
@@ -49,19 +65,21 @@ def from_lists(
     crow_indices: Sequence[int] | None,
     col_indices: Sequence[int] | None,
     field: str,
+    budget: ExpansionBudget,
 ) -> np.ndarray:
     """The same, from JSON's lists."""
     dtype = _DTYPE_NAMES.get(dtype_name)
     if dtype is None:
         raise InvalidRequest(f"{field}: dtype must be float32, int64 or int32; got {dtype_name[:50]!r}")
-    try:
-        values = np.asarray(data, dtype=dtype)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidRequest(f"{field}: data does not fit {dtype_name}") from error
-    if crow_indices is None or col_indices is None:
+    values = _array(data, dtype, field)
+    if crow_indices is None and col_indices is None:
         return shaped(values, list(shape or []), field)
-    crow, col = np.asarray(crow_indices, dtype=np.int64), np.asarray(col_indices, dtype=np.int64)
-    return dense_of_csr(values, crow, col, list(shape or []), field)
+    if crow_indices is None or col_indices is None:
+        raise InvalidRequest(f"{field}: sparse_crow_indices and sparse_col_indices come together")
+    indices = np.dtype("<i8")
+    crow = _array(crow_indices, indices, f"{field}.sparse_crow_indices")
+    col = _array(col_indices, indices, f"{field}.sparse_col_indices")
+    return dense_of_csr(values, crow, col, list(shape or []), field, budget)
 
 
 def shaped(values: np.ndarray, shape: list[int], field: str) -> np.ndarray:
@@ -69,32 +87,56 @@ def shaped(values: np.ndarray, shape: list[int], field: str) -> np.ndarray:
     if not shape:
         return values
     if min(shape) < 0 or math.prod(shape) != values.size:
-        raise InvalidRequest(f"{field}: shape {shape} does not hold {values.size} values")
-    return values.reshape(shape)
+        raise InvalidRequest(f"{field}: shape {shape[:10]} does not hold {values.size} values")
+    try:
+        return values.reshape(shape)
+    except ValueError as error:
+        raise InvalidRequest(f"{field}: shape {shape[:10]} is no shape of an array") from error
 
 
-def dense_of_csr(values: np.ndarray, crow: np.ndarray, col: np.ndarray, shape: list[int], field: str) -> np.ndarray:
-    """A compressed sparse row matrix as a dense one; cells that are not listed are 0."""
-    if len(shape) != 2 or min(shape) < 0 or math.prod(shape) > MAX_ELEMENTS:
-        raise InvalidRequest(f"{field}: a sparse tensor needs a shape of two sizes, at most {MAX_ELEMENTS} cells")
+def dense_of_csr(
+    values: np.ndarray, crow: np.ndarray, col: np.ndarray, shape: list[int], field: str, budget: ExpansionBudget
+) -> np.ndarray:
+    """A compressed sparse row matrix as a dense one; cells that are not listed are 0.
+
+    Raises ``InvalidRequest`` unless the indices describe one, each cell listed at most once, and the budget allows it.
+    """
+    if len(shape) != 2 or min(shape) < 1:
+        raise InvalidRequest(f"{field}: a sparse tensor needs a shape of two sizes of 1 or more; got {shape[:10]}")
     rows, columns = shape
+    budget.take(rows * columns * values.dtype.itemsize, field)
+    # Neighbours are compared, not subtracted: a difference of hostile indices wraps round.
     is_well_formed = (
         len(crow) == rows + 1
         and crow[0] == 0
         and crow[-1] == len(values) == len(col)
-        and bool((np.diff(crow) >= 0).all())
+        and bool((crow[1:] >= crow[:-1]).all())
         and (len(col) == 0 or (col.min() >= 0 and col.max() < columns))
     )
     if not is_well_formed:
         raise InvalidRequest(
             f"{field}: crow_indices, col_indices and values do not describe a {rows} x {columns} matrix"
         )
-    dense = np.zeros(shape, dtype=values.dtype)
-    dense[np.repeat(np.arange(rows), np.diff(crow)), col] = values
-    return dense
+    cells = np.repeat(np.arange(rows), np.diff(crow)) * columns + col
+    if len(np.unique(cells)) != len(cells):
+        raise InvalidRequest(f"{field}: col_indices list a cell twice")
+    dense = np.zeros(rows * columns, dtype=values.dtype)
+    dense[cells] = values
+    return dense.reshape(rows, columns)
 
 
 def _buffer(data: bytes, dtype: np.dtype, field: str) -> np.ndarray:
     if len(data) % dtype.itemsize:
         raise InvalidRequest(f"{field}: {len(data)} bytes are no whole number of {dtype.name} values")
     return np.frombuffer(data, dtype=dtype)
+
+
+def _array(data: Sequence[float] | Sequence[int], dtype: np.dtype, field: str) -> np.ndarray:
+    """JSON numbers in ``dtype``; what float32 cannot hold becomes infinite, a fraction in an integer array is refused."""
+    if dtype.kind == "i" and any(isinstance(value, float) and not value.is_integer() for value in data):
+        raise InvalidRequest(f"{field}: {dtype.name} values must be whole numbers")
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(data, dtype=dtype)
+    except OverflowError as error:
+        raise InvalidRequest(f"{field}: a value does not fit {dtype.name}") from error

@@ -9,7 +9,8 @@ from google.protobuf.message import DecodeError
 
 from api.wire import tensors
 from api.wire import weft_wire_pb2 as pb
-from api.wire.schemas import ForwardInput, JsonDatum, ModelInput
+from api.wire.schemas import MAX_SEQ_ID, ForwardInput, JsonDatum, ModelInput
+from api.wire.tensors import ExpansionBudget
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.losses import LOSS_RULES
@@ -47,20 +48,32 @@ def parse_proto(body: bytes) -> pb.ForwardBackwardRequest:
         raise InvalidRequest("the body is no ForwardBackwardRequest protobuf message") from error
 
 
+def key_of(message: pb.ForwardBackwardRequest) -> tuple[str, int]:
+    """``model_id`` and ``seq_id``. Raises ``InvalidRequest`` for ones that no run has."""
+    if not _is_key(message.model_id, message.seq_id):
+        raise InvalidRequest(f"a model_id and a seq_id of 0 to {MAX_SEQ_ID} are needed")
+    return message.model_id, message.seq_id
+
+
+def _is_key(model_id: str, seq_id: int) -> bool:
+    return model_id != "" and "\0" not in model_id and 0 <= seq_id <= MAX_SEQ_ID
+
+
 def key_of_beginning(beginning: bytes) -> tuple[str, int] | None:
     """``model_id`` and ``seq_id`` of a message of which only the first bytes are there: fields 1 and 2 come first."""
     if len(beginning) < 2 or beginning[0] != _MODEL_ID_TAG:
         return None
     length, at = _varint(beginning, 1)
-    model_id = beginning[at : at + length]
+    encoded = beginning[at : at + length]
     at += length
     if at >= len(beginning) or beginning[at] != _SEQ_ID_TAG:
         return None
     seq_id, _ = _varint(beginning, at + 1)
     try:
-        return model_id.decode(), seq_id
+        model_id = encoded.decode()
     except UnicodeDecodeError:
         return None
+    return (model_id, seq_id) if _is_key(model_id, seq_id) else None
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -75,8 +88,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value, at
 
 
-def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts) -> RawBatch:
+def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, settings: Settings) -> RawBatch:
     """Arrays of a protobuf request. Raises ``InvalidRequest`` naming the field."""
+    budget = ExpansionBudget(settings.max_body_bytes)
     config: dict[str, float | str] = dict(message.loss_fn_config)
     if message.loss_fn_config_v2:
         config = {
@@ -94,20 +108,21 @@ def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts) ->
                 raise InvalidRequest(f"{field}.model_input: tokens must be int32 values")
             pieces.append(np.frombuffer(chunk.encoded_text.tokens, dtype="<i4"))
         inputs = {
-            name: tensors.from_proto(tensor, f"{field}.loss_fn_inputs.{name[:100]}")
+            name: tensors.from_proto(tensor, f"{field}.loss_fn_inputs.{name[:100]}", budget)
             for name, tensor in datum.loss_fn_inputs.items()
         }
         data.append(RawDatum(_joined(pieces), inputs))
     return RawBatch(message.loss_fn, config, data)
 
 
-def raw_from_json(request: ForwardInput, facts: BaseModelFacts) -> RawBatch:
+def raw_from_json(request: ForwardInput, facts: BaseModelFacts, settings: Settings) -> RawBatch:
     """Arrays of a JSON request. Raises ``InvalidRequest`` naming the field."""
-    data = [_json_datum(datum, f"data[{number}]", facts) for number, datum in enumerate(request.data)]
+    budget = ExpansionBudget(settings.max_body_bytes)
+    data = [_json_datum(datum, f"data[{number}]", facts, budget) for number, datum in enumerate(request.data)]
     return RawBatch(request.loss_fn, dict(request.loss_fn_config or {}), data)
 
 
-def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts) -> RawDatum:
+def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts, budget: ExpansionBudget) -> RawDatum:
     inputs = {
         name: tensors.from_lists(
             tensor.data,
@@ -116,6 +131,7 @@ def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts) -> RawDatum
             tensor.sparse_crow_indices,
             tensor.sparse_col_indices,
             f"{field}.loss_fn_inputs.{name[:100]}",
+            budget,
         )
         for name, tensor in datum.loss_fn_inputs.items()
     }
@@ -148,10 +164,6 @@ def check_batch(raw: RawBatch, facts: BaseModelFacts, settings: Settings) -> Tra
     if len(raw.data) > settings.max_datums:
         raise InvalidRequest(f"data has {len(raw.data)} items; at most {settings.max_datums} go in one request")
     data = [_datum(datum, f"data[{number}]", loss, facts, settings) for number, datum in enumerate(raw.data)]
-    names = set(data[0].inputs)
-    for number, datum in enumerate(data):
-        if set(datum.inputs) != names:
-            raise InvalidRequest(f"data[{number}].loss_fn_inputs: every datum of a request must carry the same inputs")
     return TrainingBatch(loss, data)
 
 

@@ -34,6 +34,7 @@ from tenants.database import Database, create_engine
 from tenants.models import Run, RunState
 from tenants.sessions import NewSession, create_session
 from tenants.settings import Settings
+from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, NewOperation
 from workers.ledger.wakeups import Wakeups
@@ -93,7 +94,7 @@ class Service:
     async def run_next(self, outcome: Result | WeftError) -> None:
         """Do what a trainer does: finish every operation that is ready."""
         async with self.database.read() as session:
-            ready = await self.ledger.ready_training(session, BASE)
+            ready = await ready_heads(self.ledger, session, BASE)
         async with self.database.write() as transaction:
             await self.ledger.complete(transaction, [Completion(one, outcome) for one in ready])
 

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from api.errors import InternalErrorGuard
 from api.tinker.not_offered import NOT_OFFERED
 from engine.contracts import errors
+from tests.ledger_heads import ready_heads
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ async def test_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, 
     assert future["category"] == "user"
     await cats.operation(run, seq_id=2)
     async with service.database.read() as session:
-        assert [one.seq_id for one in await service.ledger.ready_training(session, "test/tiny")] == [2]
+        assert [one.seq_id for one in await ready_heads(service.ledger, session, "test/tiny")] == [2]
 
 
 async def test_malformed_json_is_400(cats) -> None:

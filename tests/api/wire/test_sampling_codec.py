@@ -1,0 +1,158 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinker import types
+from tinker.types.sample_request import SampleRequest as SdkSampleRequest
+
+from api.json_body import parse_json
+from api.wire.sampling_codec import MAX_STOPS, sample_request
+from api.wire.schemas import AsampleRequest, JsonSamplingParams
+from engine.contracts.codec import decode_payload, encode
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.operations import OperationKind, SampleRequest, SamplingParams
+from tests.api.wire.support import CONTEXT, FACTS, LIMITS, MAX_SAMPLES, MAX_TOPK, VOCABULARY
+
+PROMPT = [5, 6, 7]
+
+
+def asked(params: dict[str, Any] | None = None, **fields: Any) -> SampleRequest:
+    body = {"prompt": {"chunks": [{"tokens": PROMPT}]}, "sampling_params": params or {}, **fields}
+    return sample_request(parse_json(AsampleRequest, json.dumps(body).encode()), FACTS, LIMITS)
+
+
+def test_the_sdks_request_arrives() -> None:
+    params = types.SamplingParams(max_tokens=4, seed=3, stop=["x"], temperature=0.5, top_k=8, top_p=0.5)
+    request = SdkSampleRequest(
+        num_samples=2,
+        prompt=types.ModelInput.from_ints(PROMPT),
+        sampling_params=params,
+        sampling_session_id="s:sample:0",
+        seq_id=0,
+        prompt_logprobs=True,
+        topk_prompt_logprobs=1,
+        topk_sample_logprobs=2,
+        prompt_logprobs_last_n=2,
+    )
+    body = request.model_dump_json(exclude_none=True).encode()
+    arrived = sample_request(parse_json(AsampleRequest, body), FACTS, LIMITS)
+    assert (arrived.prompt.dtype, arrived.prompt.tolist()) == (np.int64, PROMPT)
+    assert arrived.params == SamplingParams(4, 3, ["x"], [], 0.5, 8, 0.5)
+    assert (arrived.num_samples, arrived.prompt_logprobs, arrived.prompt_logprobs_last_n) == (2, True, 2)
+    assert (arrived.topk_prompt_logprobs, arrived.topk_sample_logprobs) == (1, 2)
+
+
+def test_nulls_and_what_is_left_out_mean_the_defaults() -> None:
+    nulls = dict.fromkeys(["max_tokens", "seed", "stop", "temperature", "top_k", "top_p"])
+    fields = dict.fromkeys(["num_samples", "prompt_logprobs", "topk_prompt_logprobs", "prompt_logprobs_last_n"])
+    for arrived in (asked(), asked(nulls, **fields), asked(sampling_params=None)):
+        assert arrived.params == SamplingParams()
+        assert (arrived.num_samples, arrived.prompt_logprobs, arrived.topk_prompt_logprobs) == (1, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("stop", "strings", "tokens"),
+    [
+        (None, None, None),
+        ([], [], []),
+        ("\n\n", ["\n\n"], []),
+        (["a", "b"], ["a", "b"], []),
+        ([0, VOCABULARY - 1], [], [0, VOCABULARY - 1]),
+    ],
+)
+def test_stops_in_every_form(stop: object, strings: list[str] | None, tokens: list[int] | None) -> None:
+    params = asked({"stop": stop}).params
+    assert (params.stop_strings, params.stop_tokens) == (strings, tokens)
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_top_k_is_off(top_k: int) -> None:
+    assert asked({"top_k": top_k}).params.top_k == -1
+
+
+def test_the_whole_context_may_be_used() -> None:
+    assert asked({"max_tokens": CONTEXT - len(PROMPT)}).params.max_tokens == CONTEXT - len(PROMPT)
+    assert asked({"temperature": 0, "top_p": 1}).params.temperature == 0
+
+
+ONE = {"chunks": [{"tokens": [1]}]}
+FULL = {"chunks": [{"tokens": [1] * CONTEXT}]}
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "no samples": ({}, {"num_samples": 0}, ["num_samples", f"1 to {MAX_SAMPLES}"]),
+    "too many samples": ({}, {"num_samples": MAX_SAMPLES + 1}, ["num_samples", f"1 to {MAX_SAMPLES}"]),
+    "no tokens": ({"max_tokens": 0}, {}, ["max_tokens", "1 or more"]),
+    "beyond the context": (
+        {"max_tokens": CONTEXT - 2},
+        {},
+        ["prompt (3", f"max_tokens ({CONTEXT - 2})", str(CONTEXT + 1), f"holds {CONTEXT}", FACTS.name],
+    ),
+    "far beyond the context": ({"max_tokens": 2**80}, {}, ["max_tokens"]),
+    "a full prompt": ({}, {"prompt": FULL}, ["prompt", f"holds {CONTEXT}"]),
+    "an empty prompt": ({}, {"prompt": {"chunks": [{"tokens": []}]}}, ["prompt is empty"]),
+    "a token outside": ({}, {"prompt": {"chunks": [{"tokens": [VOCABULARY]}]}}, ["prompt", f"{VOCABULARY - 1}"]),
+    "an image": ({}, {"prompt": {"chunks": [{"data": "eA==", "format": "png"}]}}, ["prompt", "text only"]),
+    "NaN temperature": ({"temperature": float("nan")}, {}, ["temperature", "finite"]),
+    "infinite temperature": ({"temperature": float("inf")}, {}, ["temperature", "finite"]),
+    "negative temperature": ({"temperature": -0.1}, {}, ["temperature"]),
+    "top_k below": ({"top_k": -2}, {}, ["top_k"]),
+    "top_k above": ({"top_k": 2**70}, {}, ["top_k"]),
+    "top_p of nothing": ({"top_p": 0}, {}, ["top_p"]),
+    "top_p above": ({"top_p": 1.01}, {}, ["top_p"]),
+    "NaN top_p": ({"top_p": float("nan")}, {}, ["top_p"]),
+    "seed": ({"seed": 2**64}, {}, ["seed", "64 bits"]),
+    "an empty stop": ({"stop": ""}, {}, ["stop", "empty"]),
+    "an empty stop in a list": ({"stop": ["a", ""]}, {}, ["stop", "empty"]),
+    "a stop token outside": ({"stop": [VOCABULARY]}, {}, ["stop", f"0 to {VOCABULARY - 1}"]),
+    "too many stops": ({"stop": [1] * (MAX_STOPS + 1)}, {}, ["stop", str(MAX_STOPS)]),
+    "mixed stops": ({"stop": ["a", 1]}, {}, ["stop"]),
+    "top-k of the prompt": ({}, {"topk_prompt_logprobs": MAX_TOPK + 1}, ["topk_prompt_logprobs", f"0 to {MAX_TOPK}"]),
+    "top-k of samples": ({}, {"topk_sample_logprobs": -1}, ["topk_sample_logprobs", f"0 to {MAX_TOPK}"]),
+    "last_n alone": ({}, {"prompt_logprobs_last_n": 1}, ["prompt_logprobs_last_n", "prompt_logprobs"]),
+    "last_n of nothing": ({}, {"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, ["last_n", "1 to 2"]),
+    "last_n of all": ({}, {"prompt_logprobs": True, "prompt_logprobs_last_n": 3}, ["last_n", "1 to 2"]),
+    "target logprobs": ({}, {"target_prompt_logprobs": {"data": [1]}}, ["target_prompt_logprobs", "not offered"]),
+    "other tokens": ({}, {"prompt_alt_tokens_k": 1}, ["prompt_alt_tokens_k", "not offered"]),
+    "stability": ({}, {"record_stability_info": True}, ["record_stability_info", "not offered"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_are_refused_by_name(case: str) -> None:
+    params, fields, words = BAD[case]
+    with pytest.raises(InvalidRequest) as refused:
+        asked(params, **fields)
+    for word in words:
+        assert word in refused.value.message
+
+
+def test_last_n_of_a_prompt_of_one_token_is_refused() -> None:
+    """Its only token has no logprob."""
+    with pytest.raises(InvalidRequest, match="prompt_logprobs_last_n"):
+        asked(prompt=ONE, prompt_logprobs=True, prompt_logprobs_last_n=1)
+
+
+JSON_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text("a\0", max_size=3)
+    | st.lists(st.integers(), max_size=3)
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(list(JsonSamplingParams.model_fields)), JSON_VALUES, max_size=3),
+    st.dictionaries(st.sampled_from(list(AsampleRequest.model_fields)), JSON_VALUES, max_size=3),
+)
+def test_whatever_is_asked_is_refused_or_can_be_recorded(params: dict[str, Any], fields: dict[str, Any]) -> None:
+    try:
+        payload = asked(params, **fields)
+    except InvalidRequest:
+        return
+    kept = decode_payload(OperationKind.SAMPLE, encode(payload))
+    assert isinstance(kept, SampleRequest)
+    assert kept.params == payload.params

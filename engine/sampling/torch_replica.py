@@ -105,7 +105,7 @@ class TorchReplica:
 
     def _read(self, version: AdapterVersion) -> LoraWeights:
         weights = read_lora_weights(version.directory, self._base)
-        if not all(bool(tensor.isfinite().all()) for tensor in weights.flat()):
+        if not bool(weights.vector.isfinite().all()):
             raise InvalidRequest(f"adapter {version.name}: its weights are not finite; its training has diverged")
         return weights
 

@@ -7,18 +7,20 @@ sampler can use one copy of the weights at the same time.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cached_property
-from typing import Any, Self
+from contextvars import ContextVar, copy_context
+from functools import cached_property, partial
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import InvalidRequest
-from engine.training.lora import AdapterSegment, Projection, ProjectionGroup, add_low_rank
+from engine.contracts.operations import LoraSettings
+from engine.training.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, trains
 from engine.training.row_layout import InputLayout, observe_layouts, restore_rows
 
 _LAYER = re.compile(r"\.\d+\.")
@@ -27,14 +29,21 @@ _ROUTERS = frozenset({"gate", "router"})
 _PROBE_ROWS, _PROBE_LENGTH = 2, 3
 
 
+class LowRank(Protocol):
+    """What the hooks ask of active adapters."""
+
+    def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor:
+        """``output`` (rows, …, out) of projection ``name`` plus the low-rank part of ``inputs`` (rows, …, in)."""
+
+
 class BaseModel:
     """One frozen causal language model. Rows are the first dimension of every projection's input."""
 
-    def __init__(self, facts: BaseModelFacts, model: PreTrainedModel) -> None:
+    def __init__(self, facts: BaseModelFacts, model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
         self.facts = facts
         self.model = model
         self.device = next(model.parameters()).device
-        self._active: ContextVar[tuple[AdapterSegment, ...]] = ContextVar(f"adapters of {facts.name}", default=())
+        self._active: ContextVar[LowRank | None] = ContextVar(f"adapters of {facts.name}", default=None)
         modules = dict(model.named_modules())
         candidates = _find_projections(model)
         probe = torch.arange(_PROBE_ROWS * _PROBE_LENGTH, device=self.device) % facts.vocabulary_size
@@ -48,13 +57,21 @@ class BaseModel:
         )
         for name in self.projections:
             modules[name].register_forward_hook(self._hook(name))
+        self.output_name = next((name for name, p in self.projections.items() if p.group == "unembed"), None)
+        """The unembedding's name, None when it is no linear layer that adapters may change."""
         self.has_plain_head = self._is_plain_head(probe, logits)
         """Whether ``head(hidden_states(x))`` is what the model computes; where not, ask for whole ``logits``."""
+        if gradient_checkpointing:
+            for layer in _decoder_layers(model):
+                _checkpoint(layer)
 
     @classmethod
-    def load(cls, facts: BaseModelFacts, *, dtype: str = "auto", device: str = "auto") -> Self:
+    def load(
+        cls, facts: BaseModelFacts, *, dtype: str = "auto", device: str = "auto", gradient_checkpointing: bool = False
+    ) -> Self:
         """Load the folder ``facts.path``; ``dtype`` auto keeps the checkpoint's, ``device`` auto prefers CUDA.
 
+        ``gradient_checkpointing`` keeps a layer's input only and computes the layer again in the backward pass.
         Raises ``InvalidRequest`` when the folder cannot be loaded or lacks attention or MLP projections.
         """
         if device == "auto":
@@ -64,12 +81,23 @@ class BaseModel:
         except (OSError, ValueError, KeyError) as error:
             raise InvalidRequest(f"base model {facts.name!r} cannot be loaded: {error}") from error
         model.requires_grad_(False)
-        return cls(facts, model.eval().to(device))
+        return cls(facts, model.eval().to(device), gradient_checkpointing=gradient_checkpointing)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the frozen weights."""
+        found: torch.dtype = self.model.dtype
+        return found
+
+    def layout(self, settings: LoraSettings) -> LoraLayout:
+        """Of an adapter with these settings; without projections when the settings leave nothing to train."""
+        chosen = {name: found for name, found in self.projections.items() if trains(settings, found.group)}
+        return LoraLayout(settings.rank, chosen)
 
     @contextmanager
-    def adapters(self, segments: Sequence[AdapterSegment]) -> Iterator[None]:
+    def adapters(self, adapters: Sequence[AdapterSegment] | LowRank) -> Iterator[None]:
         """While active in this thread, each segment's rows use its adapter; other rows use the bare base."""
-        token = self._active.set(tuple(segments))
+        token = self._active.set(AdapterSegments(tuple(adapters)) if isinstance(adapters, Sequence) else adapters)
         try:
             yield
         finally:
@@ -125,8 +153,8 @@ class BaseModel:
 
     def _hook(self, name: str) -> Any:
         def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-            segments = self._active.get()
-            return add_low_rank(output, inputs[0], name, segments) if segments else None
+            active = self._active.get()
+            return active.add(name, inputs[0], output) if active is not None else None
 
         return add
 
@@ -136,6 +164,26 @@ class BaseModel:
             return False
         ours = self.head(self.hidden_states(input_ids))
         return ours.shape == logits.shape and torch.allclose(ours, logits.float(), rtol=1e-3, atol=1e-3)
+
+
+def _decoder_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The longest list of modules of the model: its stack of layers."""
+    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(stacks, key=len, default=[])
+
+
+def _checkpoint(layer: nn.Module) -> None:
+    """Let ``layer`` keep its inputs only, when gradients are asked for."""
+    forward = layer.forward
+
+    def forward_again(*inputs: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **named)
+        # An accelerator's backward runs in a thread of its own, where this thread's adapters are not active.
+        in_context = partial(copy_context().run, forward)
+        return checkpoint(in_context, *inputs, use_reentrant=False, **named)
+
+    layer.forward = forward_again
 
 
 def _find_projections(model: PreTrainedModel) -> dict[str, Projection]:

@@ -1,21 +1,15 @@
-"""Adapters on disk: PEFT's own format, plus the optimiser state and gradients that training needs to go on.
+"""Checkpoints on disk: PEFT's own format, plus the optimiser state that training needs to go on.
 
-    adapter_config.json, adapter_model.safetensors   what any PEFT user loads
-    optimizer.safetensors                            first and second moments, step count (training checkpoints)
-    gradients.safetensors                            gradients not yet applied (snapshots)
-    weft.json                                        base model and LoRA settings, exactly
-
-A folder is written whole beside its place, synced and renamed: it is there completely or not at all.
+adapter_config.json, adapter_model.safetensors   what any PEFT user loads
+optimizer.safetensors                            first and second moments, step count (training checkpoints)
+weft.json                                        base model and LoRA settings, exactly
 """
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from peft import LoraConfig, TaskType
@@ -25,14 +19,15 @@ from torch import Tensor
 
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.operations import LoraSettings
+from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.base import BaseModel
-from engine.training.lora import LoraPair, LoraWeights
+from engine.training.lora import LoraLayout, LoraPair, LoraWeights
+from engine.training.whole_folder import write_whole
 
-CONFIG, WEIGHTS, OPTIMIZER, GRADIENTS, WEFT = (
+CONFIG, WEIGHTS, OPTIMIZER, WEFT = (
     "adapter_config.json",
     "adapter_model.safetensors",
     "optimizer.safetensors",
-    "gradients.safetensors",
     "weft.json",
 )
 FORMAT_VERSION = 1
@@ -41,46 +36,35 @@ _BASE_WEIGHT = ".base_layer.weight"
 _STEP = "step"
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerState:
-    """AdamW's moments in the order of ``LoraWeights.flat()``, and how many steps were taken."""
+def write_checkpoint(directory: Path, base: BaseModel, state: AdapterState, *, optimizer: bool) -> int:
+    """Write the weights, and with ``optimizer`` the optimiser state; returns the folder's bytes.
 
-    exp_avg: list[Tensor]
-    exp_avg_sq: list[Tensor]
-    step: int
+    Reads the state only, so it may run beside training. Raises ``OSError`` (a full disk), leaving nothing behind.
+    """
+    return write_whole(directory, lambda folder: _fill(folder, base, state, optimizer=optimizer))
 
 
-def write_adapter(
-    directory: Path,
-    base: BaseModel,
-    weights: LoraWeights,
-    *,
-    optimizer: OptimizerState | None = None,
-    gradients: list[Tensor] | None = None,
-) -> int:
-    """Write a folder and return its size in bytes. Raises ``OSError`` (a full disk), leaving nothing behind."""
-    staging = directory.with_name(f".{directory.name}.{uuid4().hex}")
-    staging.mkdir(parents=True)
-    try:
-        _peft_config(base, weights).save_pretrained(staging)
-        keys = _tensor_keys(weights)
-        save_file(_on_cpu(dict(zip(keys, weights.flat(), strict=True))), staging / WEIGHTS, {"format": "pt"})
-        if optimizer is not None:
-            moments = dict(zip((f"exp_avg.{key}" for key in keys), optimizer.exp_avg, strict=True))
-            moments |= dict(zip((f"exp_avg_sq.{key}" for key in keys), optimizer.exp_avg_sq, strict=True))
-            save_file(_on_cpu(moments) | {_STEP: torch.tensor(optimizer.step)}, staging / OPTIMIZER)
-        if gradients is not None:
-            save_file(_on_cpu(dict(zip(keys, gradients, strict=True))), staging / GRADIENTS)
-        described = {"format": FORMAT_VERSION, "base_model": base.facts.name, "lora": asdict(weights.settings)}
-        (staging / WEFT).write_text(json.dumps(described, indent=2))
-        size = sum(_sync(file) for file in staging.iterdir())
-        _sync(staging)
-        staging.rename(directory)
-        _sync(directory.parent)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    return size
+def _fill(folder: Path, base: BaseModel, state: AdapterState, *, optimizer: bool) -> None:
+    weights = state.weights
+    _peft_config(base, weights).save_pretrained(folder)
+    save_file(_by_key(weights.layout, weights.vector), folder / WEIGHTS, {"format": "pt"})
+    if optimizer and state.optimizer is not None:
+        moments = {_STEP: torch.tensor(state.optimizer.step)}
+        for kind in ("exp_avg", "exp_avg_sq"):
+            found = _by_key(weights.layout, getattr(state.optimizer, kind))
+            moments |= {f"{kind}.{key}": tensor for key, tensor in found.items()}
+        save_file(moments, folder / OPTIMIZER)
+    described = {"format": FORMAT_VERSION, "base_model": base.facts.name, "lora": asdict(weights.settings)}
+    (folder / WEFT).write_text(json.dumps(described, indent=2))
+
+
+def read_checkpoint(directory: Path, base: BaseModel, *, optimizer: bool) -> AdapterState:
+    """The adapter of a folder, weft's or plain PEFT's, with its optimiser state if asked and there.
+
+    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
+    """
+    weights = read_lora_weights(directory, base)
+    return AdapterState(weights, optimizer=_read_optimizer(directory, weights) if optimizer else None)
 
 
 def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
@@ -106,7 +90,8 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
     settings = _settings(directory, config, base, pairs)
     if any(pair.a.shape[0] != settings.rank for pair in pairs.values()):
         raise InvalidRequest(f"the adapter says rank {settings.rank}, and holds tensors of another")
-    return LoraWeights(settings, pairs)
+    layout = LoraLayout(settings.rank, {name: base.projections[name] for name in pairs})
+    return LoraWeights(settings, layout, layout.vector(pairs))
 
 
 def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
@@ -118,40 +103,40 @@ def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
             del tensors[key]
 
 
-def read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | None:
+def _read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | None:
     """The optimiser state, None if the folder holds none. Raises ``InvalidRequest`` when it does not fit ``weights``."""
     path = directory / OPTIMIZER
     if not path.is_file():
         return None
-    tensors = _read_tensors(path, str(weights.flat()[0].device))
+    tensors = _read_tensors(path, str(weights.vector.device))
     if _STEP not in tensors:
         raise _damaged()
     return OptimizerState(
-        exp_avg=_in_order(tensors, weights, "exp_avg."),
-        exp_avg_sq=_in_order(tensors, weights, "exp_avg_sq."),
+        exp_avg=_from_keys(weights.layout, tensors, "exp_avg."),
+        exp_avg_sq=_from_keys(weights.layout, tensors, "exp_avg_sq."),
         step=int(tensors[_STEP]),
     )
 
 
-def read_gradients(directory: Path, weights: LoraWeights) -> list[Tensor] | None:
-    """Gradients not yet applied, None if the folder holds none. Raises ``InvalidRequest`` as above."""
-    path = directory / GRADIENTS
-    if not path.is_file():
-        return None
-    return _in_order(_read_tensors(path, str(weights.flat()[0].device)), weights, "")
+def _by_key(layout: LoraLayout, vector: Tensor) -> dict[str, Tensor]:
+    """The vector's matrices by PEFT's names, on the CPU, each of its own storage."""
+    pairs = layout.pairs(vector.cpu())
+    return {
+        f"{_PREFIX}{name}.lora_{part}.weight": tensor.clone()
+        for name, pair in pairs.items()
+        for part, tensor in (("A", pair.a), ("B", pair.b))
+    }
 
 
-def _in_order(tensors: Mapping[str, Tensor], weights: LoraWeights, prefix: str) -> list[Tensor]:
-    """A tensor for each of ``weights.flat()``, of its shape."""
-    found = [tensors.get(prefix + key) for key in _tensor_keys(weights)]
-    fitting = [
-        tensor
-        for tensor, parameter in zip(found, weights.flat(), strict=True)
-        if tensor is not None and tensor.shape == parameter.shape
-    ]
-    if len(fitting) != len(found):
-        raise _damaged()
-    return fitting
+def _from_keys(layout: LoraLayout, tensors: Mapping[str, Tensor], prefix: str) -> Tensor:
+    """The vector of matrices named as ``_by_key`` does."""
+    pairs = {}
+    for name, shapes in layout.shapes().items():
+        a, b = (tensors.get(f"{prefix}{_PREFIX}{name}.lora_{part}.weight") for part in "AB")
+        if a is None or b is None or (a.shape, b.shape) != shapes:
+            raise _damaged()
+        pairs[name] = LoraPair(a, b)
+    return layout.vector(pairs)
 
 
 def _read_tensors(path: Path, device: str) -> dict[str, Tensor]:
@@ -174,14 +159,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _damaged() -> InvalidRequest:
     return InvalidRequest("the adapter cannot be read: its files are missing or damaged")
-
-
-def _tensor_keys(weights: LoraWeights) -> list[str]:
-    return [f"{_PREFIX}{name}.lora_{part}.weight" for name in weights.tensors for part in "AB"]
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _peft_config(base: BaseModel, weights: LoraWeights) -> LoraConfig:
@@ -238,12 +215,3 @@ def _own_settings(described: Mapping[str, Any]) -> LoraSettings:
         return LoraSettings(**described["lora"])
     except (KeyError, TypeError) as error:
         raise _damaged() from error
-
-
-def _sync(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)

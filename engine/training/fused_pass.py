@@ -1,67 +1,39 @@
-"""One fused forward (and backward) over sequences of many adapters.
+"""One fused forward (and backward) over sequences of many operations on many adapters.
 
-Sequences are sorted by length into micro-batches under a token budget, right-padded: attention is causal, so padding
-changes no real position. Rows of one adapter stand together, so that each adapter is one segment.
+Every operation is a member of its own, so that it gets its own gradient and fails alone, even beside another of the same
+adapter. Members whose adapters have one layout stand together, and so do the rows of a member.
 """
 
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.contracts.operations import Datum, ForwardBackwardOutput, TrainingBatch
+from engine.contracts.operations import Datum, LossSpec
 from engine.training.base import BaseModel
-from engine.training.lora import AdapterSegment, LoraWeights
-from engine.training.losses import compute_loss, flat_inputs
+from engine.training.lora import LoraWeights
+from engine.training.losses import flat_inputs, loss_terms
+from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch
+from engine.training.micro_batch import Row, padded_tokens, real_positions, split_rows, token_matrix
+from engine.training.pass_operation import PassOperation, PassPiece, PassReport
 from engine.training.target_logprobs import CHUNK_LOGITS, gather_logprobs, target_logprobs
 
 log = logging.getLogger(__name__)
 
-MAX_PADDING_RATIO = 2.0
-"""A micro-batch computes at most this many positions for each real one."""
-_MIN_SPLIT_TOKENS = 256
-"""Below this many padded tokens a pass of its own costs more than the padding."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassMember:
-    """An item of the pass with its adapter; ``index`` is the caller's."""
-
-    index: int
-    batch: TrainingBatch
-    backward: bool
-    weights: LoraWeights
-
 
 @dataclass(slots=True)
-class MemberResult:
-    """What came of a member; ``gradients`` in the order of ``LoraWeights.flat()`` unless it failed or had no backward."""
+class _Sums:
+    """What a member's sequences of this pass add up to."""
 
-    outcome: ForwardBackwardOutput | WeftError
-    gradients: list[Tensor] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A sequence: which member's, which of its data, how long."""
-
-    member: int
-    datum: int
-    length: int
-
-
-@dataclass(slots=True)
-class _Progress:
-    """A member's sums over micro-batches."""
-
-    logprobs: list[np.ndarray | None]
+    logprobs: dict[int, np.ndarray]
     loss: float = 0.0
-    gradients: list[Tensor] | None = None
+    gradient: Tensor | None = None
     error: WeftError | None = None
 
 
@@ -69,185 +41,200 @@ class _Progress:
 class _Share:
     """A member's part of one micro-batch: its rows, and its targets' places among all the micro-batch's."""
 
-    place: int
-    rows: list[_Row]
+    member: int
+    rows: list[Row]
     targets: slice
 
 
 class FusedPass:
-    """Runs the members, no two of which share an adapter. Their batches have passed ``check_batch``."""
+    """Computes the pieces, no two of one operation. Their batches have passed ``check_batch``.
 
-    def __init__(self, base: BaseModel, members: Sequence[PassMember], *, token_budget: int) -> None:
+    ``weights[i]`` is the adapter of ``pieces[i]``.
+    """
+
+    def __init__(
+        self, base: BaseModel, pieces: Sequence[PassPiece], weights: Sequence[LoraWeights], *, token_budget: int
+    ) -> None:
         self._base = base
-        self._members = members
+        self._operations = [piece.operation for piece in pieces]
+        self._counts = [piece.sequences for piece in pieces]
+        self._weights = weights
         # A head of its own kind gives all logits at once: fewer tokens go together then.
         whole_logits = max(1, CHUNK_LOGITS // base.facts.vocabulary_size)
         self._token_budget = token_budget if base.has_plain_head else min(token_budget, whole_logits)
-        self._progress = [_Progress(logprobs=[None] * len(member.batch.data)) for member in members]
+        self._sums = [_Sums(logprobs={}) for _ in pieces]
+        self._low_rank, self._loss_clock = Stopwatch(), Stopwatch()
+        self._padded = 0
 
-    def run(self) -> list[MemberResult]:
-        """Every member's result, in order."""
+    def run(self) -> PassReport:
+        """Compute all pieces and note in each operation what came out, or the error that ended it."""
+        started = perf_counter()
+        tokens = sequences = 0
         for backward in (True, False):
-            rows = [
-                _Row(place, number, len(datum.tokens))
-                for place, member in enumerate(self._members)
-                if member.backward is backward
-                for number, datum in enumerate(member.batch.data)
-            ]
+            rows = [row for row in self._rows() if self._operations[row.member].backward is backward]
+            tokens, sequences = tokens + sum(row.length for row in rows), sequences + len(rows)
             for micro_batch in split_rows(rows, token_budget=self._token_budget):
                 self._run_micro_batch(micro_batch, backward=backward)
-        return [self._result(place) for place in range(len(self._members))]
+        for operation, count, sums in zip(self._operations, self._counts, self._sums, strict=True):
+            _note(operation, count, sums)
+        return PassReport(
+            adapters=len({operation.run for operation in self._operations}),
+            sequences=sequences,
+            tokens=tokens,
+            padded_tokens=self._padded,
+            seconds=perf_counter() - started,
+            low_rank_seconds=self._low_rank.seconds,
+            loss_seconds=self._loss_clock.seconds,
+        )
 
-    def _run_micro_batch(self, rows: list[_Row], *, backward: bool) -> None:
+    def _rows(self) -> list[Row]:
+        return [
+            Row(member, number, len(operation.batch.data[number].tokens))
+            for member, (operation, count) in enumerate(zip(self._operations, self._counts, strict=True))
+            for number in range(operation.computed, operation.computed + count)
+        ]
+
+    def _run_micro_batch(self, rows: list[Row], *, backward: bool) -> None:
         """Compute the rows of members that still stand; where that breaks, each member again by itself."""
-        rows = [row for row in rows if self._progress[row.member].error is None]
+        rows = [row for row in rows if self._sums[row.member].error is None]
         if not rows:
             return
         try:
             with torch.set_grad_enabled(backward):
-                self._compute(sorted(rows, key=lambda row: (row.member, row.datum)), backward=backward)
+                self._compute(rows, backward=backward)
         except (RuntimeError, WeftError):
-            groups: dict[int, list[_Row]] = {}
-            for row in rows:
-                groups.setdefault(row.member, []).append(row)
+            members = sorted({row.member for row in rows})
             log.exception(
-                "micro-batch failed base=%s rows=%d members=%d", self._base.facts.name, len(rows), len(groups)
+                "micro-batch failed base=%s rows=%d members=%d", self._base.facts.name, len(rows), len(members)
             )
-            if len(groups) == 1:
-                self._progress[rows[0].member].error = EngineFailure(
+            if len(members) == 1:
+                self._sums[members[0]].error = EngineFailure(
                     "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
                 )
                 return
-            for group in groups.values():
-                self._run_micro_batch(group, backward=backward)
+            for member in members:
+                self._run_micro_batch([row for row in rows if row.member == member], backward=backward)
 
-    def _compute(self, rows: list[_Row], *, backward: bool) -> None:
+    def _compute(self, rows: list[Row], *, backward: bool) -> None:
         """One fused forward (and backward); nothing is noted until all of it has worked."""
-        logprobs = self._logprobs(rows)
-        shares = self._shares(rows)
-        losses = [self._loss(share, logprobs[share.targets]) for share in shares]
-        noted = torch.stack([loss.detach() for loss in losses]).tolist()
-        values = logprobs.detach().cpu().numpy()
-        sound = [
-            number
-            for number, share in enumerate(shares)
-            if math.isfinite(noted[number]) and np.isfinite(values[share.targets]).all()
+        self._padded += padded_tokens(rows)
+        by_member: dict[int, list[Row]] = {}
+        for row in rows:
+            by_member.setdefault(row.member, []).append(row)
+        layouts = {member: self._weights[member].layout.key for member in by_member}
+        grouped = [[m for m in by_member if layouts[m] == key] for key in dict.fromkeys(layouts.values())]
+        groups = [self._stack(members, trains=backward) for members in grouped]
+        shares = self._shares([member for members in grouped for member in members], by_member)
+        logprobs = self._logprobs(groups, grouped, by_member)
+        with self._loss_clock.measure():
+            losses = self._losses(shares, logprobs)
+            noted = losses.detach().tolist()
+            values = logprobs.detach().cpu().numpy()
+        is_sound = [
+            math.isfinite(loss) and bool(np.isfinite(values[share.targets]).all())
+            for share, loss in zip(shares, noted, strict=True)
         ]
-        gradients: dict[int, list[Tensor]] = {}
-        if backward and sound:
-            gradients = self._gradients([losses[number] for number in sound], [shares[n].place for n in sound])
-        for number, share in enumerate(shares):
-            if number in sound:
-                self._note(share, noted[number], values[share.targets], gradients.get(share.place))
+        gradients: dict[int, Tensor] = {}
+        if backward and any(is_sound):
+            total = losses.sum() if all(is_sound) else losses[torch.tensor(is_sound, device=losses.device)].sum()
+            gradients = _gradients(total, groups, grouped)
+        for share, loss, sound in zip(shares, noted, is_sound, strict=True):
+            sums = self._sums[share.member]
+            if sound:
+                self._add(share, loss, values[share.targets], gradients.get(share.member))
             else:
-                self._progress[share.place].error = InvalidRequest(
-                    "the loss is not finite: lower the weights, advantages or learning rate"
-                )
+                sums.error = InvalidRequest("the loss is not finite: lower the weights, advantages or learning rate")
 
-    def _logprobs(self, rows: list[_Row]) -> Tensor:
-        """Log-probabilities of all targets of the rows, flat."""
+    def _stack(self, members: Sequence[int], *, trains: bool) -> StackedGroup:
+        weights = [self._weights[member] for member in members]
+        return StackedGroup(weights[0].layout, weights, self._base.dtype, trains=trains)
+
+    def _logprobs(
+        self, groups: list[StackedGroup], grouped: list[list[int]], by_member: dict[int, list[Row]]
+    ) -> Tensor:
+        """Log-probabilities of all targets of the rows, flat, members in the order of ``grouped``."""
+        rows = [row for members in grouped for member in members for row in by_member[member]]
         targets = [torch.from_numpy(self._datum(row).targets.copy()) for row in rows]
-        if self._base.has_plain_head:
-            hidden = self._real_positions(rows, self._base.hidden_states)
-            segments = self._segments(rows, by_tokens=True)
-            return target_logprobs(self._base, hidden, token_segments=segments, targets=targets)
-        return gather_logprobs(self._real_positions(rows, self._base.logits), targets)
+        counts = [[len(by_member[member]) for member in members] for members in grouped]
+        plan = LowRankPlan.of_rows(groups, counts, max(row.length for row in rows), self._low_rank)
+        if not self._base.has_plain_head:
+            return gather_logprobs(self._real_positions(rows, plan, self._base.logits), targets)
+        hidden = self._real_positions(rows, plan, self._base.hidden_states)
+        tokens = [[sum(row.length for row in by_member[member]) for member in members] for members in grouped]
+        with self._loss_clock.measure():
+            head_plan = LowRankPlan.of_tokens(groups, tokens, self._low_rank)
+            return target_logprobs(self._base, hidden, plan=head_plan, targets=targets)
 
-    def _real_positions(self, rows: list[_Row], forward: Callable[[Tensor], Tensor]) -> Tensor:
+    def _real_positions(self, rows: list[Row], plan: LowRankPlan, forward: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``forward`` gives for the rows, (real positions, features): padding left out."""
-        longest = max(row.length for row in rows)
-        tokens = np.zeros((len(rows), longest), dtype=np.int64)
-        for place, row in enumerate(rows):
-            tokens[place, : row.length] = self._datum(row).tokens
-        with self._base.adapters(self._segments(rows, by_tokens=False)):
-            states = forward(torch.from_numpy(tokens).to(self._base.device))
-        if all(row.length == longest for row in rows):
-            return states.flatten(0, 1)
-        lengths = torch.tensor([row.length for row in rows], device=states.device)
-        is_real = torch.arange(longest, device=states.device)[None, :] < lengths[:, None]
-        return states[is_real]
+        with self._base.adapters(plan):
+            states = forward(token_matrix(rows, self._operations).to(self._base.device))
+        return real_positions(states, rows)
 
-    def _segments(self, rows: list[_Row], *, by_tokens: bool) -> list[AdapterSegment]:
-        segments, at = [], 0
-        for place, group in _by_member(rows):
-            size = sum(row.length for row in group) if by_tokens else len(group)
-            segments.append(AdapterSegment(self._members[place].weights, at, at + size))
-            at += size
-        return segments
-
-    def _shares(self, rows: list[_Row]) -> list[_Share]:
+    def _shares(self, members: Sequence[int], by_member: dict[int, list[Row]]) -> list[_Share]:
         shares, at = [], 0
-        for place, group in _by_member(rows):
-            count = sum(self._datum(row).targets.size for row in group)
-            shares.append(_Share(place, group, slice(at, at + count)))
+        for member in members:
+            count = sum(self._datum(row).targets.size for row in by_member[member])
+            shares.append(_Share(member, by_member[member], slice(at, at + count)))
             at += count
         return shares
 
-    def _loss(self, share: _Share, logp: Tensor) -> Tensor:
-        spec = self._members[share.place].batch.loss
-        data = [self._datum(row) for row in share.rows]
-        inputs = {name: torch.from_numpy(values).to(logp.device) for name, values in flat_inputs(spec, data).items()}
-        return compute_loss(spec, logp, inputs)
+    def _losses(self, shares: Sequence[_Share], logprobs: Tensor) -> Tensor:
+        """Each share's loss, (shares,). Members with one loss and config are computed together."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for number, share in enumerate(shares):
+            spec = self._operations[share.member].batch.loss
+            alike.setdefault((spec.name, *sorted(spec.config.items())), []).append(number)
+        losses: list[Tensor | None] = [None] * len(shares)
+        for numbers in alike.values():
+            parts = [shares[number] for number in numbers]
+            terms = self._terms(self._operations[parts[0].member].batch.loss, parts, logprobs)
+            sizes = [part.targets.stop - part.targets.start for part in parts]
+            for number, part in zip(numbers, torch.split(terms, sizes), strict=True):
+                losses[number] = part.sum()
+        return torch.stack([loss for loss in losses if loss is not None])
 
-    def _gradients(self, losses: list[Tensor], places: list[int]) -> dict[int, list[Tensor]]:
-        """Gradients of the summed losses; rows are independent, so each adapter gets its own member's only."""
-        parameters = [self._members[place].weights.flat() for place in places]
-        flat = [parameter for group in parameters for parameter in group]
-        gradients = iter(torch.autograd.grad(torch.stack(losses).sum(), flat, allow_unused=True))
-        return {
-            place: [torch.zeros_like(parameter) if (g := next(gradients)) is None else g for parameter in group]
-            for place, group in zip(places, parameters, strict=True)
+    def _terms(self, spec: LossSpec, shares: Sequence[_Share], logprobs: Tensor) -> Tensor:
+        data = [self._datum(row) for share in shares for row in share.rows]
+        inputs = {
+            name: torch.from_numpy(values).to(logprobs.device) for name, values in flat_inputs(spec, data).items()
         }
+        chosen = [logprobs[share.targets] for share in shares]
+        return loss_terms(spec, logprobs if sum(map(len, chosen)) == len(logprobs) else torch.cat(chosen), inputs)
 
-    def _note(self, share: _Share, loss: float, values: np.ndarray, gradients: list[Tensor] | None) -> None:
-        progress, at = self._progress[share.place], 0
+    def _add(self, share: _Share, loss: float, values: np.ndarray, gradient: Tensor | None) -> None:
+        sums, at = self._sums[share.member], 0
         for row in share.rows:
             targets = self._datum(row).targets
-            progress.logprobs[row.datum] = values[at : at + targets.size].reshape(targets.shape).copy()
+            sums.logprobs[row.datum] = values[at : at + targets.size].reshape(targets.shape).copy()
             at += targets.size
-        progress.loss += loss
-        if progress.gradients is None or gradients is None:
-            progress.gradients = gradients
-        else:
-            torch._foreach_add_(progress.gradients, gradients)
+        sums.loss += loss
+        sums.gradient = gradient if sums.gradient is None or gradient is None else sums.gradient + gradient
 
-    def _result(self, place: int) -> MemberResult:
-        progress, member = self._progress[place], self._members[place]
-        if progress.error is not None:
-            return MemberResult(progress.error)
-        logprobs = [row for row in progress.logprobs if row is not None]
-        if len(logprobs) != len(member.batch.data):
-            return MemberResult(EngineFailure("the pass left out a sequence"))
-        tokens = sum(len(datum.tokens) for datum in member.batch.data)
-        metrics = {"loss:sum": progress.loss, "tokens:sum": float(tokens)}
-        return MemberResult(ForwardBackwardOutput(logprobs, metrics), progress.gradients)
-
-    def _datum(self, row: _Row) -> Datum:
-        return self._members[row.member].batch.data[row.datum]
+    def _datum(self, row: Row) -> Datum:
+        return self._operations[row.member].batch.data[row.datum]
 
 
-def _by_member(rows: list[_Row]) -> list[tuple[int, list[_Row]]]:
-    """Runs of rows of one member, in order."""
-    groups: list[tuple[int, list[_Row]]] = []
-    for row in rows:
-        if not groups or groups[-1][0] != row.member:
-            groups.append((row.member, []))
-        groups[-1][1].append(row)
-    return groups
+def _gradients(total: Tensor, groups: Sequence[StackedGroup], grouped: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+    """Each member's gradient, (layout.size,); rows are independent, so each adapter gets its own member's only."""
+    leaves = [leaf for group in groups for leaf in group.leaves()]
+    found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
+    gradients: dict[int, Tensor] = {}
+    for group, members in zip(groups, grouped, strict=True):
+        stacked = group.gradient([next(found) for _ in group.leaves()])
+        gradients |= dict(zip(members, stacked.unbind(), strict=True))
+    return gradients
 
 
-def split_rows(rows: Sequence[_Row], *, token_budget: int) -> list[list[_Row]]:
-    """Micro-batches of similar lengths: at most ``token_budget`` padded tokens each, unless one row alone is longer."""
-    batches: list[list[_Row]] = []
-    real = 0
-    for row in sorted(rows, key=lambda row: -row.length):
-        if batches:
-            padded = (len(batches[-1]) + 1) * batches[-1][0].length
-            is_wasteful = padded > MAX_PADDING_RATIO * (real + row.length) and padded > _MIN_SPLIT_TOKENS
-            if padded <= token_budget and not is_wasteful:
-                batches[-1].append(row)
-                real += row.length
-                continue
-        batches.append([row])
-        real = row.length
-    return batches
+def _note(operation: PassOperation, count: int, sums: _Sums) -> None:
+    """Add the pass's part to the operation; an error ends it."""
+    if sums.error is not None:
+        operation.outcome, operation.gradient = sums.error, None
+        return
+    first = operation.computed
+    operation.logprobs += [sums.logprobs[number] for number in range(first, first + count) if number in sums.logprobs]
+    operation.loss += sums.loss
+    if sums.gradient is not None:
+        # A copy of its own: the pass's gradients of all members are one tensor.
+        operation.gradient = sums.gradient.clone() if operation.gradient is None else operation.gradient + sums.gradient
+    operation.computed += count

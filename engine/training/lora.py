@@ -1,11 +1,13 @@
-"""LoRA tensors and where they apply: ``y = W x + (alpha / rank) B A x`` on segments of a batch's rows.
+"""LoRA tensors: ``y = W x + (alpha / rank) B A x``, one flat vector an adapter.
 
-Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; initialisation as in PEFT.
+Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; initialisation as in PEFT. A vector instead of a
+tensor a matrix: a step, a copy, a page or a stack of many adapters is one operation, not one for each projection.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Self
 
 import torch
@@ -31,10 +33,53 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """``a`` float32 (rank, in_features), ``b`` float32 (out_features, rank)."""
+    """``a`` (rank, in_features), ``b`` (out_features, rank); with a leading dimension, those of several adapters."""
 
     a: Tensor
     b: Tensor
+
+
+class LoraLayout:
+    """Where each projection's A and B lie in an adapter's vector: A before B, in the base's order of projections.
+
+    Two adapters with equal ``key`` on one base have the same layout.
+    """
+
+    def __init__(self, rank: int, projections: Mapping[str, Projection]) -> None:
+        self.rank = rank
+        self.names = tuple(projections)
+        self.key = (rank, self.names)
+        self._shapes = {
+            name: (projection.in_features, projection.out_features) for name, projection in projections.items()
+        }
+        self.sizes = [rank * features for shape in self._shapes.values() for features in shape]
+        self.size = sum(self.sizes)
+        """Elements of the vector."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def pairs(self, vectors: Tensor) -> dict[str, LoraPair]:
+        """Views of ``vectors`` (size,) or (adapters, size), by projection name."""
+        parts = iter(torch.split(vectors, self.sizes, dim=-1))
+        leading = vectors.shape[:-1]
+        return {
+            name: LoraPair(
+                next(parts).view(*leading, self.rank, in_features), next(parts).view(*leading, out_features, self.rank)
+            )
+            for name, (in_features, out_features) in self._shapes.items()
+        }
+
+    def shapes(self) -> dict[str, tuple[torch.Size, torch.Size]]:
+        """Shapes of A and B by projection name."""
+        return {
+            name: (torch.Size((self.rank, in_features)), torch.Size((out_features, self.rank)))
+            for name, (in_features, out_features) in self._shapes.items()
+        }
+
+    def vector(self, pairs: Mapping[str, LoraPair]) -> Tensor:
+        """A new float32 vector of the pairs' values."""
+        return torch.cat([part.float().reshape(-1) for name in self.names for part in (pairs[name].a, pairs[name].b)])
 
 
 def trains(settings: LoraSettings, group: ProjectionGroup) -> bool:
@@ -42,37 +87,36 @@ def trains(settings: LoraSettings, group: ProjectionGroup) -> bool:
     return {"attn": settings.train_attn, "mlp": settings.train_mlp, "unembed": settings.train_unembed}[group]
 
 
+@dataclass(frozen=True)
 class LoraWeights:
-    """One adapter's tensors by projection name."""
+    """One adapter's tensors, ``vector`` float32 (layout.size,). A value: training makes new ones, it changes none."""
 
-    def __init__(self, settings: LoraSettings, tensors: Mapping[str, LoraPair]) -> None:
-        self.settings = settings
-        self.tensors = dict(tensors)
+    settings: LoraSettings
+    layout: LoraLayout
+    vector: Tensor
 
     @property
     def scaling(self) -> float:
         """``alpha / rank``."""
         return self.settings.alpha / self.settings.rank
 
+    @cached_property
+    def tensors(self) -> Mapping[str, LoraPair]:
+        """The adapter's matrices by projection name, views of ``vector``."""
+        return self.layout.pairs(self.vector)
+
     @classmethod
     def initialise(cls, base: "BaseModel", settings: LoraSettings) -> Self:
         """A is Kaiming-uniform with slope sqrt(5), B zero. Same seed and base: the same bits, whatever else runs."""
         if settings.seed is None:
             raise ValueError("resolve the seed first")
+        layout = base.layout(settings)
         generator = torch.Generator().manual_seed(settings.seed % 2**63)
-        tensors = {}
-        for name, projection in base.projections.items():
-            if not trains(settings, projection.group):
-                continue
-            bound = 1 / math.sqrt(projection.in_features)
-            a = torch.empty(settings.rank, projection.in_features).uniform_(-bound, bound, generator=generator)
-            b = torch.zeros(projection.out_features, settings.rank)
-            tensors[name] = LoraPair(a.to(base.device), b.to(base.device))
-        return cls(settings, tensors)
-
-    def flat(self) -> list[Tensor]:
-        """Every tensor, A before B, in the base's order of projections."""
-        return [tensor for pair in self.tensors.values() for tensor in (pair.a, pair.b)]
+        vector = torch.zeros(layout.size)
+        for pair in layout.pairs(vector).values():
+            bound = 1 / math.sqrt(pair.a.shape[-1])
+            pair.a.uniform_(-bound, bound, generator=generator)
+        return cls(settings, layout, vector.to(base.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +128,30 @@ class AdapterSegment:
     end: int
 
 
-def add_low_rank(output: Tensor, inputs: Tensor, name: str, segments: tuple[AdapterSegment, ...]) -> Tensor:
-    """``output`` (rows, …, out) plus each segment's low-rank part of ``inputs`` (rows, …, in)."""
-    rows = inputs.shape[0]
-    active = [segment for segment in segments if name in segment.adapter.tensors and segment.start < segment.end]
-    if not active:
-        return output
-    if len(active) == 1 and active[0].start == 0 and active[0].end >= rows:
-        return _plus_low_rank(output, inputs, name, active[0].adapter)
-    parts, at = [], 0
-    for segment in sorted(active, key=lambda segment: segment.start):
-        if segment.start > at:
-            parts.append(output[at : segment.start])
-        rows_of = slice(segment.start, segment.end)
-        parts.append(_plus_low_rank(output[rows_of], inputs[rows_of], name, segment.adapter))
-        at = segment.end
-    if at < rows:
-        parts.append(output[at:])
-    return torch.cat(parts)
+@dataclass(frozen=True, slots=True)
+class AdapterSegments:
+    """Adapters on segments of a batch's rows, for forwards whose gradients nobody asks."""
+
+    segments: tuple[AdapterSegment, ...]
+
+    def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor:
+        """``output`` (rows, …, out) plus each segment's low-rank part of ``inputs`` (rows, …, in)."""
+        rows = inputs.shape[0]
+        active = [part for part in self.segments if name in part.adapter.tensors and part.start < part.end]
+        if not active:
+            return output
+        if len(active) == 1 and active[0].start == 0 and active[0].end >= rows:
+            return _plus_low_rank(output, inputs, name, active[0].adapter)
+        parts, at = [], 0
+        for segment in sorted(active, key=lambda segment: segment.start):
+            if segment.start > at:
+                parts.append(output[at : segment.start])
+            rows_of = slice(segment.start, segment.end)
+            parts.append(_plus_low_rank(output[rows_of], inputs[rows_of], name, segment.adapter))
+            at = segment.end
+        if at < rows:
+            parts.append(output[at:])
+        return torch.cat(parts)
 
 
 def _plus_low_rank(output: Tensor, inputs: Tensor, name: str, adapter: LoraWeights) -> Tensor:
@@ -111,4 +161,5 @@ def _plus_low_rank(output: Tensor, inputs: Tensor, name: str, adapter: LoraWeigh
     if output.dtype == pair.b.dtype:
         flat = torch.addmm(output.reshape(-1, output.shape[-1]), inner, pair.b.t(), alpha=adapter.scaling)
         return flat.view(output.shape)
-    return output + (inner @ pair.b.t() * adapter.scaling).to(output.dtype).view(output.shape)
+    low_rank = (inner @ pair.b.t()).mul_(adapter.scaling)
+    return output + low_rank.to(output.dtype).view(output.shape)

@@ -40,38 +40,38 @@ def _flat_input(datum: Datum, name: str, default: float) -> np.ndarray:
     return values.ravel().astype(np.float32)
 
 
-def compute_loss(spec: LossSpec, logp: Tensor, inputs: Inputs) -> Tensor:
-    """Scalar loss of ``logp`` float32 (M,) and ``inputs``, each float32 (M,), the required ones among them."""
+def loss_terms(spec: LossSpec, logp: Tensor, inputs: Inputs) -> Tensor:
+    """Terms (M,) whose sum is the loss of ``logp`` float32 (M,) and ``inputs``, each float32 (M,), all required ones given."""
     return _LOSSES[spec.name](logp, inputs, {**LOSS_RULES[spec.name].config, **spec.config})
 
 
 def _cross_entropy(logp: Tensor, inputs: Inputs, _config: Config) -> Tensor:
-    """``sum(-logp * w)``, weights of any sign, 1 where not given."""
+    """``-logp * w``, weights of any sign, 1 where not given."""
     weights = inputs.get("weights")
-    return -logp.sum() if weights is None else -(logp * weights).sum()
+    return -logp if weights is None else -(logp * weights)
 
 
 def _importance_sampling(logp: Tensor, inputs: Inputs, _config: Config) -> Tensor:
-    """``-sum(r * A)``."""
-    return -(_ratio(logp, inputs) * inputs["advantages"]).sum()
+    """``-r * A``."""
+    return -(_ratio(logp, inputs) * inputs["advantages"])
 
 
 def _ppo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """``-sum(min(r * A, clip(r) * A))``; Schulman et al. 2017, thresholds as bounds of the ratio."""
+    """``-min(r * A, clip(r) * A)``; Schulman et al. 2017, thresholds as bounds of the ratio."""
     ratio, advantages = _ratio(logp, inputs), inputs["advantages"]
-    return -torch.minimum(ratio * advantages, _clip(ratio, inputs, config) * advantages).sum()
+    return -torch.minimum(ratio * advantages, _clip(ratio, inputs, config) * advantages)
 
 
 def _cispo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """``-sum(sg(clip(r)) * logp * A)``; MiniMax-M1, 2025."""
+    """``-sg(clip(r)) * logp * A``; MiniMax-M1, 2025."""
     clipped = _clip(_ratio(logp, inputs), inputs, config).detach()
-    return -(clipped * logp * inputs["advantages"]).sum()
+    return -(clipped * logp * inputs["advantages"])
 
 
 def _dro(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """``-sum(logp * A - beta / 2 * (logp - q)^2)``; Richemond et al. 2024, direct reward optimisation."""
+    """``-(logp * A - beta / 2 * (logp - q)^2)``; Richemond et al. 2024, direct reward optimisation."""
     drift = logp - inputs["logprobs"]
-    return -(logp * inputs["advantages"] - 0.5 * config[BETA] * drift * drift).sum()
+    return -(logp * inputs["advantages"] - 0.5 * config[BETA] * drift * drift)
 
 
 def _ratio(logp: Tensor, inputs: Inputs) -> Tensor:

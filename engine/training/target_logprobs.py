@@ -1,48 +1,44 @@
 """Log-probabilities of targets from hidden states, without a (positions x vocabulary) tensor beyond a chunk."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from engine.training.base import BaseModel
-from engine.training.lora import AdapterSegment
+from engine.training.low_rank import LowRankPlan
 
-CHUNK_LOGITS = 2**23
-"""Logits of one chunk: 32 MiB in float32."""
+CHUNK_LOGITS = 2**22
+"""Logits of one chunk: 16 MiB in float32."""
 
 
-def target_logprobs(
-    base: BaseModel, hidden: Tensor, *, token_segments: Sequence[AdapterSegment], targets: Sequence[Tensor]
-) -> Tensor:
+def target_logprobs(base: BaseModel, hidden: Tensor, *, plan: LowRankPlan, targets: Sequence[Tensor]) -> Tensor:
     """Log-probabilities, flat float32 (sum of all targets,), of the sequences that make up ``hidden``.
 
-    ``hidden`` is (positions, hidden size), the sequences one after another; ``token_segments`` name the adapter of each
-    position; ``targets[i]`` is int64 (N_i,) or (N_i, K_i). Beyond one chunk, logits are computed again in the backward
-    pass instead of being kept.
+    ``hidden`` is (positions, hidden size), the sequences one after another; ``plan`` is of its positions; ``targets[i]`` is
+    int64 (N_i,) or (N_i, K_i). No chunk's logits are kept for the backward pass unless there is only one.
     """
     positions, wanted = _flatten(targets)
     positions, wanted = positions.to(hidden.device), wanted.to(hidden.device)
-    chunk = max(1, CHUNK_LOGITS // base.facts.vocabulary_size)
-    if hidden.shape[0] <= chunk:
-        return _chunk_logprobs(base, hidden, list(token_segments), positions, wanted)
+    size = max(1, CHUNK_LOGITS // base.facts.vocabulary_size)
+    adapts_head = base.output_name is not None and plan.adapts(base.output_name)
+    if not adapts_head and torch.is_grad_enabled() and all(target.dim() == 1 for target in targets):
+        logprobs: Tensor = _OneTargetLogprobs.apply(hidden, base, wanted, size)  # type: ignore[no-untyped-call]
+        return logprobs
     parts = []
-    for start in range(0, hidden.shape[0], chunk):
-        end = min(start + chunk, hidden.shape[0])
+    for start in range(0, hidden.shape[0], size):
+        end = min(start + size, hidden.shape[0])
         first, last = torch.searchsorted(positions, torch.tensor([start, end], device=positions.device)).tolist()
-        arguments = (
-            base,
-            hidden[start:end],
-            _cut(token_segments, start, end),
-            positions[first:last] - start,
-            wanted[first:last],
-        )
-        if torch.is_grad_enabled():
+        chunk_plan = plan.cut(start, end) if adapts_head else None
+        arguments = (base, hidden[start:end], chunk_plan, positions[first:last] - start, wanted[first:last])
+        if torch.is_grad_enabled() and hidden.shape[0] > size:
             parts.append(checkpoint(_chunk_logprobs, *arguments, use_reentrant=False))
         else:
             parts.append(_chunk_logprobs(*arguments))
-    return torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def gather_logprobs(logits: Tensor, targets: Sequence[Tensor]) -> Tensor:
@@ -51,12 +47,38 @@ def gather_logprobs(logits: Tensor, targets: Sequence[Tensor]) -> Tensor:
     return _normalised(logits, positions.to(logits.device), wanted.to(logits.device))
 
 
+class _OneTargetLogprobs(torch.autograd.Function):
+    """One target a position, no adapter on the head: a position's log-probability depends on its hidden state alone.
+
+    So its derivative is known in the forward pass, while the chunk's logits are there, up to the factor that comes from
+    above: the backward pass needs neither logits nor a second product with the vocabulary.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, base: BaseModel, wanted: Tensor, size: int) -> Tensor:
+        logprobs, slopes = [], []
+        for part, targets in zip(torch.split(hidden, size), torch.split(wanted, size), strict=True):
+            with torch.enable_grad():
+                states = part.detach().requires_grad_()
+                found = -functional.cross_entropy(base.head(states), targets, reduction="none")
+            slopes.append(torch.autograd.grad(found.sum(), states)[0])
+            logprobs.append(found.detach())
+        ctx.save_for_backward(torch.cat(slopes))
+        return torch.cat(logprobs)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (slopes,) = ctx.saved_tensors
+        return (slopes * upstream[0][:, None]).to(slopes.dtype), None, None, None
+
+
 def _chunk_logprobs(
-    base: BaseModel, hidden: Tensor, segments: list[AdapterSegment], positions: Tensor, wanted: Tensor
+    base: BaseModel, hidden: Tensor, plan: LowRankPlan | None, positions: Tensor, wanted: Tensor
 ) -> Tensor:
-    with base.adapters(segments):
-        logits = base.head(hidden)
-    return _normalised(logits, positions, wanted)
+    if plan is None:
+        return _normalised(base.head(hidden), positions, wanted)
+    with base.adapters(plan):
+        return _normalised(base.head(hidden), positions, wanted)
 
 
 def _normalised(logits: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
@@ -71,12 +93,3 @@ def _flatten(targets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         positions.append(torch.arange(at, at + target.shape[0]).repeat_interleave(width))
         at += target.shape[0]
     return torch.cat(positions), torch.cat([target.reshape(-1) for target in targets])
-
-
-def _cut(segments: Sequence[AdapterSegment], start: int, end: int) -> list[AdapterSegment]:
-    """The segments within ``[start, end)``, counted from ``start``."""
-    return [
-        AdapterSegment(segment.adapter, max(segment.start, start) - start, min(segment.end, end) - start)
-        for segment in segments
-        if segment.start < end and segment.end > start
-    ]

@@ -15,7 +15,8 @@ from engine.contracts.base_model import read_base_model_facts
 from engine.contracts.ids import RunId
 from engine.contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
 from engine.training.base import BaseModel
-from engine.training.trainer import PassItem, Trainer
+from engine.training.checkpoint_files import read_checkpoint, write_checkpoint
+from engine.training.trainer import PassItem, Trainer, loaded_state
 
 RUN, NEIGHBOUR = RunId("first:train:0"), RunId("second:train:0")
 POLICY_LOSSES = (LossName.IMPORTANCE_SAMPLING, LossName.PPO, LossName.CISPO, LossName.DRO)
@@ -63,16 +64,34 @@ def backward(run: RunId, batch: TrainingBatch) -> PassItem:
 def randomise(trainer: Trainer, run: RunId, seed: int) -> None:
     """Give B random values, so that every gradient is something."""
     generator = torch.Generator().manual_seed(seed)
-    for pair in trainer._adapters[run].weights.tensors.values():
+    for pair in trainer.state(run).weights.tensors.values():
         with torch.no_grad():
             pair.b.copy_(0.05 * torch.randn(pair.b.shape, generator=generator))
 
 
+def matrices(trainer: Trainer, run: RunId, vector: Tensor | None = None) -> list[Tensor]:
+    """The run's weights, or the vector's parts, A before B in the base's order of projections."""
+    weights = trainer.state(run).weights
+    pairs = weights.layout.pairs(weights.vector if vector is None else vector)
+    return [part for pair in pairs.values() for part in (pair.a, pair.b)]
+
+
 def gradients_of(trainer: Trainer, run: RunId) -> list[Tensor]:
-    """The run's accumulators."""
-    gradients = trainer._adapters[run].gradients
-    assert gradients is not None
-    return gradients
+    """The run's accumulated gradient, by matrix."""
+    gradient = trainer.state(run).gradient
+    assert gradient is not None
+    return matrices(trainer, run, gradient)
+
+
+def save(trainer: Trainer, run: RunId, directory: Path, *, optimizer: bool = True) -> int:
+    """Write the run's checkpoint."""
+    return write_checkpoint(directory, trainer.base, trainer.state(run), optimizer=optimizer)
+
+
+def load(trainer: Trainer, run: RunId, directory: Path, *, optimizer: bool = True) -> None:
+    """Let the run go on from a checkpoint."""
+    found = read_checkpoint(directory, trainer.base, optimizer=optimizer)
+    trainer.put(run, loaded_state(trainer.state(run), found) if trainer.holds(run) else found)
 
 
 @dataclass
@@ -121,7 +140,7 @@ def reference_loss(spec: LossSpec, logp: Tensor, given: dict[str, Tensor]) -> Te
 
 def reference_for(trainer: Trainer, run: RunId, model_dir: Path) -> Reference:
     """PEFT's model with the trainer's adapter copied in; parameters in the trainer's order."""
-    weights = trainer._adapters[run].weights
+    weights = trainer.state(run).weights
     targets = sorted({name.rpartition(".")[2] for name in weights.tensors})
     config = LoraConfig(
         r=weights.settings.rank,

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 
 from engine.contracts.base_model import read_base_model_facts
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.contracts.ids import RunId
 from engine.contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
+from engine.training.adapter_state import AdapterState, read_state, write_state
 from engine.training.base import BaseModel
 from engine.training.checkpoint_files import read_lora_weights
 from engine.training.trainer import PassItem, Trainer
@@ -23,9 +25,12 @@ from tests.engine.training.conftest import (
     RUN,
     backward,
     gradients_of,
+    load,
     make_batch,
+    matrices,
     randomise,
     reference_for,
+    save,
     settings,
 )
 
@@ -67,50 +72,56 @@ def peft_logprobs(model_dir: Path, adapter: Path, batch: TrainingBatch) -> np.nd
 def test_save_load_next_step_is_bit_equal(trainer: Trainer, tmp_path: Path) -> None:
     trainer.create(RUN, settings())
     train(trainer, RUN, 3)
-    trainer.save(RUN, tmp_path / "saved", optimizer=True)
-    trainer.create_from(NEIGHBOUR, tmp_path / "saved", optimizer=True)
+    save(trainer, RUN, tmp_path / "saved", optimizer=True)
+    load(trainer, NEIGHBOUR, tmp_path / "saved")
     for run in (RUN, NEIGHBOUR):
         train(trainer, run, 2, seed=20)
-    for ours, theirs in zip(
-        trainer._adapters[RUN].weights.flat(), trainer._adapters[NEIGHBOUR].weights.flat(), strict=True
-    ):
+    for ours, theirs in zip(matrices(trainer, RUN), matrices(trainer, NEIGHBOUR), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_load_into_a_model_is_bit_equal_and_drops_gradients(trainer: Trainer, tmp_path: Path) -> None:
     trainer.create(RUN, settings())
     train(trainer, RUN, 2)
-    trainer.save(RUN, tmp_path / "saved", optimizer=True)
-    trainer.create_from(NEIGHBOUR, tmp_path / "saved", optimizer=True)
+    save(trainer, RUN, tmp_path / "saved", optimizer=True)
+    load(trainer, NEIGHBOUR, tmp_path / "saved")
     train(trainer, RUN, 2, seed=5)
     trainer.run_pass([backward(RUN, make_batch(99, LossName.CROSS_ENTROPY))])
-    trainer.load(RUN, tmp_path / "saved", optimizer=True)
+    load(trainer, RUN, tmp_path / "saved")
     for run in (RUN, NEIGHBOUR):
         train(trainer, run, 1, seed=30)
-    for ours, theirs in zip(
-        trainer._adapters[RUN].weights.flat(), trainer._adapters[NEIGHBOUR].weights.flat(), strict=True
-    ):
+    for ours, theirs in zip(matrices(trainer, RUN), matrices(trainer, NEIGHBOUR), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_snapshot_keeps_gradients_in_progress(trainer: Trainer, tmp_path: Path) -> None:
+def tensors_of(state: AdapterState) -> list[Tensor]:
+    """Weights, gradient, moments and step count of a state that has them all."""
+    assert state.gradient is not None
+    assert state.optimizer is not None
+    optimizer = state.optimizer
+    step = torch.tensor(optimizer.step)
+    return [state.weights.vector, state.gradient, optimizer.exp_avg, optimizer.exp_avg_sq, step]
+
+
+def test_state_on_disk_is_bit_equal(base: BaseModel, trainer: Trainer, tmp_path: Path) -> None:
     trainer.create(RUN, settings())
     train(trainer, RUN, 1)
     trainer.run_pass([backward(RUN, make_batch(3, LossName.CROSS_ENTROPY))])
-    trainer.save(RUN, tmp_path / "snapshot", optimizer=True, gradients=True)
-    trainer.create_from(NEIGHBOUR, tmp_path / "snapshot", optimizer=True, gradients=True)
-    for ours, theirs in zip(gradients_of(trainer, NEIGHBOUR), gradients_of(trainer, RUN), strict=True):
+    write_state(tmp_path / "snapshot", base, trainer.state(RUN))
+    trainer.put(NEIGHBOUR, read_state(tmp_path / "snapshot", base))
+    for ours, theirs in zip(tensors_of(trainer.state(NEIGHBOUR)), tensors_of(trainer.state(RUN)), strict=True):
         assert torch.equal(ours, theirs)
+    assert trainer.state(NEIGHBOUR).weights.settings == trainer.state(RUN).weights.settings
 
 
 def test_load_of_another_rank_is_refused_and_changes_nothing(trainer: Trainer, tmp_path: Path) -> None:
     trainer.create(RUN, settings(rank=4))
-    trainer.save(RUN, tmp_path / "saved", optimizer=True)
+    save(trainer, RUN, tmp_path / "saved", optimizer=True)
     trainer.create(NEIGHBOUR, settings(rank=8))
-    before = [tensor.detach().clone() for tensor in trainer._adapters[NEIGHBOUR].weights.flat()]
+    before = [tensor.detach().clone() for tensor in matrices(trainer, NEIGHBOUR)]
     with pytest.raises(InvalidRequest, match="rank 4"):
-        trainer.load(NEIGHBOUR, tmp_path / "saved", optimizer=True)
-    for ours, was in zip(trainer._adapters[NEIGHBOUR].weights.flat(), before, strict=True):
+        load(trainer, NEIGHBOUR, tmp_path / "saved")
+    for ours, was in zip(matrices(trainer, NEIGHBOUR), before, strict=True):
         assert torch.equal(ours, was)
 
 
@@ -120,7 +131,7 @@ def test_exported_adapter_gives_the_same_logprobs_in_peft(
 ) -> None:
     trainer.create(RUN, settings(**flags))
     train(trainer, RUN, 2)
-    trainer.save(RUN, tmp_path / "exported", optimizer=False)
+    save(trainer, RUN, tmp_path / "exported", optimizer=False)
     batch = make_batch(40, LossName.CROSS_ENTROPY)
     np.testing.assert_allclose(
         logprobs(trainer, RUN, batch), peft_logprobs(tiny_model_dir, tmp_path / "exported", batch), atol=1e-5
@@ -134,7 +145,8 @@ def test_adapter_made_by_peft_trains_on_in_weft(trainer: Trainer, tiny_model_dir
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reference.model.save_pretrained(tmp_path / "peft")
-    lora = trainer.create_from(NEIGHBOUR, tmp_path / "peft", optimizer=True)
+    load(trainer, NEIGHBOUR, tmp_path / "peft")
+    lora = trainer.state(NEIGHBOUR).weights.settings
     assert (lora.rank, lora.alpha) == (8, 32.0)
     batch = make_batch(41, LossName.CROSS_ENTROPY)
     np.testing.assert_array_equal(logprobs(trainer, NEIGHBOUR, batch), logprobs(trainer, RUN, batch))
@@ -142,7 +154,7 @@ def test_adapter_made_by_peft_trains_on_in_weft(trainer: Trainer, tiny_model_dir
 
 def test_damaged_folder_is_refused(base: BaseModel, trainer: Trainer, tmp_path: Path) -> None:
     trainer.create(RUN, settings())
-    trainer.save(RUN, tmp_path / "saved", optimizer=True)
+    save(trainer, RUN, tmp_path / "saved", optimizer=True)
     (tmp_path / "saved" / "adapter_model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(InvalidRequest, match="damaged"):
         read_lora_weights(tmp_path / "saved", base)
@@ -158,7 +170,7 @@ def test_same_seed_makes_the_same_adapter_whatever_else_runs(trainer: Trainer) -
     trainer.create(NEIGHBOUR, settings(seed=77))
     other = RunId("third:train:0")
     trainer.create(other, settings(seed=78))
-    adapters = [trainer._adapters[run].weights.flat() for run in (RUN, NEIGHBOUR, other)]
+    adapters = [matrices(trainer, run) for run in (RUN, NEIGHBOUR, other)]
     assert all(torch.equal(first, second) for first, second in zip(adapters[0], adapters[1], strict=True))
     assert not torch.equal(adapters[0][0], adapters[2][0])
 
@@ -167,12 +179,12 @@ def test_flags_choose_the_projections(trainer: Trainer, base: BaseModel) -> None
     for group in ("attn", "mlp", "unembed"):
         flags = {f"train_{name}": name == group for name in ("attn", "mlp", "unembed")}
         trainer.create(RUN, settings(**flags))
-        found = {base.projections[name].group for name in trainer._adapters[RUN].weights.tensors}
+        found = {base.projections[name].group for name in trainer.state(RUN).weights.tensors}
         assert found == {group}
 
 
 def test_fifteen_neighbours_change_nothing(trainer: Trainer) -> None:
-    """Isolation of numbers: outputs, gradients and three steps alone equal those in mixed company, 1e-5 relative."""
+    """Isolation of numbers: outputs, gradients and ten steps alone equal those in mixed company, 1e-5 relative."""
     neighbours = [RunId(f"n{number}:train:0") for number in range(15)]
     alone = RunId("alone:train:0")
     for run in (RUN, alone):
@@ -181,7 +193,7 @@ def test_fifteen_neighbours_change_nothing(trainer: Trainer) -> None:
         trainer.create(run, settings(rank=1 + number, seed=number, train_unembed=number % 2 == 0))
         randomise(trainer, run, number)
     losses = list(LossName)
-    for step in range(3):
+    for step in range(10):
         batch = make_batch(step, LossName.PPO)
         by_itself = output(trainer.run_pass([backward(alone, batch)])[0])
         company = [
@@ -189,8 +201,8 @@ def test_fifteen_neighbours_change_nothing(trainer: Trainer) -> None:
             for number, run in enumerate(neighbours)
         ]
         together = output(trainer.run_pass([*company[:7], backward(RUN, batch), *company[7:]])[7])
-        for ours, theirs in zip(together.logprobs, by_itself.logprobs, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+        for mine, lone in zip(together.logprobs, by_itself.logprobs, strict=True):
+            np.testing.assert_allclose(mine, lone, rtol=1e-5, atol=1e-5)
         for ours, theirs in zip(gradients_of(trainer, RUN), gradients_of(trainer, alone), strict=True):
             assert float((ours - theirs).abs().max()) <= 1e-5 * max(float(theirs.abs().max()), 1e-2)
         trainer.optim_steps([(run, LEARNING) for run in (RUN, alone, *neighbours)])
@@ -202,7 +214,7 @@ def test_neighbour_that_fails_or_goes_changes_nothing(trainer: Trainer) -> None:
     for run in (RUN, NEIGHBOUR, poisoned):
         trainer.create(run, settings(seed=1))
     with torch.no_grad():
-        trainer._adapters[poisoned].weights.flat()[0].fill_(float("nan"))
+        trainer.state(poisoned).weights.vector.fill_(float("nan"))
     batch = make_batch(2, LossName.CROSS_ENTROPY)
     incomplete = make_batch(3, LossName.PPO)
     incomplete = replace(incomplete, data=[replace(datum, inputs={}) for datum in incomplete.data])
@@ -213,7 +225,7 @@ def test_neighbour_that_fails_or_goes_changes_nothing(trainer: Trainer) -> None:
     assert isinstance(mixed[0], InvalidRequest)
     assert isinstance(mixed[1], EngineFailure)
     assert isinstance(mixed[3], InvalidRequest)
-    assert trainer._adapters[poisoned].gradients is None
+    assert trainer.state(poisoned).gradient is None
     assert output(mixed[2]).metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
     for ours, theirs in zip(gradients_of(trainer, RUN), gradients_of(trainer, NEIGHBOUR), strict=True):
         assert torch.isfinite(ours).all()
@@ -253,7 +265,7 @@ def test_other_architectures_train_and_export(name: str, tmp_path: Path) -> None
     other.create(NEIGHBOUR, settings(rank=2, seed=5))
     train(other, RUN, 2)
     other.run_pass([backward(NEIGHBOUR, make_batch(8, LossName.PPO))])
-    other.save(RUN, tmp_path / "exported", optimizer=False)
+    save(other, RUN, tmp_path / "exported", optimizer=False)
     batch = make_batch(42, LossName.CROSS_ENTROPY)
     np.testing.assert_allclose(
         logprobs(other, RUN, batch), peft_logprobs(model_dir, tmp_path / "exported", batch), atol=2e-5

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from engine.contracts.errors import EngineFailure, InvalidRequest
 from engine.contracts.operations import Datum, ForwardBackwardOutput, LossName, LossSpec, OptimStep, TrainingBatch
-from engine.training.lora import LoraPair
+from engine.training.adapter_state import STATE, read_state, write_state
 from engine.training.trainer import Trainer
-from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, settings
+from tests.engine.training.conftest import (
+    NEIGHBOUR,
+    RUN,
+    backward,
+    gradients_of,
+    load,
+    make_batch,
+    matrices,
+    save,
+    settings,
+)
 
 _LONG = 2049
 _ONES = np.ones(5, np.float32)
@@ -38,9 +48,10 @@ def good_batch() -> TrainingBatch:
 
 def state_of(trainer: Trainer) -> list[Tensor]:
     """Copies of the run's weights, moments and gradients."""
-    adapter = trainer._adapters[RUN]
-    moments = [*adapter.optimizer.exp_avg, *adapter.optimizer.exp_avg_sq] if adapter.optimizer else []
-    return [tensor.detach().clone() for tensor in (*adapter.weights.flat(), *moments, *(adapter.gradients or []))]
+    adapter = trainer.state(RUN)
+    moments = [adapter.optimizer.exp_avg, adapter.optimizer.exp_avg_sq] if adapter.optimizer else []
+    gradient = [] if adapter.gradient is None else [adapter.gradient]
+    return [tensor.clone() for tensor in (adapter.weights.vector, *moments, *gradient)]
 
 
 def assert_unchanged(trainer: Trainer, before: list[Tensor]) -> None:
@@ -61,7 +72,7 @@ def test_bad_datum_fails_its_own_item_only(trainer: Trainer, name: str) -> None:
     assert failed.message.startswith("data[1].")
     with pytest.raises(InvalidRequest, match=message):
         raise failed
-    assert trainer._adapters[RUN].gradients is None
+    assert trainer.state(RUN).gradient is None
     assert isinstance(fine, ForwardBackwardOutput)
 
 
@@ -96,9 +107,8 @@ def test_adapter_that_breaks_the_pass_fails_alone(trainer: Trainer) -> None:
     trainer.run_pass([backward(NEIGHBOUR, good_batch())])
     expected = gradients_of(trainer, NEIGHBOUR)
     trainer.create(NEIGHBOUR, settings())
-    tensors = trainer._adapters[RUN].weights.tensors
-    name, pair = next(iter(tensors.items()))
-    tensors[name] = LoraPair(pair.a[:, :-1].detach().requires_grad_(), pair.b)
+    state = trainer.state(RUN)
+    trainer.put(RUN, replace(state, weights=replace(state.weights, vector=state.weights.vector[:-1])))
     broken, fine = trainer.run_pass([backward(RUN, good_batch()), backward(NEIGHBOUR, good_batch())])
     assert isinstance(broken, EngineFailure)
     assert isinstance(fine, ForwardBackwardOutput)
@@ -117,9 +127,7 @@ def test_step_that_would_not_be_finite_changes_nothing(trainer: Trainer) -> None
     assert not isinstance(fine, Exception)
     assert_unchanged(trainer, before)
     trainer.optim_step(RUN, OptimStep())
-    for ours, theirs in zip(
-        trainer._adapters[RUN].weights.flat(), trainer._adapters[NEIGHBOUR].weights.flat(), strict=True
-    ):
+    for ours, theirs in zip(matrices(trainer, RUN), matrices(trainer, NEIGHBOUR), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -146,7 +154,7 @@ def test_step_that_breaks_the_fused_step_fails_alone(trainer: Trainer) -> None:
     for run in (RUN, NEIGHBOUR):
         trainer.create(run, settings())
         trainer.run_pass([backward(run, good_batch())])
-    trainer._adapters[RUN].gradients = [torch.ones(3) for _ in gradients_of(trainer, RUN)]
+    trainer.put(RUN, replace(trainer.state(RUN), gradient=torch.ones(3)))
     before = state_of(trainer)
     broken, fine = trainer.optim_steps([(RUN, OptimStep()), (NEIGHBOUR, OptimStep())])
     assert isinstance(broken, EngineFailure)
@@ -192,7 +200,7 @@ def test_steps_of_many_adapters_equal_steps_one_by_one(trainer: Trainer) -> None
         else:
             for run, one in ((RUN, step), (RUN, other), (NEIGHBOUR, other)):
                 trainer.optim_step(run, one)
-        weights.append([t.detach().clone() for run in (RUN, NEIGHBOUR) for t in trainer._adapters[run].weights.flat()])
+        weights.append([t.detach().clone() for run in (RUN, NEIGHBOUR) for t in matrices(trainer, run)])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*weights, strict=True))
     trainer.unload(NEIGHBOUR)
     gone, fine = trainer.optim_steps([(NEIGHBOUR, step), (RUN, step)])
@@ -213,7 +221,6 @@ def _edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 _DAMAGE: dict[str, Callable[[Path], object]] = {
     "weights cut": lambda folder: _cut(folder / "adapter_model.safetensors"),
     "moments cut": lambda folder: _cut(folder / "optimizer.safetensors"),
-    "gradients are nonsense": lambda folder: (folder / "gradients.safetensors").write_bytes(b"x" * 100),
     "settings are no JSON": lambda folder: (folder / "weft.json").write_text("{"),
     "settings are a list": lambda folder: (folder / "weft.json").write_text("[]"),
     "settings lack the LoRA part": lambda folder: _edit(folder / "weft.json", lambda found: found.pop("lora")),
@@ -229,28 +236,42 @@ def test_damaged_folder_is_refused_and_the_held_adapter_stays(trainer: Trainer, 
     trainer.run_pass([backward(RUN, good_batch())])
     trainer.optim_step(RUN, OptimStep())
     trainer.run_pass([backward(RUN, good_batch())])
-    trainer.save(RUN, tmp_path / "saved", optimizer=True, gradients=True)
+    save(trainer, RUN, tmp_path / "saved")
     before = state_of(trainer)
     _DAMAGE[name](tmp_path / "saved")
     with pytest.raises(InvalidRequest) as refusal:
-        trainer.create_from(RUN, tmp_path / "saved", optimizer=True, gradients=True)
+        load(trainer, RUN, tmp_path / "saved")
     assert str(tmp_path) not in refusal.value.message
     assert_unchanged(trainer, before)
+
+
+@pytest.mark.parametrize("damage", ["cut", "nonsense", "gone"])
+def test_damaged_state_is_refused(trainer: Trainer, tmp_path: Path, damage: str) -> None:
+    trainer.create(RUN, settings())
+    trainer.run_pass([backward(RUN, good_batch())])
+    write_state(tmp_path / "state", trainer.base, trainer.state(RUN))
+    file = tmp_path / "state" / STATE
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-50] if damage == "cut" else b"x" * 100)
+    with pytest.raises(InvalidRequest, match="state"):
+        read_state(tmp_path / "state", trainer.base)
 
 
 def test_moments_of_another_adapter_are_refused(trainer: Trainer, tmp_path: Path) -> None:
     for run, rank in ((RUN, 4), (NEIGHBOUR, 8)):
         trainer.create(run, settings(rank=rank))
         trainer.optim_step(run, OptimStep())
-        trainer.save(run, tmp_path / str(rank), optimizer=True)
+        save(trainer, run, tmp_path / str(rank), optimizer=True)
     (tmp_path / "8" / "optimizer.safetensors").rename(tmp_path / "4" / "optimizer.safetensors")
     with pytest.raises(InvalidRequest, match="damaged"):
-        trainer.load(RUN, tmp_path / "4", optimizer=True)
+        load(trainer, RUN, tmp_path / "4")
 
 
 def test_failed_write_leaves_nothing(trainer: Trainer, tmp_path: Path) -> None:
     trainer.create(RUN, settings())
-    trainer.save(RUN, tmp_path / "saved", optimizer=False)
+    save(trainer, RUN, tmp_path / "saved", optimizer=False)
     with pytest.raises(OSError, match="saved"):
-        trainer.save(RUN, tmp_path / "saved", optimizer=False)
+        save(trainer, RUN, tmp_path / "saved", optimizer=False)
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]

@@ -22,6 +22,7 @@ from tests.engine.training.conftest import (
     backward,
     gradients_of,
     make_batch,
+    matrices,
     randomise,
     reference_for,
     settings,
@@ -113,7 +114,7 @@ def test_ten_steps_equal_torch_adamw(trainer: Trainer, clip: float, decay: float
     """The same gradients go into both; beside it a neighbour steps wildly."""
     trainer.create(RUN, settings())
     trainer.create(NEIGHBOUR, settings(seed=2))
-    parameters = [tensor.detach().clone().requires_grad_() for tensor in trainer._adapters[RUN].weights.flat()]
+    parameters = [tensor.detach().clone().requires_grad_() for tensor in matrices(trainer, RUN)]
     step = OptimStep(learning_rate=2e-3, beta1=0.8, beta2=0.97, eps=1e-8, weight_decay=decay, grad_clip_norm=clip)
     optimizer = torch.optim.AdamW(parameters, lr=2e-3, betas=(0.8, 0.97), eps=1e-8, weight_decay=decay)
     for number in range(10):
@@ -126,7 +127,7 @@ def test_ten_steps_equal_torch_adamw(trainer: Trainer, clip: float, decay: float
         optimizer.step()
         outcomes = trainer.optim_steps([(NEIGHBOUR, OptimStep(learning_rate=0.5, weight_decay=0.5)), (RUN, step)])
         assert all(isinstance(outcome, OptimStepped) for outcome in outcomes)
-    for ours, theirs in zip(trainer._adapters[RUN].weights.flat(), parameters, strict=True):
+    for ours, theirs in zip(matrices(trainer, RUN), parameters, strict=True):
         assert_close(ours.detach(), theirs.detach())
 
 
@@ -141,14 +142,14 @@ def test_gradients_accumulate_until_the_step_clears_them(trainer: Trainer) -> No
     for ours, theirs in zip(gradients_of(trainer, RUN), whole, strict=True):
         assert_close(ours, theirs)
     trainer.optim_step(RUN, OptimStep())
-    assert trainer._adapters[RUN].gradients is None
+    assert trainer.state(RUN).gradient is None
 
 
 def test_step_without_gradients_counts_as_zero_gradients(trainer: Trainer) -> None:
     trainer.create(RUN, settings())
-    before = [tensor.detach().clone() for tensor in trainer._adapters[RUN].weights.flat()]
+    before = [tensor.detach().clone() for tensor in matrices(trainer, RUN)]
     assert trainer.optim_step(RUN, OptimStep()).metrics["grad_norm:max"] == 0.0
-    for ours, was in zip(trainer._adapters[RUN].weights.flat(), before, strict=True):
+    for ours, was in zip(matrices(trainer, RUN), before, strict=True):
         assert torch.equal(ours, was)
 
 

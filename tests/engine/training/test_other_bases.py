@@ -107,7 +107,7 @@ def test_whole_forward_applies_adapters_by_row_too(name: str, tmp_path: Path) ->
     adapters = []
     for number, run in enumerate((RUN, NEIGHBOUR)):
         randomise(trainer, run, number)
-        adapters.append(trainer._adapters[run].weights)
+        adapters.append(trainer.state(run).weights)
     tokens = torch.randint(0, 300, (2, 5), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         with base.adapters([AdapterSegment(adapter, row, row + 1) for row, adapter in enumerate(adapters)]):
@@ -157,7 +157,7 @@ def test_adapters_are_active_in_their_own_thread_only(trainer: Trainer, base: Ba
 
     with torch.no_grad():
         bare = base.logits(tokens)
-        with base.adapters([AdapterSegment(trainer._adapters[RUN].weights, 0, 1)]):
+        with base.adapters([AdapterSegment(trainer.state(RUN).weights, 0, 1)]):
             thread = threading.Thread(target=forward)
             thread.start()
             thread.join()

@@ -58,7 +58,7 @@ def test_an_adapter_learns_a_sentence(trainer: Trainer, base: BaseModel) -> None
 
 def _continue(base: BaseModel, trainer: Trainer, prompt: list[int], length: int) -> str:
     tokens = list(prompt)
-    with torch.no_grad(), base.adapters([AdapterSegment(trainer._adapters[RUN].weights, 0, 1)]):
+    with torch.no_grad(), base.adapters([AdapterSegment(trainer.state(RUN).weights, 0, 1)]):
         while len(tokens) < len(prompt) + length:
             tokens.append(int(base.logits(torch.tensor([tokens]))[0, -1].argmax()))
     return bytes(token % 256 for token in tokens[len(prompt) :]).decode(errors="replace")

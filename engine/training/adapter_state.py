@@ -1,0 +1,93 @@
+"""All that training knows of one adapter, as a value: copied, paged out and brought back by reference or as one file.
+
+    state.safetensors    weights, gradient, exp_avg, exp_avg_sq as vectors; metadata: format, base, LoRA settings, step
+
+Nothing changes a state: a pass or step makes a new one. So a save needs no copy, and may go on while training does.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.operations import LoraSettings
+from engine.training.base import BaseModel
+from engine.training.lora import LoraWeights
+from engine.training.whole_folder import write_whole
+
+STATE = "state.safetensors"
+FORMAT = "weft-adapter-state-1"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """AdamW's moments, float32 (layout.size,) each, and how many steps were taken."""
+
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterState:
+    """Weights, and ``gradient`` (layout.size,) float32 and optimiser state while they are not zero."""
+
+    weights: LoraWeights
+    gradient: Tensor | None = None
+    optimizer: OptimizerState | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {"weights": self.weights.vector}
+        if self.gradient is not None:
+            tensors["gradient"] = self.gradient
+        if self.optimizer is not None:
+            tensors |= {"exp_avg": self.optimizer.exp_avg, "exp_avg_sq": self.optimizer.exp_avg_sq}
+        return tensors
+
+
+def largest_nbytes(base: BaseModel, settings: LoraSettings) -> int:
+    """Bytes of an adapter's state with gradient and moments."""
+    return 4 * 4 * base.layout(settings).size
+
+
+def write_state(directory: Path, base: BaseModel, state: AdapterState) -> int:
+    """Write a folder and return its size in bytes. Raises ``OSError`` (a full disk), leaving nothing behind."""
+    described = {
+        "format": FORMAT,
+        "base_model": base.facts.name,
+        "lora": json.dumps(asdict(state.weights.settings)),
+        "step": str(state.optimizer.step if state.optimizer else 0),
+    }
+    tensors = {name: tensor.cpu() for name, tensor in state._tensors().items()}
+    return write_whole(directory, lambda folder: save_file(tensors, folder / STATE, described))
+
+
+def read_state(directory: Path, base: BaseModel) -> AdapterState:
+    """The state in a folder, bit-equal, on the base's device. Raises ``InvalidRequest`` when it is damaged or unfit."""
+    try:
+        with safe_open(directory / STATE, framework="pt", device=str(base.device)) as file:
+            described: Mapping[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        settings = LoraSettings(**json.loads(described["lora"]))
+        weights = LoraWeights(settings, base.layout(settings), tensors.pop("weights"))
+        gradient = tensors.pop("gradient", None)
+        step = int(described["step"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise InvalidRequest("the adapter's state cannot be read: its file is missing or damaged") from error
+    expected = (weights.layout.size,)
+    found = [weights.vector, *([] if gradient is None else [gradient]), *tensors.values()]
+    if described.get("format") != FORMAT or any(tensor.shape != expected for tensor in found):
+        raise InvalidRequest(f"the adapter's state does not fit base model {base.facts.name!r} or this weft")
+    if not tensors:
+        return AdapterState(weights, gradient)
+    return AdapterState(weights, gradient, OptimizerState(tensors["exp_avg"], tensors["exp_avg_sq"], step))

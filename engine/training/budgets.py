@@ -1,0 +1,34 @@
+"""Default sizes, from the machine: tokens of a pass, memory for adapters."""
+
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from engine.training.base import BaseModel
+
+CPU_PASS_TOKENS, GPU_PASS_TOKENS = 2048, 16384
+_ADAPTER_SHARE = 4
+"""Adapters take this part of what is free; passes, the sampler and the system need the rest."""
+
+
+def default_pass_token_budget(base: BaseModel) -> int:
+    """Tokens that keep the device busy; a longer pass would only make its neighbours wait."""
+    return GPU_PASS_TOKENS if base.device.type == "cuda" else CPU_PASS_TOKENS
+
+
+def default_adapter_memory(base: BaseModel) -> int:
+    """Bytes: a quarter of what is free on the base's device now."""
+    if base.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(base.device)
+        return free // _ADAPTER_SHARE
+    return _available_memory() // _ADAPTER_SHARE
+
+
+def _available_memory() -> int:
+    meminfo = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE) if meminfo.is_file() else None
+    if found:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,263 @@
+"""The low-rank products of many adapters in one fused pass, forward and backward.
+
+Adapters of one layout form a group and stand as stacked matrices, (adapters, rank, in) and (adapters, out, rank). A
+group's tokens are cut into blocks of one adapter each: equal blocks go through batched products, unequal ones through a
+product a block. One autograd function a projection adds the low-rank part in place and gives each adapter's gradient.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.training.lora import LoraLayout, LoraPair, LoraWeights
+
+_LARGE_BLOCK = 256
+"""Tokens an adapter, on average, from which a product for each adapter beats gathering its matrices for every row."""
+
+
+class Stopwatch:
+    """Seconds spent inside ``measure`` blocks. On an accelerator it is the time to launch the work, not to do it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Add the block's time."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += perf_counter() - started
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """How a group's tokens ``[start, end)``, of all rows flattened, fall to its adapters.
+
+    ``sizes`` are tokens of each adapter in turn; ``owners`` int64 (blocks,) names the adapter of each of equal blocks, None
+    when block i is adapter i's; neither owners nor equal sizes: a product an adapter. ``scaling`` is (adapters, 1, 1).
+    """
+
+    start: int
+    end: int
+    sizes: tuple[int, ...]
+    owners: Tensor | None
+    scaling: Tensor
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether batched products serve: equal blocks."""
+        return self.owners is not None or len(set(self.sizes)) == 1
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """(adapter, start, end) of those that have tokens."""
+        at = self.start
+        for adapter, size in enumerate(self.sizes):
+            if size:
+                yield adapter, at, at + size
+            at += size
+
+
+class StackedGroup:
+    """Adapters of one layout, stacked in ``dtype``; ``gradients`` are asked for with ``leaves``."""
+
+    def __init__(
+        self, layout: LoraLayout, adapters: Sequence[LoraWeights], dtype: torch.dtype, *, trains: bool
+    ) -> None:
+        self.layout = layout
+        vectors = [adapter.vector for adapter in adapters]
+        stacked = (torch.stack(vectors) if len(vectors) > 1 else vectors[0][None]).to(dtype)
+        self.pairs: Mapping[str, LoraPair] = layout.pairs(stacked.detach())
+        if trains:
+            for leaf in self.leaves():
+                leaf.requires_grad_()
+        scaling = torch.tensor([adapter.scaling for adapter in adapters], dtype=dtype, device=stacked.device)
+        self.scaling = scaling.view(-1, 1, 1)
+
+    def leaves(self) -> list[Tensor]:
+        """A and B of every projection, in the layout's order."""
+        return [leaf for pair in self.pairs.values() for leaf in (pair.a, pair.b)]
+
+    def gradient(self, found: Sequence[Tensor | None]) -> Tensor:
+        """Float32 (adapters, layout.size) of gradients by leaf, zero where there is none."""
+        parts = [
+            (torch.zeros_like(leaf) if part is None else part).flatten(1)
+            for leaf, part in zip(self.leaves(), found, strict=True)
+        ]
+        return torch.cat(parts, dim=1).float()
+
+
+class LowRankPlan:
+    """Groups and their blocks over one micro-batch: what ``BaseModel.adapters`` makes active."""
+
+    def __init__(self, groups: Sequence[StackedGroup], blocks: Sequence[_Blocks], stopwatch: Stopwatch) -> None:
+        self._groups = groups
+        self._blocks = blocks
+        self._stopwatch = stopwatch
+
+    @classmethod
+    def of_rows(
+        cls, groups: Sequence[StackedGroup], rows: Sequence[Sequence[int]], length: int, stopwatch: Stopwatch
+    ) -> "LowRankPlan":
+        """``rows[g][i]`` rows, each of ``length`` tokens, belong to adapter i of group g; the groups one after another."""
+        blocks, at = [], 0
+        for group, counts in zip(groups, rows, strict=True):
+            end = at + sum(counts) * length
+            owners = _owners(counts, length, group.scaling.device)
+            blocks.append(_Blocks(at, end, tuple(count * length for count in counts), owners, group.scaling))
+            at = end
+        return cls(groups, blocks, stopwatch)
+
+    @classmethod
+    def of_tokens(
+        cls, groups: Sequence[StackedGroup], tokens: Sequence[Sequence[int]], stopwatch: Stopwatch
+    ) -> "LowRankPlan":
+        """``tokens[g][i]`` tokens belong to adapter i of group g; the groups one after another, without padding."""
+        blocks, at = [], 0
+        for group, counts in zip(groups, tokens, strict=True):
+            blocks.append(_Blocks(at, at + sum(counts), tuple(counts), None, group.scaling))
+            at += sum(counts)
+        return cls(groups, blocks, stopwatch)
+
+    def adapts(self, name: str) -> bool:
+        """Whether any adapter changes that projection."""
+        return any(name in group.pairs for group in self._groups)
+
+    def cut(self, start: int, end: int) -> "LowRankPlan":
+        """The plan of tokens ``[start, end)`` of a plan of tokens."""
+        blocks = []
+        for block in self._blocks:
+            sizes = [0] * len(block.sizes)
+            for adapter, first, last in block.spans():
+                sizes[adapter] = max(0, min(last, end) - max(first, start))
+            first = min(max(block.start, start), end) - start
+            blocks.append(_Blocks(first, first + sum(sizes), tuple(sizes), None, block.scaling))
+        return LowRankPlan(self._groups, blocks, self._stopwatch)
+
+    def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor:
+        """``output`` (…, out), changed in place, plus the low-rank part of ``inputs`` (…, in)."""
+        blocks: list[_Blocks] = []
+        leaves: list[Tensor] = []
+        for group, block in zip(self._groups, self._blocks, strict=True):
+            pair = group.pairs.get(name)
+            if pair is not None and block.end > block.start:
+                blocks.append(block)
+                leaves += (pair.a, pair.b)
+        if not blocks:
+            return output
+        if output._is_view():
+            output = output.clone()
+        added: Tensor = _AddLowRank.apply(output, inputs, blocks, self._stopwatch, *leaves)  # type: ignore[no-untyped-call]
+        return added
+
+
+class _AddLowRank(torch.autograd.Function):
+    """``output[block] += (inputs[block] A^T) * scaling B^T`` for every block of every group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: Tensor, inputs: Tensor, blocks: list[_Blocks], stopwatch: Stopwatch, *leaves: Tensor
+    ) -> Tensor:
+        with stopwatch.measure():
+            x, y = inputs.reshape(-1, inputs.shape[-1]), output.view(-1, output.shape[-1])
+            inner = [
+                _add_group(x, y, block, a.to(x.dtype), b.to(x.dtype))
+                for block, a, b in zip(blocks, leaves[::2], leaves[1::2], strict=True)
+            ]
+            ctx.mark_dirty(output)
+            ctx.save_for_backward(x, *leaves, *inner)
+            ctx.blocks, ctx.stopwatch, ctx.inputs_shape = blocks, stopwatch, inputs.shape
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        with ctx.stopwatch.measure():
+            x, *saved = ctx.saved_tensors
+            blocks: list[_Blocks] = ctx.blocks
+            leaves, inner = saved[: 2 * len(blocks)], saved[2 * len(blocks) :]
+            dy = upstream[0].reshape(x.shape[0], -1)
+            dx = None
+            if ctx.needs_input_grad[1]:
+                covered = sum(block.end - block.start for block in blocks) == x.shape[0]
+                dx = torch.empty_like(x) if covered else torch.zeros_like(x)
+            gradients: list[Tensor] = []
+            for number, block in enumerate(blocks):
+                a, b = leaves[2 * number], leaves[2 * number + 1]
+                gradients += _group_gradients(x, dy, dx, inner[number], block, a, b)
+        return (upstream[0], None if dx is None else dx.view(ctx.inputs_shape), None, None, *gradients)
+
+
+def _add_group(x: Tensor, y: Tensor, block: _Blocks, a: Tensor, b: Tensor) -> Tensor:
+    """Add one group's part to ``y`` (tokens, out); returns the scaled inner activations (group's tokens, rank)."""
+    if not block.are_equal:
+        inner = x.new_empty(block.end - block.start, a.shape[1])
+        for adapter, start, end in block.spans():
+            part = inner[start - block.start : end - block.start]
+            torch.mm(x[start:end], a[adapter].t(), out=part)
+            part.mul_(block.scaling[adapter].to(x.dtype))
+            y[start:end].addmm_(part, b[adapter].t())
+        return inner
+    scaling = block.scaling.to(x.dtype)
+    if block.owners is not None:
+        a, b, scaling = a[block.owners], b[block.owners], scaling[block.owners]
+    count = a.shape[0]
+    inner = torch.bmm(x[block.start : block.end].view(count, -1, x.shape[1]), a.transpose(1, 2)).mul_(scaling)
+    y[block.start : block.end].view(count, -1, y.shape[1]).baddbmm_(inner, b.transpose(1, 2))
+    return inner.flatten(0, 1)
+
+
+def _group_gradients(
+    x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of one group's ``a`` and ``b``; fills its part of ``dx`` (tokens, in) if that is wanted."""
+    if not block.are_equal:
+        return _gradients_by_adapter(x, dy, dx, inner, block, a, b)
+    span = slice(block.start, block.end)
+    wide_a, wide_b, scaling = a.to(x.dtype), b.to(x.dtype), block.scaling.to(x.dtype)
+    if block.owners is not None:
+        wide_a, wide_b, scaling = wide_a[block.owners], wide_b[block.owners], scaling[block.owners]
+    count = wide_a.shape[0]
+    dy_blocks = dy[span].view(count, -1, dy.shape[1])
+    d_inner = torch.bmm(dy_blocks, wide_b).mul_(scaling)
+    db = torch.bmm(dy_blocks.transpose(1, 2), inner.view(count, -1, inner.shape[1]))
+    da = torch.bmm(d_inner.transpose(1, 2), x[span].view(count, -1, x.shape[1]))
+    if dx is not None:
+        torch.bmm(d_inner, wide_a, out=dx[span].view(count, -1, x.shape[1]))
+    if block.owners is None:
+        return da.to(a.dtype), db.to(b.dtype)
+    return (
+        torch.zeros_like(a).index_add_(0, block.owners, da.to(a.dtype)),
+        torch.zeros_like(b).index_add_(0, block.owners, db.to(b.dtype)),
+    )
+
+
+def _gradients_by_adapter(
+    x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same with a product for each adapter."""
+    da, db = torch.zeros_like(a), torch.zeros_like(b)
+    for adapter, start, end in block.spans():
+        part = inner[start - block.start : end - block.start]
+        d_inner = torch.mm(dy[start:end], b[adapter].to(x.dtype)).mul_(block.scaling[adapter].to(x.dtype))
+        db[adapter].copy_(dy[start:end].t() @ part)
+        da[adapter].copy_(d_inner.t() @ x[start:end])
+        if dx is not None:
+            torch.mm(d_inner, a[adapter].to(x.dtype), out=dx[start:end])
+    return da, db
+
+
+def _owners(rows: Sequence[int], length: int, device: torch.device) -> Tensor | None:
+    """The adapter of each block of equally many rows, where gathering its matrices for every block is the cheaper way."""
+    if len(set(rows)) == 1 or sum(rows) * length >= _LARGE_BLOCK * len(rows):
+        return None
+    shared = reduce(math.gcd, rows)
+    blocks = [adapter for adapter, count in enumerate(rows) for _ in range(count // shared)]
+    return torch.tensor(blocks, device=device)

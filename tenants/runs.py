@@ -113,6 +113,17 @@ async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> 
     return RunStanding(RunId(run_id), row.base_model, RunState(row.state), row.end_reason)
 
 
+async def open_runs(session: AsyncSession, base_model: str) -> int:
+    """How many runs of the base model, of all tenants, can be trained: made, not unloaded, their session open."""
+    query = (
+        select(func.count())
+        .select_from(Run)
+        .join(Session, Session.id == Run.session_id)
+        .where(Run.base_model == base_model, Run.state == RunState.READY, Session.ended_at.is_(None))
+    )
+    return await session.scalar(query) or 0
+
+
 async def list_runs(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> tuple[list[Run], int]:
     """A page of the tenant's runs, newest first, and how many there are."""
     owned = Run.tenant_id == tenant

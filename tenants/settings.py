@@ -39,8 +39,25 @@ class Settings(BaseSettings):
     max_topk_logprobs: int = Field(
         default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs."
     )
-    pass_token_budget: int = Field(
-        default=16384, ge=1, description="Tokens, padding included, of one fused training pass."
+    pass_token_budget: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens, padding included, of one fused training pass; default: 2048 on a CPU, 16384 on a GPU.",
+    )
+    adapter_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Memory of adapters in training (weights, gradient, moments) of one base model; beyond it the least "
+        "recently used are paged out to disk. Default: a quarter of the memory that is free once the base is loaded.",
+    )
+    max_adapters: int | None = Field(
+        default=None,
+        ge=1,
+        description="Open models of one base model; a creation beyond it waits until one is unloaded. Default: no limit.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False,
+        description="Keep only each layer's input for the backward pass: less memory, a third more compute.",
     )
     sampler_batch_sequences: int = Field(
         default=64, ge=1, description="Sequences decoded together by the torch sampler."

@@ -18,6 +18,10 @@ class ComputeThread:
         """Run ``call`` on the thread; a cancelled waiter does not stop a call that has begun."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
+    def submit(self, call: Callable[[], object]) -> None:
+        """Have ``call``, which must not fail, run after what was given before; nobody waits for it."""
+        self._executor.submit(call)
+
     def close(self) -> None:
         """Let the call in hand end, drop the rest."""
         self._executor.shutdown(wait=True, cancel_futures=True)

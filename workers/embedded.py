@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.contracts.base_model import BaseModelFacts
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.base import BaseModel
+from engine.training.budgets import default_adapter_memory, default_pass_token_budget
 from engine.training.trainer import Trainer
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
@@ -20,6 +21,7 @@ from workers.ledger.wakeups import Wakeups
 from workers.sampling import SamplingWorker
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
+from workers.training.statistics import TrainingStatistics
 from workers.training.worker import TrainingWorker
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,11 @@ class EmbeddedRunner:
         for facts in self._bases.values():
             log.info("loading base model %s", facts.name)
             base = await asyncio.to_thread(
-                BaseModel.load, facts, dtype=self._settings.base_dtype, device=self._settings.device
+                BaseModel.load,
+                facts,
+                dtype=self._settings.base_dtype,
+                device=self._settings.device,
+                gradient_checkpointing=self._settings.gradient_checkpointing,
             )
             workers = self._compose(facts, base)
             await workers.replica.start()
@@ -79,7 +85,10 @@ class EmbeddedRunner:
         self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
 
     def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
-        trainer = Trainer(base, pass_token_budget=self._settings.pass_token_budget)
+        token_budget = self._settings.pass_token_budget or default_pass_token_budget(base)
+        memory_bytes = self._settings.adapter_memory_bytes or default_adapter_memory(base)
+        statistics = TrainingStatistics()
+        trainer = Trainer(base, pass_token_budget=token_budget)
         compute = ComputeThread(f"trainer-{facts.name}")
         replica = TorchReplica(
             base,
@@ -94,10 +103,11 @@ class EmbeddedRunner:
             data_folder=self._data_folder,
             clock=self._clock,
             snapshot_operations=self._settings.snapshot_operations,
+            memory_bytes=memory_bytes,
+            statistics=statistics,
         )
         checkpoints = CheckpointOperations(
             trainer=trainer,
-            compute=compute,
             database=self._database,
             ledger=self._ledger,
             data_folder=self._data_folder,
@@ -113,6 +123,9 @@ class EmbeddedRunner:
             wakeups=self._wakeups,
             residency=residency,
             checkpoints=checkpoints,
+            statistics=statistics,
+            pass_token_budget=token_budget,
+            max_adapters=self._settings.max_adapters,
         )
         sampling = SamplingWorker(
             base_model=facts.name,

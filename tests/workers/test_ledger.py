@@ -40,6 +40,7 @@ from tenants.keys import create_tenant
 from tenants.models import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import UNLOAD_SEQ_ID, Completion, NewOperation, ReadyOperation, RejectedOperation
 from workers.ledger.wakeups import Wakeups, operation_topic, training_topic
@@ -112,7 +113,7 @@ class Bench:
 
     async def ready(self) -> list[ReadyOperation]:
         async with self.database.read() as session:
-            return await self.ledger.ready_training(session, BASE)
+            return await ready_heads(self.ledger, session, BASE)
 
     async def finish(self, *operations: ReadyOperation, outcome: object = None) -> None:
         async with self.database.write() as transaction:
@@ -282,7 +283,7 @@ async def test_ready_heads_come_in_order_of_acceptance(bench: Bench) -> None:
 async def test_work_for_another_base_is_not_ready_here(bench: Bench) -> None:
     await bench.accept(1)
     async with bench.database.read() as session:
-        assert await bench.ledger.ready_training(session, "another/base") == []
+        assert await ready_heads(bench.ledger, session, "another/base") == []
 
 
 async def test_payload_comes_back_as_it_was(bench: Bench) -> None:

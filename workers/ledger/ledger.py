@@ -22,10 +22,10 @@ from tenants.database import Database, after_commit
 from tenants.models import Operation, OperationPayload, OperationResult, OperationState, Run, RunState
 from workers.ledger import statements as sql
 from workers.ledger.operations import (
-    UNLOAD_SEQ_ID,
     Completion,
     NewOperation,
     OperationStatus,
+    PendingOperation,
     ReadyOperation,
     RejectedOperation,
 )
@@ -105,11 +105,24 @@ class Ledger:
 
     # --- running ---------------------------------------------------------------------------------------------------
 
-    async def ready_training(self, session: AsyncSession, base_model: str) -> list[ReadyOperation]:
-        """The head of each run of ``base_model`` that can run now, in order of acceptance; at most ``MAX_READY``."""
-        rows = await _ready_rows(session, sql.READY_TRAINING, {"base_model": base_model})
-        busy = {row.lane for row in rows if row.seq_id != UNLOAD_SEQ_ID}
-        return [row for row in rows if row.seq_id != UNLOAD_SEQ_ID or row.lane not in busy]
+    async def pending_training(
+        self, session: AsyncSession, base_model: str, *, after_position: int
+    ) -> list[PendingOperation]:
+        """Pending operations of ``base_model``'s runs accepted after ``after_position``, oldest first, without payloads.
+
+        Whether one may run is told by ``next_seq_id`` of its run. At most ``MAX_PENDING`` a call.
+        """
+        keys = {"base_model": base_model, "after_position": after_position}
+        return [_pending(row) for row in (await session.execute(sql.PENDING_TRAINING, keys)).all()]
+
+    async def load(self, session: AsyncSession, ids: Sequence[RequestId]) -> list[ReadyOperation]:
+        """The operations with their payloads decoded, oldest first."""
+        return await _ready_rows(session, sql.BY_ID, {"ids": list(ids)})
+
+    async def next_seq_ids(self, session: AsyncSession, lanes: Sequence[str]) -> dict[str, int]:
+        """The seq_id that may run next in each lane of a run."""
+        rows = await session.execute(sql.NEXT_SEQ_IDS, {"lanes": list(lanes)})
+        return {row.id: row.next_seq_id for row in rows}
 
     async def pending_samples(
         self, session: AsyncSession, base_model: str, *, after_position: int
@@ -252,6 +265,20 @@ class Ledger:
 
 async def _ready_rows(session: AsyncSession, query: Select[Any], keys: dict[str, object]) -> list[ReadyOperation]:
     return [_ready(row) for row in (await session.execute(query, keys)).all()]
+
+
+def _pending(row: Row[Any]) -> PendingOperation:
+    return PendingOperation(
+        id=RequestId(row.id),
+        position=row.position,
+        tenant=TenantId(row.tenant_id),
+        run=RunId(row.lane),
+        seq_id=row.seq_id,
+        kind=OperationKind(row.kind),
+        tokens=row.tokens,
+        next_seq_id=row.next_seq_id,
+        share=row.share,
+    )
 
 
 def _ready(row: Row[Any]) -> ReadyOperation:

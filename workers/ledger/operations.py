@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.contracts.errors import ErrorCategory, WeftError
-from engine.contracts.ids import RequestId, TenantId
+from engine.contracts.ids import RequestId, RunId, TenantId
 from engine.contracts.operations import OperationKind, Payload, Result
 from tenants.models import OperationState
 
@@ -50,6 +50,21 @@ class ReadyOperation:
     kind: OperationKind
     payload: Payload
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOperation:
+    """An accepted training operation without its payload, the ``next_seq_id`` of its run and its tenant's ``share``."""
+
+    id: RequestId
+    position: int
+    tenant: TenantId
+    run: RunId
+    seq_id: int
+    kind: OperationKind
+    tokens: int
+    next_seq_id: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,23 @@ Core tables instead of mapped classes, for the same reason. Parameters are named
 
 from typing import Any, cast
 
-from sqlalchemy import Select, Table, bindparam, insert, or_, select, update
+from sqlalchemy import Select, Table, bindparam, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from engine.contracts.operations import OperationKind
-from tenants.models import Operation, OperationPayload, OperationResult, OperationState, Run
-from workers.ledger.operations import UNLOAD_SEQ_ID
+from tenants.models import Operation, OperationPayload, OperationResult, OperationState, Run, Tenant
 
 MAX_READY = 256
 """Operations decoded in one claim: bounds memory, the rest are found by the next one."""
+MAX_PENDING = 2048
+"""Rows without their payloads read in one look."""
 
 operations = cast(Table, Operation.__table__)
 payloads = cast(Table, OperationPayload.__table__)
 results = cast(Table, OperationResult.__table__)
 runs = cast(Table, Run.__table__)
+tenants = cast(Table, Tenant.__table__)
 
 FIND = select(operations.c.id, operations.c.body_digest).where(
     operations.c.lane == bindparam("lane"), operations.c.seq_id == bindparam("seq_id")
@@ -48,17 +50,33 @@ _READY: Select[Any] = select(*_READY_COLUMNS).join_from(
     operations, payloads, payloads.c.operation_id == operations.c.id
 )
 
-READY_TRAINING = (
-    _READY.join(runs, runs.c.id == operations.c.lane)
+PENDING_TRAINING: Select[Any] = (
+    select(
+        operations.c.id,
+        operations.c.position,
+        operations.c.tenant_id,
+        operations.c.lane,
+        operations.c.seq_id,
+        operations.c.kind,
+        operations.c.tokens,
+        runs.c.next_seq_id,
+        tenants.c.share,
+    )
+    .join_from(operations, runs, runs.c.id == operations.c.lane)
+    .join(tenants, tenants.c.id == operations.c.tenant_id)
     .where(
         operations.c.state == OperationState.PENDING,
         operations.c.kind != OperationKind.SAMPLE,
         operations.c.base_model == bindparam("base_model"),
-        or_(operations.c.seq_id == runs.c.next_seq_id, operations.c.seq_id == UNLOAD_SEQ_ID),
+        operations.c.position > bindparam("after_position"),
     )
     .order_by(operations.c.position)
-    .limit(MAX_READY)
+    .limit(MAX_PENDING)
 )
+
+BY_ID = _READY.where(operations.c.id.in_(bindparam("ids", expanding=True))).order_by(operations.c.position)
+
+NEXT_SEQ_IDS = select(runs.c.id, runs.c.next_seq_id).where(runs.c.id.in_(bindparam("lanes", expanding=True)))
 
 PENDING_SAMPLES = (
     _READY.where(

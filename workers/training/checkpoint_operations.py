@@ -1,4 +1,7 @@
-"""Operations on whole adapters: create, save, load, unload. Each computes, then writes its outcome in one transaction."""
+"""Operations on whole adapters: create, save, load, unload. Each does its work, then writes its outcome in one transaction.
+
+They run beside the passes of other runs: files are read and written by other threads, the compute thread only swaps states.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from engine.contracts.operations import (
     WeightsSaved,
 )
 from engine.contracts.paths import CheckpointPath, Segment
+from engine.training.checkpoint_files import write_checkpoint
 from engine.training.trainer import Trainer
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.clock import Clock
@@ -29,7 +33,6 @@ from tenants.database import Database
 from tenants.models import Checkpoint, Run, RunState
 from tenants.runs import get_run, lora_settings
 from tenants.samplers import NewSampler, create_sampler, publish_live
-from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
 from workers.training.residency import AdapterResidency
@@ -40,7 +43,6 @@ class CheckpointOperations:
     """Runs operations on whole adapters; every method writes its own completion and raises ``WeftError`` if it cannot."""
 
     trainer: Trainer
-    compute: ComputeThread
     database: Database
     ledger: Ledger
     data_folder: DataFolder
@@ -51,8 +53,7 @@ class CheckpointOperations:
         """Make the adapter with its recorded settings."""
         async with self.database.read() as session:
             run = await get_run(session, operation.tenant, operation.lane)
-        run_id = RunId(run.id)
-        await self.compute.run(partial(self.trainer.create, run_id, lora_settings(run)))
+        await self.residency.create(operation, lora_settings(run))
         async with self.database.write() as transaction:
             await self._set_state(transaction, operation, RunState.READY)
             await self._complete(transaction, operation, ModelCreated(model_id=run.id))
@@ -147,7 +148,7 @@ class CheckpointOperations:
             await self._set_state(transaction, operation, RunState.UNLOADED)
             await self.ledger.fail_pending(transaction, run_id, RunUnloaded(f"model {run_id} was unloaded"))
             await self._complete(transaction, operation, ModelUnloaded(model_id=run_id))
-        await self.residency.forget(run_id)
+        self.residency.forget(run_id)
         if snapshot is not None:
             await asyncio.to_thread(self.data_folder.remove, snapshot)
 
@@ -180,7 +181,10 @@ class CheckpointOperations:
     async def _write(self, operation: ReadyOperation, *, optimizer: bool) -> tuple[CheckpointId, int]:
         checkpoint = new_checkpoint_id()
         directory = self.data_folder.path(directory_of(checkpoint))
-        size = await self.compute.run(partial(self.trainer.save, RunId(operation.lane), directory, optimizer=optimizer))
+        state = self.trainer.state(RunId(operation.lane))
+        size = await asyncio.to_thread(
+            partial(write_checkpoint, directory, self.trainer.base, state, optimizer=optimizer)
+        )
         return checkpoint, size
 
     async def _set_state(self, transaction: AsyncSession, operation: ReadyOperation, state: RunState) -> None:

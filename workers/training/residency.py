@@ -1,11 +1,13 @@
-"""Which adapters are in the trainer's memory, and how they come back: durable snapshot + replay.
+"""Which adapters are in the trainer's memory, how they leave it and come back: durable snapshot + replay.
 
-Invariant: what the trainer holds for a run equals the effect of every ``done`` operation of its lane. Whenever that is in
-doubt (a completion could not be written), the adapter is forgotten and rebuilt from the ledger.
+Invariants: what the trainer holds for a run equals the effect of every operation of its lane up to ``applied_seq_id``; a
+snapshot is recorded only once the completions it covers are written. Whenever memory is in doubt the adapter is forgotten
+and rebuilt from the ledger. States are values, so a snapshot is a reference until the file is written, beside training.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,9 +15,12 @@ from sqlalchemy import select, update
 
 from engine.contracts.errors import EngineFailure, NotFound, RunUnloaded, WeftError
 from engine.contracts.ids import RunId, TenantId
-from engine.contracts.operations import LoadWeights, OperationKind, OptimStep, TrainingBatch
+from engine.contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
 from engine.contracts.paths import Segment, parse_path
-from engine.training.trainer import PassItem, Trainer
+from engine.training.adapter_state import AdapterState, largest_nbytes, read_state, write_state
+from engine.training.checkpoint_files import read_checkpoint
+from engine.training.pass_operation import PassItem
+from engine.training.trainer import Trainer, fresh_state, loaded_state
 from tenants.checkpoints import SNAPSHOTS, find_checkpoint, new_checkpoint_id
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
@@ -25,21 +30,37 @@ from tenants.runs import get_run, lora_settings
 from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import ReadyOperation
+from workers.training.statistics import TrainingStatistics
 
 log = logging.getLogger(__name__)
 
+MAX_FILES_AT_ONCE = 4
+"""Adapters read or written at the same time."""
+
 
 @dataclass(slots=True)
-class _Progress:
-    """How far a resident adapter is: last operation applied, last one its snapshot covers."""
+class _Resident:
+    """A resident adapter: last operation applied, last one a snapshot covers, when last used, bytes kept for it."""
 
     tenant: TenantId
     applied_seq_id: int
     snapshot_seq_id: int
+    nbytes: int
+    last_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A run's state after operation ``seq_id``."""
+
+    run: RunId
+    tenant: TenantId
+    seq_id: int
+    state: AdapterState
 
 
 class AdapterResidency:
-    """Brings adapters in, snapshots them, lets them go."""
+    """Brings adapters in, snapshots them, lets them go. Called from the event loop, by one worker."""
 
     def __init__(
         self,
@@ -51,7 +72,10 @@ class AdapterResidency:
         data_folder: DataFolder,
         clock: Clock,
         snapshot_operations: int,
+        memory_bytes: int,
+        statistics: TrainingStatistics,
     ) -> None:
+        """``memory_bytes`` is kept for weights, gradients and moments together; one adapter is held in any case."""
         self._trainer = trainer
         self._compute = compute
         self._database = database
@@ -59,13 +83,34 @@ class AdapterResidency:
         self._data_folder = data_folder
         self._clock = clock
         self._snapshot_operations = snapshot_operations
-        self._progress: dict[RunId, _Progress] = {}
+        self._memory_bytes = memory_bytes
+        self._statistics = statistics
+        self._residents: dict[RunId, _Resident] = {}
+        self._leaving: dict[RunId, _Snapshot] = {}
+        self._writes: dict[RunId, asyncio.Task[None]] = {}
+        self._files = asyncio.Semaphore(MAX_FILES_AT_ONCE)
+        self._uses = 0
+        self._drain: Callable[[RunId], Awaitable[None]] = _nothing_to_wait_for
 
-    async def ensure(self, operation: ReadyOperation) -> None:
+    def wait_for_writes_by(self, drain: Callable[[RunId], Awaitable[None]]) -> None:
+        """``drain`` returns once the run's completions so far are written, or lost."""
+        self._drain = drain
+
+    # --- coming in -------------------------------------------------------------------------------------------------
+
+    def holds(self, run: RunId) -> bool:
+        """Whether the run's adapter is in memory, or on its way out of it and so at hand."""
+        return run in self._residents
+
+    async def bring_in(self, operation: ReadyOperation) -> None:
         """Have the operation's adapter in memory. Raises ``WeftError`` when it cannot be rebuilt."""
         run_id = RunId(operation.lane)
-        if run_id in self._progress:
+        leaving = self._leaving.get(run_id)
+        if leaving is not None:
+            await self._hold(run_id, leaving.tenant, leaving.state, applied=leaving.seq_id, covered=-1)
             return
+        if (writing := self._writes.get(run_id)) is not None:
+            await asyncio.wait([writing])
         async with self._database.read() as session:
             run = await get_run(session, operation.tenant, run_id)
             if run.state in (RunState.UNLOADED, RunState.FAILED):
@@ -74,23 +119,24 @@ class AdapterResidency:
                 session, run_id, after_seq_id=run.snapshot_seq_id, before_seq_id=run.next_seq_id
             )
         await self._restore(run, replay)
+        self._statistics.paged_in += 1
 
     async def _restore(self, run: Run, replay: list[ReadyOperation]) -> None:
         run_id, tenant = RunId(run.id), TenantId(run.tenant_id)
-        if replay or run.snapshot_dir is not None:
-            log.info("restoring run=%s snapshot_seq=%d replay=%d", run.id, run.snapshot_seq_id, len(replay))
+        log.debug("restoring run=%s snapshot_seq=%d replay=%d", run.id, run.snapshot_seq_id, len(replay))
         try:
             if run.snapshot_dir is not None:
                 directory = self._data_folder.path(run.snapshot_dir)
-                await self._compute.run(
-                    partial(self._trainer.create_from, run_id, directory, optimizer=True, gradients=True)
-                )
+                async with self._files:
+                    state = await asyncio.to_thread(read_state, directory, self._trainer.base)
+                await self._compute.run(partial(self._trainer.put, run_id, state))
             for operation in replay:
                 await self._apply_again(run, operation)
+            nbytes = await self._compute.run(lambda: self._nbytes(self._trainer.state(run_id)))
         except WeftError:
-            await self.forget(run_id)
+            self.forget(run_id)
             raise
-        self._progress[run_id] = _Progress(tenant, run.next_seq_id - 1, run.snapshot_seq_id)
+        self._note(run_id, _Resident(tenant, run.next_seq_id - 1, run.snapshot_seq_id, nbytes))
 
     async def _apply_again(self, run: Run, operation: ReadyOperation) -> None:
         run_id = RunId(run.id)
@@ -103,12 +149,30 @@ class AdapterResidency:
             case OptimStep() as step:
                 await self._compute.run(partial(self._trainer.optim_step, run_id, step))
             case LoadWeights() as load:
-                await self.load(operation, load)
+                await self._put_checkpoint(operation, load)
             case _ if operation.kind is OperationKind.CREATE_MODEL:
-                await self._compute.run(partial(self._trainer.create, run_id, lora_settings(run)))
+                await self._put_fresh(run_id, lora_settings(run))
+
+    async def create(self, operation: ReadyOperation, settings: LoraSettings) -> None:
+        """A fresh adapter for the operation's run. Raises ``InvalidRequest``."""
+        run = RunId(operation.lane)
+        state = await self._put_fresh(run, settings)
+        self._note(run, _Resident(operation.tenant, operation.seq_id, -1, self._nbytes(state)))
+
+    async def _put_fresh(self, run: RunId, settings: LoraSettings) -> AdapterState:
+        async with self._files:
+            state = await asyncio.to_thread(fresh_state, self._trainer.base, settings)
+        await self._compute.run(partial(self._trainer.put, run, state))
+        return state
 
     async def load(self, operation: ReadyOperation, load: LoadWeights) -> None:
         """Put a training checkpoint into the operation's adapter, making it if ``load.creates``. Raises ``WeftError``."""
+        run = RunId(operation.lane)
+        state = await self._put_checkpoint(operation, load)
+        if load.creates:
+            self._note(run, _Resident(operation.tenant, operation.seq_id, -1, self._nbytes(state)))
+
+    async def _put_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
         path = parse_path(load.path, segment=Segment.WEIGHTS)
         async with self._database.read() as session:
             checkpoint, source = await find_checkpoint(session, operation.tenant, path, self._clock)
@@ -116,65 +180,162 @@ class AdapterResidency:
         if source.base_model != run.base_model:
             raise NotFound(f"checkpoint {path} is of base model {source.base_model}, this model's is {run.base_model}")
         run_id, directory = RunId(operation.lane), self._data_folder.path(checkpoint.directory)
-        apply = self._trainer.create_from if load.creates else self._trainer.load
-        await self._compute.run(partial(apply, run_id, directory, optimizer=load.optimizer))
+        async with self._files:
+            found = await asyncio.to_thread(
+                partial(read_checkpoint, directory, self._trainer.base, optimizer=load.optimizer)
+            )
+        if not load.creates:
+            found = loaded_state(self._trainer.state(run_id), found)
+        await self._compute.run(partial(self._trainer.put, run_id, found))
+        return found
 
-    def created(self, operation: ReadyOperation) -> None:
-        """Note a new adapter: its creation is done and written."""
-        self._progress[RunId(operation.lane)] = _Progress(operation.tenant, operation.seq_id, -1)
+    async def _hold(self, run: RunId, tenant: TenantId, state: AdapterState, *, applied: int, covered: int) -> None:
+        await self._compute.run(partial(self._trainer.put, run, state))
+        self._note(run, _Resident(tenant, applied, covered, self._nbytes(state)))
+
+    def _note(self, run: RunId, resident: _Resident) -> None:
+        self._residents[run] = resident
+        self.touch(run)
+
+    def _nbytes(self, state: AdapterState) -> int:
+        """What training it needs: gradient and moments may come and go, their room stays."""
+        return largest_nbytes(self._trainer.base, state.weights.settings)
+
+    # --- being there -----------------------------------------------------------------------------------------------
 
     def applied(self, operation: ReadyOperation) -> None:
-        """Note that the operation's effect is in memory and its completion is written."""
-        progress = self._progress.get(RunId(operation.lane))
-        if progress is not None:
-            progress.applied_seq_id = operation.seq_id
+        """Note that the operation's effect is in memory."""
+        resident = self._residents.get(RunId(operation.lane))
+        if resident is not None:
+            resident.applied_seq_id = max(resident.applied_seq_id, operation.seq_id)
+            self.touch(RunId(operation.lane))
 
-    async def forget(self, run_id: RunId) -> None:
+    def touch(self, run: RunId) -> None:
+        """Note that the adapter was used."""
+        if (resident := self._residents.get(run)) is not None:
+            self._uses += 1
+            resident.last_used = self._uses
+
+    def has_room(self, *, arriving: int) -> bool:
+        """Whether the budget holds another adapter beside those in memory, on their way out and ``arriving``."""
+        sizes = [resident.nbytes for resident in self._residents.values()]
+        leaving = sum(self._nbytes(snapshot.state) for snapshot in self._leaving.values())
+        typical = max(sizes, default=0)
+        return (not sizes and not arriving) or sum(sizes) + leaving + (arriving + 1) * typical <= self._memory_bytes
+
+    def least_recently_used(self, among: Iterable[RunId]) -> RunId | None:
+        """The resident run of ``among`` that has not been used for longest."""
+        residents = self._residents
+        return min((run for run in among if run in residents), key=lambda run: residents[run].last_used, default=None)
+
+    def residents(self) -> list[RunId]:
+        """Runs whose adapters are in memory."""
+        return list(self._residents)
+
+    # --- leaving ---------------------------------------------------------------------------------------------------
+
+    def forget(self, run: RunId) -> None:
         """Drop the adapter from memory; its next operation rebuilds it."""
-        self._progress.pop(run_id, None)
-        await self._compute.run(partial(self._trainer.unload, run_id))
+        self._residents.pop(run, None)
+        self._leaving.pop(run, None)
+        self._compute.submit(partial(self._trainer.unload, run))
 
-    async def snapshot_if_due(self, run_id: RunId) -> None:
-        """Snapshot the run once enough operations came after its last snapshot."""
-        progress = self._progress.get(run_id)
-        if progress and progress.applied_seq_id - progress.snapshot_seq_id >= self._snapshot_operations:
-            await self.snapshot(run_id)
+    def page_out(self, run: RunId) -> None:
+        """Let the adapter go, weights, gradient, moments and step count; no operation of its may be under way."""
+        snapshot, resident = self._capture(run), self._residents.pop(run)
+        self._compute.submit(partial(self._trainer.unload, run))
+        self._statistics.paged_out += 1
+        if snapshot.seq_id > resident.snapshot_seq_id:
+            self._leaving[run] = snapshot
+            self._begin(snapshot)
 
-    async def snapshot(self, run_id: RunId) -> None:
-        """Write the run's whole training state durably, if anything came after its last snapshot."""
-        progress = self._progress.get(run_id)
-        if progress is None or progress.applied_seq_id <= progress.snapshot_seq_id:
-            return
-        relative = f"{SNAPSHOTS}/{new_checkpoint_id()}"
-        directory = self._data_folder.path(relative)
-        await self._compute.run(partial(self._trainer.save, run_id, directory, optimizer=True, gradients=True))
-        async with self._database.write() as transaction:
-            previous = await transaction.scalar(select(Run.snapshot_dir).where(Run.id == run_id))
-            await transaction.execute(
-                update(Run)
-                .where(Run.id == run_id, Run.tenant_id == progress.tenant)
-                .values(snapshot_seq_id=progress.applied_seq_id, snapshot_dir=relative)
-            )
-        progress.snapshot_seq_id = progress.applied_seq_id
-        if previous is not None:
-            await asyncio.to_thread(self._data_folder.remove, previous)
+    def snapshot_if_due(self, run: RunId) -> None:
+        """Begin a snapshot once enough operations came after the last; no operation of the run may be under way."""
+        resident = self._residents.get(run)
+        if resident and resident.applied_seq_id - resident.snapshot_seq_id >= self._snapshot_operations:
+            self.snapshot(run)
+
+    def snapshot(self, run: RunId) -> None:
+        """Begin to write the run's whole training state durably, if anything came after its last snapshot."""
+        resident = self._residents.get(run)
+        if resident is not None and resident.applied_seq_id > resident.snapshot_seq_id and run not in self._writes:
+            self._begin(self._capture(run))
 
     async def snapshot_all(self) -> None:
         """Snapshot every resident run: an orderly end replays nothing at the next start."""
-        for run_id in list(self._progress):
-            await self.snapshot(run_id)
+        await self._writes_done()
+        for run in self.residents():
+            self.snapshot(run)
+        await self._writes_done()
 
-    async def release_ended_sessions(self) -> None:
-        """Snapshot and let go of adapters whose session is over; nobody can train them any more."""
-        if not self._progress:
-            return
+    async def _writes_done(self) -> None:
+        while self._writes:
+            await asyncio.wait(list(self._writes.values()))
+
+    async def ended(self) -> list[RunId]:
+        """Resident runs whose session is over: nobody can train them any more."""
+        if not self._residents:
+            return []
         async with self._database.read() as session:
             ended = await session.scalars(
                 select(Run.id)
                 .join(Session, Session.id == Run.session_id)
-                .where(Run.id.in_(list(self._progress)), Session.ended_at.is_not(None))
+                .where(Run.id.in_(list(self._residents)), Session.ended_at.is_not(None))
             )
-            run_ids = [RunId(run_id) for run_id in ended]
-        for run_id in run_ids:
-            await self.snapshot(run_id)
-            await self.forget(run_id)
+            return [RunId(run_id) for run_id in ended]
+
+    def _capture(self, run: RunId) -> _Snapshot:
+        resident = self._residents[run]
+        return _Snapshot(run, resident.tenant, resident.applied_seq_id, self._trainer.state(run))
+
+    def _begin(self, snapshot: _Snapshot) -> None:
+        before = self._writes.get(snapshot.run)
+        task = asyncio.create_task(self._write(snapshot, before), name=f"snapshot {snapshot.run}")
+        self._writes[snapshot.run] = task
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if self._writes.get(snapshot.run) is done:
+                del self._writes[snapshot.run]
+            if self._leaving.get(snapshot.run) is snapshot:
+                del self._leaving[snapshot.run]
+
+        task.add_done_callback(ended)
+
+    async def _write(self, snapshot: _Snapshot, before: asyncio.Task[None] | None) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            await self._drain(snapshot.run)
+            if self._is_known(snapshot):
+                await self._record(snapshot)
+        except Exception:
+            # Nothing is lost: the ledger keeps what is needed to rebuild the run from its last snapshot.
+            log.exception("snapshot failed run=%s", snapshot.run)
+
+    def _is_known(self, snapshot: _Snapshot) -> bool:
+        """Whether the run was not forgotten meanwhile, for then its completions may not all have been written."""
+        return snapshot.run in self._residents or snapshot.run in self._leaving
+
+    async def _record(self, snapshot: _Snapshot) -> None:
+        relative = f"{SNAPSHOTS}/{new_checkpoint_id()}"
+        directory = self._data_folder.path(relative)
+        async with self._files:
+            await asyncio.to_thread(write_state, directory, self._trainer.base, snapshot.state)
+        async with self._database.write() as transaction:
+            previous = await transaction.scalar(select(Run.snapshot_dir).where(Run.id == snapshot.run))
+            moved = await transaction.scalar(
+                update(Run)
+                .where(Run.id == snapshot.run, Run.tenant_id == snapshot.tenant, Run.state == RunState.READY)
+                .where(Run.snapshot_seq_id < snapshot.seq_id, Run.next_seq_id > snapshot.seq_id)
+                .values(snapshot_seq_id=snapshot.seq_id, snapshot_dir=relative)
+                .returning(Run.id)
+            )
+        if (resident := self._residents.get(snapshot.run)) is not None and moved is not None:
+            resident.snapshot_seq_id = max(resident.snapshot_seq_id, snapshot.seq_id)
+        stale = previous if moved is not None else relative
+        if stale is not None:
+            await asyncio.to_thread(self._data_folder.remove, stale)
+
+
+async def _nothing_to_wait_for(_run: RunId) -> None:
+    return

@@ -1,42 +1,44 @@
-"""The trainer's loop: ready operations in, fused passes through the engine, outcomes into the ledger.
+"""The trainer's loop: operations in, fused passes through the engine, outcomes into the ledger.
 
-One worker per base model and process. Invariants: an operation's effect is applied in memory before its completion is
-written, and if writing fails the adapter is forgotten and rebuilt, so nothing is applied twice; an operation that fails
-fails alone.
+One worker per base model and process. While a pass computes, the loop reads what was accepted meanwhile and the completion
+writer writes what is done; operations on whole adapters and adapters on their way in and out run beside it. Invariants:
+a run's operations take effect strictly by seq_id, each once; an operation that fails fails alone; when a completion cannot
+be written, the run is forgotten and rebuilt from the ledger.
 """
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic, perf_counter
+from typing import TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from engine.contracts.errors import EngineFailure, RunUnloaded, WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import (
-    LoadWeights,
-    OperationKind,
-    OptimStep,
-    Result,
-    SaveWeights,
-    SaveWeightsForSampler,
-    TrainingBatch,
-)
-from engine.training.trainer import PassItem, Trainer
+from engine.contracts.errors import WeftError
+from engine.contracts.ids import RequestId, RunId
+from engine.contracts.operations import OperationKind, OptimStep, Result, TrainingBatch
+from engine.training.pass_operation import PassOperation, PassPiece, PassReport
+from engine.training.trainer import Trainer
 from tenants.database import Database
 from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
+from workers.ledger.statements import MAX_PENDING
 from workers.ledger.wakeups import Wakeups, training_topic, wait_for
+from workers.training.adapter_tasks import AdapterTasks, failure_of
 from workers.training.checkpoint_operations import CheckpointOperations
+from workers.training.completions import CompletionWriter
+from workers.training.lanes import Lane, Lanes
 from workers.training.residency import AdapterResidency
+from workers.training.scheduler import Fairness, QueuedPass, plan_pass
+from workers.training.statistics import TrainingStatistics
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
-"""Longest time without a look at the ledger: the net below lost wake-ups."""
+"""Longest time without a full look at the ledger: the net below lost wake-ups."""
+_PAYLOADS_AT_ONCE = 512
 
-_PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
+T = TypeVar("T")
 
 
 class TrainingWorker:
@@ -53,7 +55,12 @@ class TrainingWorker:
         wakeups: Wakeups,
         residency: AdapterResidency,
         checkpoints: CheckpointOperations,
+        statistics: TrainingStatistics,
+        pass_token_budget: int,
+        max_adapters: int | None,
     ) -> None:
+        """``max_adapters`` is how many runs may be open at once, None for no limit."""
+        self.statistics = statistics
         self._base_model = base_model
         self._trainer = trainer
         self._compute = compute
@@ -61,159 +68,214 @@ class TrainingWorker:
         self._ledger = ledger
         self._wakeups = wakeups
         self._residency = residency
-        self._checkpoints = checkpoints
+        self._token_budget = pass_token_budget
+        self._lanes = Lanes()
+        self._fairness = Fairness()
+        self._writer = CompletionWriter(database=database, ledger=ledger, on_written=self._written, on_lost=self._lose)
+        residency.wait_for_writes_by(self._writer.drain)
+        self._tasks = AdapterTasks(
+            base_model=base_model,
+            database=database,
+            residency=residency,
+            checkpoints=checkpoints,
+            writer=self._writer,
+            complete=self._complete,
+            lose=self._lose,
+            wake=self._wake,
+            max_adapters=max_adapters,
+        )
         self._stopping = False
+        self._swept = monotonic()
 
     async def run(self) -> None:
-        """Work until ``stop``; then snapshot what is in memory."""
-        topic = training_topic(self._base_model)
-        with self._wakeups.listen(topic) as event:
+        """Work until ``stop``; then finish what is under way and snapshot what is in memory."""
+        writing = asyncio.create_task(self._writer.run(), name=f"completions {self._base_model}")
+        with self._wakeups.listen(training_topic(self._base_model)) as event:
+            event.set()
             while not self._stopping:
-                event.clear()
-                if await self._guarded_round() or self._stopping:
-                    continue
-                if not await wait_for(event, SWEEP_SECONDS):
-                    await self._guarded_sweep()
+                if not await self._guarded_round(event) and not event.is_set() and not self._stopping:
+                    await wait_for(event, SWEEP_SECONDS)
+                    event.set()
+        await self._tasks.finished()
+        await self._writer.drain()
         await self._residency.snapshot_all()
+        self._writer.close()
+        await writing
 
     def stop(self) -> None:
         """Finish the pass in hand, then end."""
         self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
         self._wakeups.announce(training_topic(self._base_model))
 
-    async def _guarded_round(self) -> bool:
+    async def _guarded_round(self, event: asyncio.Event) -> bool:
         try:
-            return await self._round()
+            if monotonic() - self._swept > SWEEP_SECONDS:
+                await self._sweep()
+            if event.is_set() or any(lane.lacks_payload for lane in self._lanes):
+                await self._look(event)
+            return await self._round(event)
         except Exception:
             log.exception("training round failed base=%s; trying again after a pause", self._base_model)
+            event.clear()
             return False
 
-    async def _guarded_sweep(self) -> None:
-        try:
-            await self._residency.release_ended_sessions()
-        except Exception:
-            log.exception("sweep failed base=%s; the next one tries again", self._base_model)
+    async def _sweep(self) -> None:
+        """The net below lost wake-ups, and leave for adapters whose session is over."""
+        self._swept = monotonic()
+        self._lanes.cursor = 0
+        self._tasks.try_creations_again()
+        for run in await self._residency.ended():
+            if (lane := self._lanes.get(run)) is None or not (lane.is_busy or lane.started):
+                self._residency.page_out(run)
 
-    async def _round(self) -> bool:
-        """Run the head of every run that has one; says whether there was any."""
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    async def _look(self, event: asyncio.Event) -> None:
+        """Read what was accepted since the last look, and the payloads that the next passes need."""
+        lanes = self._lanes
         async with self._database.read() as session:
-            heads = await self._ledger.ready_training(session, self._base_model)
-        if not heads:
-            return False
-        heads = await self._resident(heads)
-        await self._run_passes([head for head in heads if head.kind in _PASS_KINDS])
-        await self._run_steps([head for head in heads if head.kind is OperationKind.OPTIM_STEP])
-        for head in heads:
-            if head.kind not in _PASS_KINDS and head.kind is not OperationKind.OPTIM_STEP:
-                await self._run_alone(head)
-        for head in heads:
-            await self._residency.snapshot_if_due(RunId(head.lane))
-        return True
+            if event.is_set():
+                event.clear()
+                more = True
+                while more:
+                    found = await self._ledger.pending_training(session, self._base_model, after_position=lanes.cursor)
+                    lanes.take_in(found)
+                    more = len(found) == MAX_PENDING
+                if holes := [lane.run for lane in lanes if lane.has_hole and not lane.unwritten and not lane.is_busy]:
+                    lanes.skip(await self._ledger.next_seq_ids(session, holes))
+            wanted = [one for lane in lanes for one in lane.to_load(self._token_budget)]
+            if wanted:
+                wanted.sort(key=lambda one: one.position)
+                ids = [one.id for one in wanted[:_PAYLOADS_AT_ONCE]]
+                lanes.put_payloads(await self._ledger.load(session, ids))
+        lanes.drop_idle()
 
-    async def _resident(self, heads: Sequence[ReadyOperation]) -> list[ReadyOperation]:
-        """Bring the adapters in; an operation whose adapter cannot be rebuilt fails here."""
-        present = []
-        for head in heads:
-            try:
-                if not _creates(head) and head.kind is not OperationKind.UNLOAD_MODEL:
-                    await self._residency.ensure(head)
-                present.append(head)
-            except RunUnloaded as error:
-                # Accepted just before the unload was written.
-                await self._write([Completion(head, error)])
-            except WeftError as error:
-                log.error("run=%s could not be restored: %s", head.lane, error.message)
-                failure = EngineFailure("this model's training state could not be restored; load a checkpoint instead")
-                await self._write([Completion(head, failure)])
-        return present
-
-    async def _run_passes(self, heads: Sequence[ReadyOperation]) -> None:
-        items: list[PassItem] = []
-        for head in heads:
-            if not isinstance(head.payload, TrainingBatch):
-                raise TypeError(f"{head.kind} without a batch")
-            backward = head.kind is OperationKind.FORWARD_BACKWARD
-            items.append(PassItem(run=RunId(head.lane), batch=head.payload, backward=backward))
-        if not items:
-            return
-        outcomes: Sequence[Result | WeftError]
+    async def _beside_looking(self, event: asyncio.Event, call: Callable[[], T]) -> T:
+        """``call`` on the compute thread, and a look at the ledger meanwhile."""
+        computing = asyncio.ensure_future(self._compute.run(call))
         try:
-            outcomes = await self._compute.run(partial(self._trainer.run_pass, items))
+            await self._look(event)
         except Exception:
-            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(items))
-            outcomes = [_failure(head) for head in heads]
-        await self._write([Completion(head, outcome) for head, outcome in zip(heads, outcomes, strict=True)])
+            log.exception("could not look for work base=%s; trying again", self._base_model)
+            self._lanes.cursor = 0
+        return await computing
 
-    async def _run_steps(self, heads: Sequence[ReadyOperation]) -> None:
-        steps = [(RunId(head.lane), head.payload) for head in heads if isinstance(head.payload, OptimStep)]
-        if not steps:
-            return
+    # --- computing -------------------------------------------------------------------------------------------------
+
+    async def _round(self, event: asyncio.Event) -> bool:
+        """Optimizer steps that are due, then one pass; the rest is begun beside them. Says whether anything was computed."""
+        stepped = await self._steps()
+        self._tasks.begin(self._lanes)
+        passed = await self._pass(event)
+        return stepped or passed
+
+    async def _steps(self) -> bool:
+        """One fused step of every adapter whose next operation is an optimizer step."""
+        due: list[tuple[Lane, ReadyOperation, OptimStep]] = []
+        for lane in self._lanes:
+            head = lane.head
+            if head is None or lane.is_busy or not self._residency.holds(lane.run):
+                continue
+            if isinstance(head.payload, OptimStep):
+                due.append((lane, head, head.payload))
+        if not due:
+            return False
+        started = perf_counter()
         outcomes: Sequence[Result | WeftError]
         try:
+            steps = [(lane.run, step) for lane, _, step in due]
             outcomes = await self._compute.run(partial(self._trainer.optim_steps, steps))
         except Exception:
-            log.exception("optimizer step failed base=%s operations=%d", self._base_model, len(steps))
-            outcomes = [_failure(head) for head in heads]
-        await self._write([Completion(head, outcome) for head, outcome in zip(heads, outcomes, strict=True)])
+            log.exception("optimizer step failed base=%s operations=%d", self._base_model, len(due))
+            outcomes = [failure_of(head) for _, head, _ in due]
+        self.statistics.add_steps(len(due), seconds=perf_counter() - started)
+        for (lane, head, _), outcome in zip(due, outcomes, strict=True):
+            self._complete(lane, head, outcome)
+        return True
 
-    async def _run_alone(self, head: ReadyOperation) -> None:
-        """Run an operation on a whole adapter; it writes its own completion."""
+    async def _pass(self, event: asyncio.Event) -> bool:
+        """One fused pass of what the scheduler chooses."""
+        queued: dict[RequestId, tuple[Lane, ReadyOperation, PassOperation]] = {}
+        for lane in self._lanes:
+            if not lane.is_busy and self._residency.holds(lane.run):
+                for operation in lane.passes():
+                    queued[operation.id] = (lane, operation, _started(lane, operation))
+        if not queued:
+            return False
+        in_order = sorted(queued.values(), key=lambda one: one[1].position)
+        plan = plan_pass(
+            [QueuedPass(ready.id, lane.run, lane.tenant, begun.lengths_left) for lane, ready, begun in in_order],
+            self._fairness,
+            shares={lane.tenant: lane.share for lane, _, _ in in_order},
+            token_budget=self._token_budget,
+        )
+        self._fairness = plan.fairness
+        chosen = [queued[piece.id] for piece in plan.pieces]
+        for lane, operation, begun in chosen:
+            lane.started[operation.id] = begun
+        pieces = [PassPiece(begun, piece.sequences) for piece, (_, _, begun) in zip(plan.pieces, chosen, strict=True)]
         try:
-            await self._dispatch(head)
-        except WeftError as error:
-            await self._fail_alone(head, error)
-        except SQLAlchemyError:
-            await self._residency.forget(RunId(head.lane))
-            raise
+            report = await self._beside_looking(event, partial(self._trainer.advance, pieces))
+            self._report(report, tenants=len({lane.tenant for lane, _, _ in chosen}))
         except Exception:
-            log.exception("operation=%s kind=%s failed", head.id, head.kind)
-            await self._residency.forget(RunId(head.lane))
-            await self._fail_alone(head, _failure(head))
-        else:
-            if _creates(head):
-                self._residency.created(head)
-            elif head.kind is not OperationKind.UNLOAD_MODEL:
-                self._residency.applied(head)
-            if head.kind in (OperationKind.SAVE_WEIGHTS, OperationKind.LOAD_WEIGHTS):
-                await self._residency.snapshot(RunId(head.lane))
+            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(pieces))
+            for _, operation, begun in chosen:
+                begun.outcome = failure_of(operation)
+        for lane, operation, begun in chosen:
+            if begun.outcome is not None:
+                self._complete(lane, operation, begun.outcome)
+        return True
 
-    async def _dispatch(self, head: ReadyOperation) -> None:
-        match head.payload:
-            case SaveWeights() as save:
-                await self._checkpoints.save(head, save)
-            case SaveWeightsForSampler() as save:
-                await self._checkpoints.save_for_sampler(head, save)
-            case LoadWeights() as load:
-                await self._checkpoints.load(head, load)
-            case _ if head.kind is OperationKind.CREATE_MODEL:
-                await self._checkpoints.create(head)
-            case _ if head.kind is OperationKind.UNLOAD_MODEL:
-                await self._checkpoints.unload(head)
-            case _:
-                raise TypeError(f"no handler for {head.kind}")
+    def _report(self, report: PassReport, *, tenants: int) -> None:
+        self.statistics.add_pass(report, tenants=tenants)
+        log.debug(
+            "pass base=%s tenants=%d adapters=%d sequences=%d tokens=%d padding=%.3f seconds=%.4f base_s=%.4f "
+            "low_rank_s=%.4f loss_s=%.4f",
+            self._base_model,
+            tenants,
+            report.adapters,
+            report.sequences,
+            report.tokens,
+            report.padding_share,
+            report.seconds,
+            report.base_seconds,
+            report.low_rank_seconds,
+            report.loss_seconds,
+        )
 
-    async def _fail_alone(self, head: ReadyOperation, error: WeftError) -> None:
-        if _creates(head):
-            await self._checkpoints.fail_creation(head, error)
-        else:
-            await self._write([Completion(head, error)])
+    # --- ending operations -----------------------------------------------------------------------------------------
 
-    async def _write(self, completions: Sequence[Completion]) -> None:
-        """Write completions in one transaction; if that fails, memory and ledger disagree and memory gives way."""
-        try:
-            async with self._database.write() as transaction:
-                await self._ledger.complete(transaction, completions)
-        except Exception:
-            for completion in completions:
-                await self._residency.forget(RunId(completion.operation.lane))
-            raise
-        for completion in completions:
-            self._residency.applied(completion.operation)
+    def _complete(self, lane: Lane, operation: ReadyOperation, outcome: Result | WeftError) -> None:
+        """The operation has had its effect, or none: its lane goes on, its completion is on its way."""
+        if lane.is_lost:
+            return
+        self._residency.applied(operation)
+        lane.finish(operation)
+        lane.unwritten += 1
+        self._writer.put([Completion(operation, outcome)])
+        if not lane.started:
+            self._residency.snapshot_if_due(lane.run)
+
+    def _written(self, completion: Completion) -> None:
+        lane = self._lanes.get(RunId(completion.operation.lane))
+        if lane is not None and lane.unwritten:
+            lane.unwritten -= 1
+            if lane.has_hole:
+                self._wake()
+
+    def _lose(self, run: RunId) -> None:
+        self._lanes.lose(run)
+        self._residency.forget(run)
 
 
-def _creates(head: ReadyOperation) -> bool:
-    return head.kind is OperationKind.CREATE_MODEL or (isinstance(head.payload, LoadWeights) and head.payload.creates)
-
-
-def _failure(head: ReadyOperation) -> EngineFailure:
-    return EngineFailure(f"weft failed to run this {head.kind}; the service's log has the cause (request {head.id})")
+def _started(lane: Lane, operation: ReadyOperation) -> PassOperation:
+    """What is computed of the operation so far."""
+    found = lane.started.get(operation.id)
+    if found is not None:
+        return found
+    if not isinstance(operation.payload, TrainingBatch):
+        raise TypeError(f"{operation.kind} without a batch")
+    return PassOperation(lane.run, operation.payload, operation.kind is OperationKind.FORWARD_BACKWARD)

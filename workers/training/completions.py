@@ -1,0 +1,83 @@
+"""Writes completions beside the computing, in batches: whatever came while a transaction ran goes into the next one."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from engine.contracts.ids import RunId
+from tenants.database import Database
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import Completion
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 256
+
+
+class CompletionWriter:
+    """One task that writes, in the order given. A lane's completions are written in order or, from one on, not at all."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        ledger: Ledger,
+        on_written: Callable[[Completion], None],
+        on_lost: Callable[[RunId], None],
+    ) -> None:
+        """``on_lost`` names a run whose completions could not be written: its memory is ahead of the ledger for ever."""
+        self._database = database
+        self._ledger = ledger
+        self._on_written = on_written
+        self._on_lost = on_lost
+        self._queue: list[Completion] = []
+        self._writing: list[Completion] = []
+        self._added = asyncio.Event()
+        self._idle = asyncio.Condition()
+        self._closing = False
+
+    def put(self, completions: Sequence[Completion]) -> None:
+        """Have the completions written soon."""
+        if completions:
+            self._queue += completions
+            self._added.set()
+
+    async def drain(self, run: RunId | None = None) -> None:
+        """Wait until nothing of the run, or nothing at all, is on its way."""
+        async with self._idle:
+            await self._idle.wait_for(lambda: not self._outstanding(run))
+
+    def close(self) -> None:
+        """End once everything given is written."""
+        self._closing = True
+        self._added.set()
+
+    async def run(self) -> None:
+        """Write until ``close``."""
+        while self._queue or not self._closing:
+            self._added.clear()
+            self._writing, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+            if self._writing:
+                await self._write(self._writing)
+            self._writing = []
+            async with self._idle:
+                self._idle.notify_all()
+            if not self._queue and not self._closing:
+                await self._added.wait()
+
+    async def _write(self, batch: Sequence[Completion]) -> None:
+        try:
+            async with self._database.write() as transaction:
+                await self._ledger.complete(transaction, batch)
+        except Exception:
+            runs = {RunId(completion.operation.lane) for completion in batch}
+            log.exception("completions of %d runs could not be written; they are rebuilt from the ledger", len(runs))
+            self._queue = [one for one in self._queue if RunId(one.operation.lane) not in runs]
+            for run in runs:
+                self._on_lost(run)
+            return
+        for completion in batch:
+            self._on_written(completion)
+
+    def _outstanding(self, run: RunId | None) -> bool:
+        return any(run is None or one.operation.lane == run for one in (*self._writing, *self._queue))

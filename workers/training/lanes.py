@@ -1,0 +1,164 @@
+"""The training work of one base model in memory: a lane a run, operations strictly by seq_id.
+
+A lane is what the ledger says, plus how far memory is ahead of it: operations that have been computed and whose
+completions are not written yet. No I/O here.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.contracts.ids import RequestId, RunId, TenantId
+from engine.contracts.operations import LoadWeights, OperationKind
+from engine.training.pass_operation import PassOperation
+from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation
+
+PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
+LOOKAHEAD_OPERATIONS = 8
+"""Operations of one lane whose payloads are kept in memory ahead of their turn."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One run's operations from ``next_seq_id`` on.
+
+    ``waiting`` are known without payload, ``loaded`` with it. ``started`` are passes begun. ``is_busy`` while an operation
+    on the whole adapter, or its way into memory, is under way. ``unwritten`` counts completions on their way to the ledger.
+    ``is_lost`` once memory and ledger may differ: whatever is still computed for it must not be written.
+    """
+
+    run: RunId
+    tenant: TenantId
+    share: float
+    next_seq_id: int
+    waiting: dict[int, PendingOperation] = field(default_factory=dict)
+    loaded: dict[int, ReadyOperation] = field(default_factory=dict)
+    started: dict[RequestId, PassOperation] = field(default_factory=dict)
+    is_busy: bool = False
+    is_lost: bool = False
+    unwritten: int = 0
+    last_used: int = 0
+
+    @property
+    def head(self) -> ReadyOperation | None:
+        """The operation that may run now, once its payload is there."""
+        found = self.loaded.get(self.next_seq_id)
+        if found is None and self.next_seq_id not in self.waiting:
+            # Nothing else can run: the lane ends here, even with a hole before later operations.
+            found = self.loaded.get(UNLOAD_SEQ_ID)
+        return found
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any operation is known."""
+        return bool(self.waiting or self.loaded)
+
+    @property
+    def lacks_payload(self) -> bool:
+        """Whether the next operation is known and its payload is not there."""
+        return self.head is None and (self.next_seq_id in self.waiting or UNLOAD_SEQ_ID in self.waiting)
+
+    @property
+    def has_hole(self) -> bool:
+        """Whether operations are known but not the next one: it may have been refused, and so be final already."""
+        return self.has_work and self.next_seq_id not in self.loaded and self.next_seq_id not in self.waiting
+
+    def passes(self) -> Iterator[ReadyOperation]:
+        """Forward and forward_backward operations that may run before the next operation of another kind."""
+        seq_id = self.next_seq_id
+        while (operation := self.loaded.get(seq_id)) is not None and operation.kind in PASS_KINDS:
+            yield operation
+            seq_id += 1
+
+    def to_load(self, token_budget: int) -> list[PendingOperation]:
+        """What to fetch so that a pass of ``token_budget`` tokens can be filled from this lane, and what follows it."""
+        chosen: list[PendingOperation] = []
+        tokens, seq_id = 0, self.next_seq_id
+        for _ in range(LOOKAHEAD_OPERATIONS):
+            if (ready := self.loaded.get(seq_id)) is not None:
+                tokens += ready.tokens
+            elif (pending := self.waiting.get(seq_id)) is not None:
+                chosen.append(pending)
+                tokens += pending.tokens
+            else:
+                break
+            seq_id += 1
+            if tokens >= token_budget:
+                break
+        if self.next_seq_id not in self.loaded and not chosen and UNLOAD_SEQ_ID in self.waiting:
+            chosen.append(self.waiting[UNLOAD_SEQ_ID])
+        return chosen
+
+    def finish(self, operation: ReadyOperation) -> None:
+        """The operation has run; the lane goes on after it."""
+        self.loaded.pop(operation.seq_id, None)
+        self.started.pop(operation.id, None)
+        if operation.seq_id != UNLOAD_SEQ_ID:
+            self.move_to(operation.seq_id + 1)
+
+    def move_to(self, next_seq_id: int) -> None:
+        """Go on at ``next_seq_id`` at least, forgetting what lies before."""
+        self.next_seq_id = max(self.next_seq_id, next_seq_id)
+        for known in (self.waiting, self.loaded):
+            for seq_id in [seq_id for seq_id in known if seq_id < self.next_seq_id]:
+                del known[seq_id]
+
+
+class Lanes:
+    """Every lane with work, or with completions on their way."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[RunId, Lane] = {}
+        self.cursor = 0
+        """Operations accepted up to this position are known."""
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
+    def get(self, run: RunId) -> Lane | None:
+        """The run's lane."""
+        return self._lanes.get(run)
+
+    def take_in(self, pending: Iterable[PendingOperation]) -> None:
+        """Note operations that the ledger holds."""
+        for operation in pending:
+            self.cursor = max(self.cursor, operation.position)
+            lane = self._lanes.get(operation.run)
+            if lane is None:
+                lane = Lane(operation.run, operation.tenant, operation.share, operation.next_seq_id)
+                self._lanes[operation.run] = lane
+            lane.share = operation.share
+            if operation.seq_id >= lane.next_seq_id and operation.seq_id not in lane.loaded:
+                lane.waiting[operation.seq_id] = operation
+
+    def put_payloads(self, operations: Sequence[ReadyOperation]) -> None:
+        """Add what was fetched; what is no longer waited for is dropped."""
+        for operation in operations:
+            lane = self._lanes.get(RunId(operation.lane))
+            if lane is not None and lane.waiting.pop(operation.seq_id, None) is not None:
+                lane.loaded[operation.seq_id] = operation
+
+    def skip(self, next_seq_ids: Mapping[str, int]) -> None:
+        """Move lanes past operations that were final before they could run."""
+        for run, next_seq_id in next_seq_ids.items():
+            if (lane := self._lanes.get(RunId(run))) is not None:
+                lane.move_to(next_seq_id)
+
+    def lose(self, run: RunId) -> Lane | None:
+        """Forget a lane whose memory may differ from the ledger; it comes back with the next full look."""
+        lane = self._lanes.pop(run, None)
+        if lane is not None:
+            lane.is_lost = True
+        return lane
+
+    def drop_idle(self) -> None:
+        """Forget lanes that have nothing left."""
+        for lane in self:
+            if not (lane.has_work or lane.is_busy or lane.unwritten or lane.started):
+                del self._lanes[lane.run]
+
+
+def creates(operation: ReadyOperation) -> bool:
+    """Whether the operation makes its run."""
+    if operation.kind is OperationKind.CREATE_MODEL:
+        return True
+    return isinstance(operation.payload, LoadWeights) and operation.payload.creates

@@ -1,0 +1,186 @@
+"""From the pass operations that may run now to the next fused pass: deficit round robin by tokens between tenants.
+
+The circle of tenants keeps its order. In its turn a tenant takes sequences, oldest operation first, while its deficit
+covers them; when it does not cover the next one, the turn ends and the quantum of the next turn is added (Shreedhar and
+Varghese, 1996). A sequence that is covered but does not fit into what is left of the pass ends the pass, and the next
+one starts with it. A tenant without work drops out when its turn comes; one that joins enters at the front, so light
+work does not wait behind a flood. Nobody gains by going and coming back: its place stays taken until the circle
+reaches it.
+
+Bounds, for a pass of B tokens, sequences of at most L tokens, and a tenant of share s with the quantum Q = s * B / 16;
+n other tenants have work meanwhile, with the shares S together:
+
+- Waiting: with T tokens of its tenant up to and including it, in order of acceptance, a sequence is served within
+  2 + 2 * ((K + 1) * S / 16 + (n * L + T) / B) passes, K = ceil(T / Q). For K turns cover T; another tenant has one
+  turn to each of them, and one more if it joins, of its quantum and less than L saved up; and two passes in a row serve
+  more than B tokens, because the second starts with what the first could not hold.
+- Joining: a tenant new in the circle whose work is within Q and B is served in the next pass or the one after, unless
+  others that join at the same time use up the room: only one sequence goes before them.
+- Fairness: over any passes through which two tenants have work, what each was served divided by its share differs by
+  less than 3 * B / 16 + L / s + L / s'.
+- Work: a pass is never empty while there is work, and leaves less than L of its budget unused unless it took all there was.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from engine.contracts.ids import RequestId, RunId, TenantId
+
+QUANTA_PER_PASS = 16
+"""A tenant of share 1 may take this part of a pass's tokens in one turn: small enough that a pass serves many tenants,
+large enough that a turn is a handful of sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPass:
+    """A ``forward`` or ``forward_backward`` operation that may run now, or what is left of one.
+
+    ``lengths`` are the tokens of each sequence still to compute, in order: never empty, each at least 1.
+    """
+
+    id: RequestId
+    run: RunId
+    tenant: TenantId
+    lengths: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next ``sequences`` sequences of an operation go into the pass."""
+
+    id: RequestId
+    sequences: int
+
+
+def _nothing() -> Mapping[TenantId, float]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """What the scheduler remembers between passes, immutable. ``Fairness()`` is the beginning.
+
+    ``deficits`` are the tokens each tenant may take in its next turn, or in what is left of the one under way.
+    ``turn`` is the circle, from whose turn it is.
+    """
+
+    deficits: Mapping[TenantId, float] = field(default_factory=_nothing)
+    turn: tuple[TenantId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """The next pass: at most one piece of each operation, in order of acceptance, and their tokens together."""
+
+    pieces: tuple[Piece, ...]
+    tokens: int
+    fairness: Fairness
+
+
+def plan_pass(
+    queue: Sequence[QueuedPass], fairness: Fairness, *, shares: Mapping[TenantId, float], token_budget: int
+) -> PassPlan:
+    """Choose the sequences of the next pass: never none while there is work.
+
+    ``queue`` is in order of acceptance, and with that each run's operations in order of ``seq_id``. ``shares`` weigh
+    the tenants; one that is missing has 1.0. The pass holds at most ``token_budget`` tokens, or one longer sequence
+    alone. Raises ``ValueError`` for a share that is not above 0, a budget below 1 and an operation without sequences.
+    """
+    _check(queue, shares, token_budget)
+    if not queue:
+        return PassPlan((), 0, Fairness())
+    circle = _circle(queue, fairness, shares, token_budget)
+    taken = dict.fromkeys((operation.id for operation in queue), 0)
+    tokens = _go_round(circle, taken, token_budget)
+    return PassPlan(
+        pieces=tuple(Piece(operation, sequences) for operation, sequences in taken.items() if sequences),
+        tokens=tokens,
+        fairness=Fairness(
+            deficits=MappingProxyType({account.tenant: account.deficit for account in circle}),
+            turn=tuple(account.tenant for account in circle),
+        ),
+    )
+
+
+@dataclass(slots=True)
+class _Account:
+    """A tenant's standing while a pass is planned, and its sequences: operation and length."""
+
+    tenant: TenantId
+    quantum: float
+    deficit: float
+    sequences: deque[tuple[RequestId, int]] = field(default_factory=deque)
+
+    def end_turns(self, turns: int) -> None:
+        """Add the quanta of the next turns; what is left of a deficit is lost with the last sequence."""
+        self.deficit = self.deficit + turns * self.quantum if self.sequences else self.quantum
+
+    def turns_missing(self) -> int:
+        """How many more turns cover the next sequence."""
+        return math.ceil((self.sequences[0][1] - self.deficit) / self.quantum)
+
+
+def _check(queue: Sequence[QueuedPass], shares: Mapping[TenantId, float], token_budget: int) -> None:
+    if token_budget < 1:
+        raise ValueError(f"a pass of {token_budget} tokens holds nothing")
+    for tenant, share in shares.items():
+        if not share > 0:
+            raise ValueError(f"tenant {tenant}: share {share} is not above 0")
+    for operation in queue:
+        if not operation.lengths:
+            raise ValueError(f"operation {operation.id} has no sequences left")
+
+
+def _circle(
+    queue: Iterable[QueuedPass], fairness: Fairness, shares: Mapping[TenantId, float], token_budget: int
+) -> deque[_Account]:
+    """An account for each tenant, in the order of their turns: first those that join now."""
+    joining = dict.fromkeys(operation.tenant for operation in queue)
+    for tenant in fairness.turn:
+        joining.pop(tenant, None)
+    accounts: dict[TenantId, _Account] = {}
+    for tenant in (*joining, *fairness.turn):
+        quantum = shares.get(tenant, 1.0) * token_budget / QUANTA_PER_PASS
+        accounts[tenant] = _Account(tenant, quantum, fairness.deficits.get(tenant, quantum))
+    for operation in queue:
+        accounts[operation.tenant].sequences.extend((operation.id, length) for length in operation.lengths)
+    return deque(accounts.values())
+
+
+def _go_round(circle: deque[_Account], taken: dict[RequestId, int], token_budget: int) -> int:
+    """Turn the circle until a covered sequence does not fit or nothing is left; returns the tokens taken."""
+    tokens = fruitless = 0
+    left = sum(len(account.sequences) for account in circle)
+    while left:
+        account = circle[0]
+        if not account.sequences:
+            circle.popleft()
+            continue
+        fruitless += 1
+        while account.sequences and account.sequences[0][1] <= account.deficit:
+            operation, length = account.sequences[0]
+            if tokens and tokens + length > token_budget:
+                return tokens
+            account.sequences.popleft()
+            account.deficit -= length
+            taken[operation] += 1
+            tokens += length
+            left -= 1
+            fruitless = 0
+        account.end_turns(1)
+        circle.rotate(-1)
+        if fruitless >= len(circle):
+            _pass_over_fruitless_rounds(circle)
+            fruitless = 0
+    return tokens
+
+
+def _pass_over_fruitless_rounds(circle: Iterable[_Account]) -> None:
+    """Nobody's deficit covers anything: go on where the first one's does, however small the quanta are."""
+    working = [account for account in circle if account.sequences]
+    rounds = min(account.turns_missing() for account in working)
+    for account in working:
+        account.end_turns(max(rounds, 0))

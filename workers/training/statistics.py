@@ -1,0 +1,41 @@
+"""Counts of what a trainer has done since it started, for logs and dashboards."""
+
+from dataclasses import dataclass
+
+from engine.training.pass_operation import PassReport
+
+
+@dataclass(slots=True)
+class TrainingStatistics:
+    """Totals. Times are seconds of the compute thread; ``tenants`` and ``adapters`` are summed over passes."""
+
+    passes: int = 0
+    tenants: int = 0
+    adapters: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    base_seconds: float = 0.0
+    low_rank_seconds: float = 0.0
+    loss_seconds: float = 0.0
+    optimizer_steps: int = 0
+    optimizer_seconds: float = 0.0
+    paged_out: int = 0
+    paged_in: int = 0
+
+    def add_pass(self, report: PassReport, *, tenants: int) -> None:
+        """Count a pass that served so many tenants."""
+        self.passes += 1
+        self.tenants += tenants
+        self.adapters += report.adapters
+        self.sequences += report.sequences
+        self.tokens += report.tokens
+        self.padded_tokens += report.padded_tokens
+        self.base_seconds += report.base_seconds
+        self.low_rank_seconds += report.low_rank_seconds
+        self.loss_seconds += report.loss_seconds
+
+    def add_steps(self, steps: int, *, seconds: float) -> None:
+        """Count a fused optimizer step of so many adapters."""
+        self.optimizer_steps += steps
+        self.optimizer_seconds += seconds

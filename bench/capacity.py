@@ -1,0 +1,168 @@
+"""How many adapters one service holds: ``python -m bench.capacity``.
+
+Creates many rank-8 adapters of the tiny base through a ``weft serve`` process and the real SDK, trains each one step, and
+gives the service so little memory for adapters that most are paged out. Then trains one more step of some that were
+paged out, each alone. Prints a table and, last, one JSON line.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tinker
+from tinker import types
+
+from bench.bases import write_base
+from bench.fresh_process import in_fresh_process, prepare
+from bench.process_memory import rss_mib
+from bench.sdk_clients import make_tenants
+from bench.sdk_worker import sdk_data
+from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
+from clients.service_process import ServiceProcess
+from engine.contracts.base_model import read_base_model_facts
+
+BASE = "weft/tiny"
+ADAPTER_MEMORY_VARIABLE = "WEFT_ADAPTER_MEMORY_BYTES"
+ADAPTER_MEMORY_BYTES = 32 * 2**20
+"""About 40 adapters with their optimiser's moments: one is 0.75 MiB."""
+_SHAPE = OperationShape(1, 64)
+_TENANTS = 4
+_IN_FLIGHT = 8
+"""Models made and trained at once, over all tenants."""
+_FIRST_ADAPTERS = 100
+"""The memory of an idle adapter is counted from here on: what the service itself needs has then been touched."""
+_RECENT_SHARE = 4
+"""The last of every four adapters may still be in memory; the rest are taken to be paged out."""
+_SETTLE_SECONDS = 3.0
+
+
+class Adapters:
+    """Training clients of a few tenants, a fixed number of models in flight."""
+
+    def __init__(self, *, base_url: str, keys: list[str], vocabulary: int) -> None:
+        self._services = [tinker.ServiceClient(base_url=base_url, api_key=key) for key in keys]
+        self._vocabulary = vocabulary
+        self._adam = types.AdamParams(learning_rate=LEARNING_RATE)
+        self.trainers: list[Any] = []
+
+    def grow(self, count: int) -> None:
+        """Have ``count`` adapters, the new ones created and trained one step."""
+        with ThreadPoolExecutor(_IN_FLIGHT) as pool:
+            self.trainers += pool.map(self._create, range(len(self.trainers), count))
+
+    def _create(self, number: int) -> Any:
+        service = self._services[number % len(self._services)]
+        trainer = service.create_lora_training_client(
+            base_model=BASE, rank=RANK, seed=number, train_unembed=False
+        ).result()
+        computed = trainer.forward_backward(self._data(number), "cross_entropy")
+        stepped = trainer.optim_step(self._adam)
+        computed.result()
+        stepped.result()
+        return trainer
+
+    def step_ms(self, number: int) -> float:
+        """Milliseconds of the adapter's ``forward_backward``, alone; an ``optim_step`` follows."""
+        data = self._data(number)
+        started = time.perf_counter()
+        self.trainers[number].forward_backward(data, "cross_entropy").result()
+        elapsed = (time.perf_counter() - started) * 1e3
+        self.trainers[number].optim_step(self._adam).result()
+        return elapsed
+
+    def _data(self, number: int) -> list[types.Datum]:
+        return sdk_data(token_block(_SHAPE, vocabulary=self._vocabulary, seed=number))
+
+    def close(self) -> None:
+        """End the sessions."""
+        for service in self._services:
+            service.close("success").result()
+
+
+def settled_rss_mib(pid: int) -> float:
+    """Resident MiB of a process that was left alone for a moment."""
+    time.sleep(_SETTLE_SECONDS)
+    return rss_mib(pid)
+
+
+def page_in_ms(adapters: Adapters, samples: int) -> dict[str, float]:
+    """Median milliseconds of a step of an adapter that was paged out, of the next one of the same, and the difference."""
+    idle = len(adapters.trainers) - len(adapters.trainers) // _RECENT_SHARE
+    chosen = random.Random(0).sample(range(idle), min(samples, idle))
+    times = [(adapters.step_ms(number), adapters.step_ms(number)) for number in chosen]
+    paged_out = statistics.median(first for first, _ in times)
+    resident = statistics.median(second for _, second in times)
+    return {
+        "paged_out_p50_ms": paged_out,
+        "resident_p50_ms": resident,
+        "page_in_p50_ms": paged_out - resident,
+    }
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, float | int]:
+    """Every figure: memory of the service in MiB, times in milliseconds, ``seconds`` of making all adapters."""
+    model, data = folder / "tiny", folder / "data"
+    in_fresh_process(write_base, "tiny", model, dtype="float32")
+    vocabulary = read_base_model_facts(BASE, model, None).vocabulary_size
+    keys = make_tenants(data, [f"tenant{number}" for number in range(_TENANTS)])
+    adapters_wanted: int = options.adapters
+    budget: int = options.adapter_memory_bytes
+    environment = {ADAPTER_MEMORY_VARIABLE: str(budget)} if budget else {}
+    first = min(_FIRST_ADAPTERS, max(1, adapters_wanted // 10))
+    with ServiceProcess(data=data, base_models=[f"{BASE}={model}"], environment=environment) as service:
+        before = settled_rss_mib(service.pid)
+        adapters = Adapters(base_url=service.base_url, keys=keys, vocabulary=vocabulary)
+        started = time.perf_counter()
+        adapters.grow(first)
+        first_seconds = time.perf_counter() - started
+        first_rss = settled_rss_mib(service.pid)
+        started = time.perf_counter()
+        adapters.grow(adapters_wanted)
+        seconds = first_seconds + time.perf_counter() - started
+        rss = settled_rss_mib(service.pid)
+        figures = page_in_ms(adapters, options.samples)
+        adapters.close()
+    idle_bytes = (rss - first_rss) * 2**20 / max(1, adapters_wanted - first)
+    return {
+        "adapters": adapters_wanted,
+        "adapter_memory_bytes": budget,
+        "rss_before_mib": before,
+        "first_adapters": first,
+        "rss_at_first_mib": first_rss,
+        "rss_mib": rss,
+        "bytes_per_idle_adapter_in_memory": idle_bytes,
+        **figures,
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--adapters", type=int, default=1000)
+    parser.add_argument("--samples", type=int, default=100, help="paged-out adapters that are trained again")
+    parser.add_argument(
+        "--adapter-memory-bytes",
+        type=int,
+        default=ADAPTER_MEMORY_BYTES,
+        help=f"{ADAPTER_MEMORY_VARIABLE} of the service; 0 does not set it",
+    )
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", FutureWarning)
+    prepare()
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        figures = measure(Path(folder), options)
+    for name, value in figures.items():
+        print(f"{name:34} {value:12.2f}")
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

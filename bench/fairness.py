@@ -1,0 +1,215 @@
+"""What a light tenant feels of the others: ``python -m bench.fairness``.
+
+A ``weft serve`` process on the tiny base and real SDK clients, every tenant with its own key. Three light tenants train
+alone, beside many normal tenants, and beside one that floods; how long one full pass takes is measured on the trainer
+itself. Prints a table and, last, one JSON line. Nothing else should run meanwhile: clients and service share the machine.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.bases import write_base
+from bench.fresh_process import in_fresh_process, prepare
+from bench.sdk_clients import LoadReport, SdkClients, make_tenants
+from bench.service_trainer import make_trainer, pass_tokens
+from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
+from clients.service_process import ServiceProcess
+from engine.contracts.base_model import read_base_model_facts
+from engine.contracts.errors import WeftError
+from engine.contracts.ids import RunId
+from engine.contracts.operations import LoraSettings, OptimStep
+from engine.training.base import BaseModel
+from engine.training.trainer import PassItem
+
+BASE = "weft/tiny"
+_PASS_LENGTH = 512
+_PASS_REPEATS = 5
+_LEAD_SECONDS = 2.0
+"""The others begin this much before the light tenants, and end this much after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tenants of one kind, in a client process of their own."""
+
+    name: str
+    tenants: int
+    shape: OperationShape
+    in_flight: int
+
+
+LIGHT = Group("light", 3, OperationShape(1, 32), in_flight=1)
+NORMAL = Group("normal", 32, OperationShape(1, 128), in_flight=1)
+FLOOD = Group("flood", 1, OperationShape(16, 512), in_flight=2)
+
+
+@dataclass(frozen=True, slots=True)
+class FullPass:
+    """One pass that fills the token budget: its tokens and its median time."""
+
+    tokens: int
+    milliseconds: float
+
+
+def full_pass(model: Path, tokens: int | None) -> FullPass:
+    """Time passes, forward and backward, of ``tokens`` (None: the service's budget) through the trainer; warmed up.
+
+    One operation of sequences of 512 tokens. Call it in a fresh process, with nothing else running.
+    """
+    facts = read_base_model_facts(BASE, model, None)
+    base = BaseModel.load(facts)
+    trainer, budget = make_trainer(base), tokens or pass_tokens(base)
+    run = RunId("bench:train:0")
+    trainer.create(run, LoraSettings(rank=RANK, alpha=ALPHA, seed=0, train_unembed=False))
+    shape = OperationShape(max(1, budget // _PASS_LENGTH), min(budget, _PASS_LENGTH))
+    block = token_block(shape, vocabulary=facts.vocabulary_size, seed=0)
+    item = PassItem(run=run, batch=training_batch(block), backward=True)
+    times = []
+    for _ in range(1 + _PASS_REPEATS):
+        started = time.perf_counter()
+        outcome = trainer.run_pass([item])[0]
+        times.append((time.perf_counter() - started) * 1e3)
+        if isinstance(outcome, WeftError):
+            raise outcome
+        trainer.optim_steps([(run, OptimStep(LEARNING_RATE))])
+    return FullPass(shape.tokens, statistics.median(times[1:]))
+
+
+class Phases:
+    """The service and its tenants; a phase lets some of the groups train."""
+
+    def __init__(self, stack: ExitStack, folder: Path, model: Path, *, normal: int) -> None:
+        data = folder / "data"
+        self._vocabulary = read_base_model_facts(BASE, model, None).vocabulary_size
+        sizes = {LIGHT: LIGHT.tenants, NORMAL: normal, FLOOD: FLOOD.tenants}
+        names = [f"{group.name}{number}" for group, size in sizes.items() for number in range(size)]
+        keys = dict(zip(names, make_tenants(data, names), strict=True))
+        service = stack.enter_context(ServiceProcess(data=data, base_models=[f"{BASE}={model}"]))
+        self._clients = {
+            group: stack.enter_context(
+                SdkClients(
+                    base_url=service.base_url,
+                    keys=[keys[f"{group.name}{number}"] for number in range(size)],
+                    base_model=BASE,
+                )
+            )
+            for group, size in sizes.items()
+        }
+
+    def warm_up(self) -> None:
+        """Two steps of each tenant, one group after another."""
+        for group in self._clients:
+            self._start(group, steps=2)
+            self._clients[group].finish_run()
+
+    def alone(self, group: Group, seconds: float) -> LoadReport:
+        """One group by itself."""
+        self._start(group, seconds=seconds)
+        return self._clients[group].finish_run()
+
+    def beside(self, others: Group, seconds: float) -> tuple[LoadReport, LoadReport]:
+        """The light tenants for ``seconds`` while ``others`` train; both reports, the light one first."""
+        self._start(others, seconds=seconds + 2 * _LEAD_SECONDS)
+        time.sleep(_LEAD_SECONDS)
+        self._start(LIGHT, seconds=seconds)
+        return self._clients[LIGHT].finish_run(), self._clients[others].finish_run()
+
+    def _start(self, group: Group, *, steps: int | None = None, seconds: float | None = None) -> None:
+        self._clients[group].start_run(
+            group.shape, vocabulary=self._vocabulary, in_flight=group.in_flight, steps=steps, seconds=seconds
+        )
+
+
+def latencies_ms(report: LoadReport) -> list[float]:
+    """Of every step of every tenant."""
+    return [(end - begin) * 1e3 for steps in report.steps for begin, end in steps]
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The value that ``percent`` of the values do not exceed, interpolated."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]
+
+
+def rates(report: LoadReport, window: tuple[float, float]) -> list[float]:
+    """Tokens a second of each tenant between the first and the last of its steps that ended in the window.
+
+    Where fewer than two steps ended there: those that did over the whole window.
+    """
+    found = []
+    for steps in report.steps:
+        ends = [end for _, end in steps if window[0] <= end <= window[1]]
+        if len(ends) > 1:
+            found.append((len(ends) - 1) * report.tokens_per_step / (ends[-1] - ends[0]))
+        else:
+            found.append(len(ends) * report.tokens_per_step / (window[1] - window[0]))
+    return found
+
+
+def window_of(report: LoadReport) -> tuple[float, float]:
+    """From the first step's begin to the last one's end, in seconds of the monotonic clock."""
+    steps = [step for tenant in report.steps for step in tenant]
+    return min(begin for begin, _ in steps), max(end for _, end in steps)
+
+
+def jain_index(values: list[float]) -> float:
+    """1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe 1984)."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Every figure: times in milliseconds, rates in tokens a second."""
+    model = folder / "tiny"
+    in_fresh_process(write_base, "tiny", model, dtype="float32")
+    one_pass = in_fresh_process(full_pass, model, options.pass_tokens)
+    with ExitStack() as stack:
+        phases = Phases(stack, folder, model, normal=options.normal)
+        phases.warm_up()
+        alone = phases.alone(LIGHT, options.seconds)
+        flood_alone = phases.alone(FLOOD, options.seconds)
+        light_normal, normal = phases.beside(NORMAL, options.seconds)
+        light_flood, flood = phases.beside(FLOOD, options.seconds)
+    flood_rate = rates(flood, window_of(light_flood))[0]
+    flood_alone_rate = rates(flood_alone, window_of(flood_alone))[0]
+    normal_rates = rates(normal, window_of(light_normal))
+    return {
+        "light_alone_p50_ms": percentile(latencies_ms(alone), 50),
+        "light_alone_p95_ms": percentile(latencies_ms(alone), 95),
+        "light_with_normal_p50_ms": percentile(latencies_ms(light_normal), 50),
+        "light_with_normal_p95_ms": percentile(latencies_ms(light_normal), 95),
+        "light_with_flood_p50_ms": percentile(latencies_ms(light_flood), 50),
+        "light_with_flood_p95_ms": percentile(latencies_ms(light_flood), 95),
+        "light_steps_with_flood": float(len(latencies_ms(light_flood))),
+        "pass_p50_ms": one_pass.milliseconds,
+        "pass_tokens": float(one_pass.tokens),
+        "normal_tokens_per_s": sum(normal_rates),
+        "flood_alone_tokens_per_s": flood_alone_rate,
+        "flood_with_light_tokens_per_s": flood_rate,
+        "flood_tokens_per_s_ratio": flood_rate / flood_alone_rate,
+        "jain_index": jain_index(normal_rates),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase")
+    parser.add_argument("--normal", type=int, default=NORMAL.tenants, help="number of normal tenants")
+    parser.add_argument("--pass-tokens", type=int, default=None, help="tokens of one full pass [the service's budget]")
+    options = parser.parse_args()
+    prepare()
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        figures = measure(Path(folder), options)
+    for name, value in figures.items():
+        print(f"{name:34} {value:10.2f}")
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

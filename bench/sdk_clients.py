@@ -1,0 +1,118 @@
+"""A handle on a ``bench.sdk_worker`` process, and the tenants that it needs."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.workload import OperationShape
+from clients.command.administration import new_tenant, on_database
+from tenants.database import Database
+from tenants.settings import Settings
+
+_END_SECONDS = 30.0
+
+
+def make_tenants(data: Path, names: list[str]) -> list[str]:
+    """A tenant and its key for each name, in the data folder of a service that is running or will be."""
+
+    async def make(database: Database) -> list[str]:
+        return [await new_tenant(database, name) for name in names]
+
+    return on_database(Settings(data_dir=data), make)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a client process saw of one run.
+
+    ``wall_s`` and ``cpu_s`` (the whole process) in seconds; ``steps`` of each tenant as (begin, end) in seconds of the
+    system's monotonic clock.
+    """
+
+    tokens_per_step: int
+    wall_s: float
+    cpu_s: float
+    steps: list[list[tuple[float, float]]]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all tenants together, over the whole run."""
+        return self.tokens_per_step * sum(len(steps) for steps in self.steps) / self.wall_s
+
+
+class SdkClients:
+    """Tenants on the real SDK, all in one process of their own. Use as a context manager.
+
+    Raises ``RuntimeError`` when the process ends early; its words are on standard error.
+    """
+
+    def __init__(self, *, base_url: str, keys: list[str], base_model: str) -> None:
+        self._open = {"do": "open", "base_url": base_url, "keys": keys, "base_model": base_model}
+        self._process: subprocess.Popen[str] | None = None
+        self._tokens_per_step = 0
+
+    def start_run(
+        self,
+        shape: OperationShape,
+        *,
+        vocabulary: int,
+        in_flight: int,
+        steps: int | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Have every tenant train: ``steps`` each, or as many as begin within ``seconds``."""
+        self._tokens_per_step = shape.tokens
+        command = {"do": "run", "sequences": shape.sequences, "length": shape.length, "vocabulary": vocabulary}
+        self._say({**command, "in_flight": in_flight, "steps": steps, "seconds": seconds})
+
+    def finish_run(self) -> LoadReport:
+        """Wait for what ``start_run`` began."""
+        heard = self._hear()
+        steps = [[(begin, end) for begin, end in steps] for steps in heard["steps"]]
+        return LoadReport(self._tokens_per_step, heard["wall_s"], heard["cpu_s"], steps)
+
+    def _say(self, command: dict[str, Any]) -> None:
+        process = self._running()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(command) + "\n")
+        process.stdin.flush()
+
+    def _hear(self) -> dict[str, Any]:
+        process = self._running()
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the client process ended with status {process.wait(timeout=_END_SECONDS)}")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise RuntimeError("the client process was not started")
+        return self._process
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "bench.sdk_worker"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._say(self._open)
+        self._hear()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._running()
+        if error is None:
+            self._say({"do": "close"})
+            self._hear()
+        else:
+            process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        process.wait(timeout=_END_SECONDS)
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,52 @@
+"""What tenants train on in the benchmarks: operations of random tokens, the same for every contestant."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+
+RANK = 8
+"""Of every adapter: on all linear layers of attention and MLP, none on the head."""
+ALPHA = 32.0
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class OperationShape:
+    """One ``forward_backward``: ``sequences`` of ``length`` tokens each."""
+
+    sequences: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the operation."""
+        return self.sequences * self.length
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``4x128``: sequences x length. Raises ``ValueError``."""
+        sequences, length = (int(part) for part in text.split("x"))
+        return cls(sequences, length)
+
+
+def token_block(shape: OperationShape, *, vocabulary: int, seed: int) -> NDArray[np.int64]:
+    """Random tokens, int64 (sequences, length + 1): position i predicts i + 1."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, vocabulary, size=(shape.sequences, shape.length + 1), dtype=np.int64)
+
+
+def training_batch(block: NDArray[np.int64]) -> TrainingBatch:
+    """A ``token_block`` as the engine's cross-entropy operation."""
+    data = [
+        Datum(
+            tokens=np.ascontiguousarray(row[:-1]),
+            targets=np.ascontiguousarray(row[1:]),
+            inputs={"weights": np.ones(len(row) - 1, dtype=np.float32)},
+        )
+        for row in block
+    ]
+    return TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), data)

@@ -61,7 +61,7 @@ class _OneTargetLogprobs(torch.autograd.Function):
             with torch.enable_grad():
                 states = part.detach().requires_grad_()
                 found = -functional.cross_entropy(base.head(states), targets, reduction="none")
-            slopes.append(torch.autograd.grad(found.sum(), states)[0])
+                slopes.append(torch.autograd.grad(found.sum(), states)[0])
             logprobs.append(found.detach())
         ctx.save_for_backward(torch.cat(slopes))
         return torch.cat(logprobs)

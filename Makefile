@@ -11,7 +11,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 OLD_SDK := 0.18.2
 TINY := .weft/models/tiny
 PYTEST_ARGS ?=
-export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 10000
 
 .PHONY: help setup check test demo bench-overhead vllm wire clean
 

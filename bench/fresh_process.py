@@ -14,8 +14,8 @@ _PRELOADED = ["torch", "transformers", "peft", "engine.training.trainer"]
 
 def prepare() -> None:
     """Call first in a benchmark: what every process of it inherits."""
-    # Service, trainer and client have threads of their own: idle OpenMP threads that spin would take their cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # As ``weft serve`` sets it.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)

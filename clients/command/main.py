@@ -70,9 +70,9 @@ def serve(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
     """Run the whole service in this process: API, trainer and sampler on SQLite and a data folder."""
-    # Trainer and sampler have thread pools of their own: idle OpenMP threads that spin would take each other's cores.
-    # OpenMP reads this once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Trainer and sampler have thread pools of their own: idle OpenMP threads that spin for long take each other's cores, and
+    # threads that sleep at once are late for each of many small products. OpenMP reads this when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from clients.command.serve import run
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)

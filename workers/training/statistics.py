@@ -1,6 +1,6 @@
 """Counts of what a trainer has done since it started, for logs and dashboards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from engine.training.pass_operation import PassReport
 
@@ -39,3 +39,24 @@ class TrainingStatistics:
         """Count a fused optimizer step of so many adapters."""
         self.optimizer_steps += steps
         self.optimizer_seconds += seconds
+
+    def since(self, earlier: "TrainingStatistics") -> "TrainingStatistics":
+        """What was added to ``earlier``, a copy made before."""
+        return TrainingStatistics(
+            **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
+        )
+
+    @property
+    def padding_share(self) -> float:
+        """Padded positions among all that were computed."""
+        return (self.padded_tokens - self.tokens) / self.padded_tokens if self.padded_tokens else 0.0
+
+    def __str__(self) -> str:
+        passes = max(self.passes, 1)
+        return (
+            f"passes={self.passes} tenants_per_pass={self.tenants / passes:.1f} "
+            f"adapters_per_pass={self.adapters / passes:.1f} sequences={self.sequences} tokens={self.tokens} "
+            f"padding={self.padding_share:.3f} base_s={self.base_seconds:.2f} low_rank_s={self.low_rank_seconds:.2f} "
+            f"loss_s={self.loss_seconds:.2f} steps={self.optimizer_steps} optimizer_s={self.optimizer_seconds:.2f} "
+            f"paged_in={self.paged_in} paged_out={self.paged_out}"
+        )

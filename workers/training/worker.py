@@ -9,6 +9,7 @@ be written, the run is forgotten and rebuilt from the ledger.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
 from typing import TypeVar
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
 """Longest time without a full look at the ledger: the net below lost wake-ups."""
+TELL_SECONDS = 60.0
+"""Time between two lines in the log that sum up what was computed; each pass has a line of its own on level debug."""
 _PAYLOADS_AT_ONCE = 512
 
 T = TypeVar("T")
@@ -86,6 +89,8 @@ class TrainingWorker:
         )
         self._stopping = False
         self._swept = monotonic()
+        self._told = TrainingStatistics()
+        self._told_at = monotonic()
 
     async def run(self) -> None:
         """Work until ``stop``; then finish what is under way and snapshot what is in memory."""
@@ -125,11 +130,21 @@ class TrainingWorker:
     async def _sweep(self) -> None:
         """The net below lost wake-ups, and leave for adapters whose session is over."""
         self._swept = monotonic()
+        self._tell()
         self._lanes.cursor = 0
         self._tasks.try_creations_again()
         for run in await self._residency.ended():
             if (lane := self._lanes.get(run)) is None or not (lane.is_busy or lane.started):
                 self._residency.page_out(run)
+
+    def _tell(self) -> None:
+        """What was computed since the last time, for people."""
+        if monotonic() - self._told_at < TELL_SECONDS:
+            return
+        new = self.statistics.since(self._told)
+        if new.passes or new.optimizer_steps:
+            log.info("trained base=%s seconds=%.0f %s", self._base_model, monotonic() - self._told_at, new)
+        self._told, self._told_at = replace(self.statistics), monotonic()
 
     # --- looking ---------------------------------------------------------------------------------------------------
 

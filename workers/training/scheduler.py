@@ -33,6 +33,9 @@ QUANTA_PER_PASS = 16
 """A tenant of share 1 may take this part of a pass's tokens in one turn: small enough that a pass serves many tenants,
 large enough that a turn is a handful of sequences."""
 
+LENGTH_RATIO = 2
+"""How far the lengths in one part of a pass may differ."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedPass:
@@ -103,6 +106,29 @@ def plan_pass(
             turn=tuple(account.tenant for account in circle),
         ),
     )
+
+
+def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> list[list[Piece]]:
+    """The pieces of a pass in parts to be computed one after another, short sequences first.
+
+    Long and short sequences are not computed together anyway, so nobody with short ones need wait for the long ones. A
+    part holds sequences whose lengths differ by at most ``LENGTH_RATIO``; pieces of one run stay together, in order.
+    """
+    operations = {operation.id: operation for operation in queue}
+    longest: dict[RunId, int] = {}
+    for piece in pieces:
+        operation = operations[piece.id]
+        length = max(operation.lengths[: piece.sequences])
+        longest[operation.run] = max(longest.get(operation.run, 0), length)
+    parts: list[list[Piece]] = []
+    shortest = 0
+    for piece in sorted(pieces, key=lambda piece: longest[operations[piece.id].run]):
+        length = longest[operations[piece.id].run]
+        if not parts or length > LENGTH_RATIO * shortest:
+            parts.append([])
+            shortest = length
+        parts[-1].append(piece)
+    return parts
 
 
 @dataclass(slots=True)

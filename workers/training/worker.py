@@ -8,8 +8,9 @@ be written, the run is forgotten and rebuilt from the ledger.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
 from typing import TypeVar
@@ -30,7 +31,7 @@ from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completions import CompletionWriter
 from workers.training.lanes import Lane, Lanes
 from workers.training.residency import AdapterResidency
-from workers.training.scheduler import Fairness, QueuedPass, plan_pass
+from workers.training.scheduler import Fairness, QueuedPass, parts_by_length, plan_pass
 from workers.training.statistics import TrainingStatistics
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,16 @@ TELL_SECONDS = 60.0
 _PAYLOADS_AT_ONCE = 512
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """An operation of which the next ``sequences`` sequences are in the pass."""
+
+    lane: Lane
+    operation: ReadyOperation
+    begun: PassOperation
+    sequences: int = 0
 
 
 class TrainingWorker:
@@ -74,6 +85,7 @@ class TrainingWorker:
         self._token_budget = pass_token_budget
         self._lanes = Lanes()
         self._fairness = Fairness()
+        self._parts: deque[list[_Chosen]] = deque()
         self._writer = CompletionWriter(database=database, ledger=ledger, on_written=self._written, on_lost=self._lose)
         residency.wait_for_writes_by(self._writer.drain)
         self._tasks = AdapterTasks(
@@ -212,37 +224,47 @@ class TrainingWorker:
         return True
 
     async def _pass(self, event: asyncio.Event) -> bool:
-        """One fused pass of what the scheduler chooses."""
-        queued: dict[RequestId, tuple[Lane, ReadyOperation, PassOperation]] = {}
+        """The next part of the pass under way, or of a new one: optimizer steps come between parts."""
+        if not self._parts:
+            self._parts.extend(self._plan())
+        if not self._parts:
+            return False
+        part = [chosen for chosen in self._parts.popleft() if not chosen.lane.is_lost]
+        pieces = [PassPiece(chosen.begun, chosen.sequences) for chosen in part]
+        try:
+            report = await self._beside_looking(event, partial(self._trainer.advance, pieces))
+            self._report(report, tenants=len({chosen.lane.tenant for chosen in part}))
+        except Exception:
+            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(pieces))
+            for chosen in part:
+                chosen.begun.outcome = failure_of(chosen.operation)
+        for chosen in part:
+            if chosen.begun.outcome is not None:
+                self._complete(chosen.lane, chosen.operation, chosen.begun.outcome)
+        return True
+
+    def _plan(self) -> list[list[_Chosen]]:
+        """What the scheduler chooses for the next pass."""
+        found: dict[RequestId, _Chosen] = {}
         for lane in self._lanes:
             if not lane.is_busy and self._residency.holds(lane.run):
                 for operation in lane.passes():
-                    queued[operation.id] = (lane, operation, _started(lane, operation))
-        if not queued:
-            return False
-        in_order = sorted(queued.values(), key=lambda one: one[1].position)
-        plan = plan_pass(
-            [QueuedPass(ready.id, lane.run, lane.tenant, begun.lengths_left) for lane, ready, begun in in_order],
-            self._fairness,
-            shares={lane.tenant: lane.share for lane, _, _ in in_order},
-            token_budget=self._token_budget,
-        )
+                    found[operation.id] = _Chosen(lane, operation, _started(lane, operation))
+        in_order = sorted(found.values(), key=lambda chosen: chosen.operation.position)
+        queue = [
+            QueuedPass(chosen.operation.id, chosen.lane.run, chosen.lane.tenant, chosen.begun.lengths_left)
+            for chosen in in_order
+        ]
+        shares = {chosen.lane.tenant: chosen.lane.share for chosen in in_order}
+        plan = plan_pass(queue, self._fairness, shares=shares, token_budget=self._token_budget)
         self._fairness = plan.fairness
-        chosen = [queued[piece.id] for piece in plan.pieces]
-        for lane, operation, begun in chosen:
-            lane.started[operation.id] = begun
-        pieces = [PassPiece(begun, piece.sequences) for piece, (_, _, begun) in zip(plan.pieces, chosen, strict=True)]
-        try:
-            report = await self._beside_looking(event, partial(self._trainer.advance, pieces))
-            self._report(report, tenants=len({lane.tenant for lane, _, _ in chosen}))
-        except Exception:
-            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(pieces))
-            for _, operation, begun in chosen:
-                begun.outcome = failure_of(operation)
-        for lane, operation, begun in chosen:
-            if begun.outcome is not None:
-                self._complete(lane, operation, begun.outcome)
-        return True
+        for piece in plan.pieces:
+            chosen = found[piece.id]
+            chosen.lane.started[piece.id] = chosen.begun
+        return [
+            [replace(found[piece.id], sequences=piece.sequences) for piece in part]
+            for part in parts_by_length(plan.pieces, queue)
+        ]
 
     def _report(self, report: PassReport, *, tenants: int) -> None:
         self.statistics.add_pass(report, tenants=tenants)

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contracts.ids import RequestId, RunId, TenantId
-from workers.training.scheduler import QUANTA_PER_PASS, Fairness, PassPlan, QueuedPass, plan_pass
+from workers.training.scheduler import (
+    QUANTA_PER_PASS,
+    Fairness,
+    PassPlan,
+    Piece,
+    QueuedPass,
+    parts_by_length,
+    plan_pass,
+)
 
 checked = settings(deadline=None, max_examples=100)
 
@@ -264,6 +272,33 @@ def test_idle_tenants_gain_no_credit(flood: Flood, pauses: list[int]) -> None:
             assert lead <= (3 * service.token_budget / QUANTA_PER_PASS + slack) * ROUNDING
         for tenant in service.shares.keys() - service.busy():
             assert service.fairness.deficits.get(tenant, 0.0) <= service.quantum(tenant)
+
+
+@checked
+@given(workloads())
+def test_parts_hold_every_piece_once_by_length_and_keep_each_run_in_order(workload: Workload) -> None:
+    service = workload.service
+    for plan in workload.plans():
+        operations = {queued.id: queued for queued in service.queue}
+        parts = parts_by_length(plan.pieces, service.queue)
+        runs = [[operations[piece.id].run for piece in part] for part in parts]
+        assert all(set(one).isdisjoint(other) for one, other in itertools.combinations(runs, 2))
+        for run in {operations[piece.id].run for piece in plan.pieces}:
+            mine = [piece for piece in plan.pieces if operations[piece.id].run == run]
+            assert [piece for part in parts for piece in part if operations[piece.id].run == run] == mine
+        longest = [max(max(operations[piece.id].lengths[: piece.sequences]) for piece in part) for part in parts]
+        assert longest == sorted(longest)
+        assert len(longest) <= 1 + math.log2(max(longest, default=1))
+        service.step()
+
+
+def test_short_sequences_do_not_wait_for_long_ones_of_the_same_pass() -> None:
+    service = Service(1000)
+    service.accept("flood", "0", [400])
+    service.accept("light", "0", [30])
+    service.accept("light", "1", [50])
+    plan = service.plan()
+    assert parts_by_length(plan.pieces, service.queue) == [[Piece("1", 1), Piece("2", 1)], [Piece("0", 1)]]
 
 
 def test_an_empty_queue_gives_an_empty_pass_and_forgets() -> None:

@@ -41,14 +41,17 @@ def output(result: ForwardBackwardOutput | WeftError) -> ForwardBackwardOutput:
     return result
 
 
+@pytest.mark.parametrize("heads", ["own", "neighbour's", "none"])
 @pytest.mark.parametrize("width", [None, 3], ids=["targets-N", "targets-NK"])
 @pytest.mark.parametrize("loss", list(LossName))
 def test_loss_logprobs_and_gradients_equal_peft(
-    trainer: Trainer, tiny_model_dir: Path, loss: LossName, width: int | None
+    trainer: Trainer, tiny_model_dir: Path, loss: LossName, width: int | None, heads: str
 ) -> None:
-    trainer.create(RUN, settings())
-    trainer.create(NEIGHBOUR, settings(rank=3, seed=9, train_unembed=False))
+    """``heads``: whose adapter changes the unembedding. Where nobody's does, another derivation of the head runs."""
+    trainer.create(RUN, settings(train_unembed=heads == "own"))
+    trainer.create(NEIGHBOUR, settings(rank=3, seed=9, train_unembed=heads == "neighbour's"))
     randomise(trainer, RUN, 5)
+    randomise(trainer, NEIGHBOUR, 6)
     reference = reference_for(trainer, RUN, tiny_model_dir)
     batch = make_batch(1, loss, width=width)
     neighbour = make_batch(2, LossName.CROSS_ENTROPY, (5, 9))
@@ -131,18 +134,39 @@ def test_ten_steps_equal_torch_adamw(trainer: Trainer, clip: float, decay: float
         assert_close(ours.detach(), theirs.detach())
 
 
+@pytest.mark.parametrize("head", [True, False], ids=["head", "no-head"])
+def test_one_operation_of_eight_sequences_equals_two_of_four(trainer: Trainer, head: bool) -> None:
+    """Losses, logprobs and gradients; beside each operation runs a neighbour's."""
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings(train_unembed=head))
+        randomise(trainer, run, 5)
+    batch = make_batch(6, LossName.PPO, (4, 8, 6, 5, 7, 3, 9, 2))
+    beside = backward(NEIGHBOUR, make_batch(7, LossName.CROSS_ENTROPY, (5, 11)))
+    whole = output(trainer.run_pass([beside, backward(RUN, batch)])[1])
+    gradients = gradients_of(trainer, RUN)
+    trainer.put(RUN, replace(trainer.state(RUN), gradient=None))
+    halves = [
+        output(trainer.run_pass([backward(RUN, replace(batch, data=data)), beside])[0])
+        for data in (batch.data[:4], batch.data[4:])
+    ]
+    assert sum(half.metrics["loss:sum"] for half in halves) == pytest.approx(whole.metrics["loss:sum"], rel=1e-5)
+    for ours, theirs in zip([*halves[0].logprobs, *halves[1].logprobs], whole.logprobs, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    for one, other in zip(gradients_of(trainer, RUN), gradients, strict=True):
+        assert_close(one, other)
+
+
 def test_gradients_accumulate_until_the_step_clears_them(trainer: Trainer) -> None:
-    trainer.create(RUN, settings())
-    batch = make_batch(6, LossName.CROSS_ENTROPY, (4, 8, 6, 5, 7, 3, 9, 2))
-    trainer.run_pass([backward(RUN, batch)])
-    whole = [gradient.clone() for gradient in gradients_of(trainer, RUN)]
-    trainer.create(RUN, settings())
-    for half in (batch.data[:4], batch.data[4:]):
-        trainer.run_pass([backward(RUN, replace(batch, data=half))])
-    for ours, theirs in zip(gradients_of(trainer, RUN), whole, strict=True):
-        assert_close(ours, theirs)
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings())
+        trainer.run_pass([backward(run, make_batch(6, LossName.CROSS_ENTROPY))])
+    once = gradients_of(trainer, RUN)
+    trainer.run_pass([backward(RUN, make_batch(6, LossName.CROSS_ENTROPY))])
+    for ours, theirs in zip(gradients_of(trainer, RUN), once, strict=True):
+        assert_close(ours, 2 * theirs)
     trainer.optim_step(RUN, OptimStep())
     assert trainer.state(RUN).gradient is None
+    assert trainer.state(NEIGHBOUR).gradient is not None
 
 
 def test_step_without_gradients_counts_as_zero_gradients(trainer: Trainer) -> None:

@@ -1,0 +1,188 @@
+"""What a pass may take: padding, logits, activations. Measured on the tensors that torch makes and keeps."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as checked
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
+from engine.contracts.operations import ForwardBackwardOutput, LossName
+from engine.training.base import BaseModel
+from engine.training.micro_batch import MAX_PADDING_RATIO, SMALL_WASTE, Row, padded_tokens, split_rows
+from engine.training.target_logprobs import CHUNK_LOGITS
+from engine.training.trainer import PassItem, Trainer
+from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
+
+VOCABULARY = 32768
+"""So large that a chunk is 128 positions."""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    """A small base of a large vocabulary."""
+    directory = tmp_path_factory.mktemp("models") / "wide"
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=2048,
+    )
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    return BaseModel.load(BaseModelFacts("wide", directory, "wide", 2048, VOCABULARY, None))
+
+
+class LargestLogits(TorchDispatchMode):
+    """Elements of the largest tensor made with the vocabulary among its dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and VOCABULARY in tensor.shape:
+                self.elements = max(self.elements, tensor.numel())
+        return made
+
+
+class KeptForBackward:
+    """Bytes that autograd keeps for backward passes: now, and at most so far; ``counts`` says which tensors."""
+
+    def __init__(self, counts: Callable[[Tensor], bool] = lambda _tensor: True) -> None:
+        self._counts = counts
+        self.now = self.peak = 0
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count what is kept by graphs that are made inside."""
+        watch = self
+
+        class Kept:
+            def __init__(self, tensor: Tensor) -> None:
+                self.tensor = tensor
+                self.nbytes = tensor.nbytes if watch._counts(tensor) else 0
+                watch.now += self.nbytes
+                watch.peak = max(watch.peak, watch.now)
+
+            def __del__(self) -> None:
+                watch.now -= self.nbytes
+
+        with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+            yield
+
+
+def check(trainer: Trainer, items: Sequence[PassItem]) -> None:
+    """A pass in which everything works."""
+    assert all(isinstance(outcome, ForwardBackwardOutput) for outcome in trainer.run_pass(items))
+
+
+@checked(deadline=None, max_examples=300)
+@given(
+    st.lists(st.integers(1, 40) | st.integers(1, 3000), max_size=80),
+    st.sampled_from([1, 64, 512, 2048, 16384]),
+)
+def test_padding_stays_within_its_bound_and_nothing_is_left_out(lengths: list[int], token_budget: int) -> None:
+    """The bound that ``micro_batch`` states; and a micro-batch over the budget is one row alone."""
+    rows = [Row(member, member % 3, length) for member, length in enumerate(lengths)]
+    batches = split_rows(rows, token_budget=token_budget)
+    assert sorted((row for batch in batches for row in batch), key=lambda row: row.member) == rows
+    for batch in batches:
+        padded, real = padded_tokens(batch), sum(row.length for row in batch)
+        assert padded <= token_budget or len(batch) == 1
+        assert padded <= MAX_PADDING_RATIO * real or padded - real <= SMALL_WASTE
+
+
+def test_no_micro_batch_computes_more_positions_than_the_token_budget(base: BaseModel) -> None:
+    """What reaches the base, padding included, in a pass of many operations; one long sequence goes alone."""
+    trainer = Trainer(base, pass_token_budget=64)
+    shapes: list[torch.Size] = []
+
+    def note(_module: object, _inputs: object, named: dict[str, Tensor]) -> None:
+        shapes.append(named["input_ids"].shape)
+
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings())
+    watching = base.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        long = backward(RUN, make_batch(1, LossName.CROSS_ENTROPY, (3, 40, 17, 100, 9)))
+        short = [PassItem(NEIGHBOUR, make_batch(seed, LossName.PPO, (5, 31, 8, 8)), seed > 4) for seed in range(2, 8)]
+        check(trainer, [long, *short])
+    finally:
+        watching.remove()
+    assert max(shape.numel() for shape in shapes if shape[0] > 1) <= 64
+    assert [shape for shape in shapes if shape.numel() > 64] == [torch.Size((1, 100))]
+
+
+@pytest.mark.parametrize("width", [None, 2], ids=["targets-N", "targets-NK"])
+@pytest.mark.parametrize("head", [True, False], ids=["head", "no-head"])
+def test_no_logits_beyond_a_chunk(wide: BaseModel, head: bool, width: int | None) -> None:
+    """768 positions of two tenants are six chunks: none is made larger, and autograd never keeps them all."""
+    trainer = Trainer(wide)
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings(rank=2, train_unembed=head))
+    items = [
+        backward(run, make_batch(number, LossName.CROSS_ENTROPY, (300, 84), width=width))
+        for number, run in enumerate((RUN, NEIGHBOUR))
+    ]
+    kept = KeptForBackward(lambda tensor: VOCABULARY in tensor.shape and tensor.numel() > CHUNK_LOGITS // 2)
+    with LargestLogits() as largest, kept.watch():
+        check(trainer, [*items, replace(items[0], backward=False)])
+    assert CHUNK_LOGITS // 2 < largest.elements <= CHUNK_LOGITS
+    assert kept.peak <= 2 * 4 * CHUNK_LOGITS
+    assert kept.now == 0
+
+
+def test_activations_grow_with_the_token_budget_not_with_the_pass(base: BaseModel) -> None:
+    """Eight times the sequences, of two tenants, keep as much at once as fill the budget alone."""
+    peaks = []
+    for sequences in (4, 32):
+        trainer = Trainer(base, pass_token_budget=256)
+        kept = KeptForBackward()
+        for run in (RUN, NEIGHBOUR):
+            trainer.create(run, settings())
+        with kept.watch():
+            check(
+                trainer,
+                [backward(run, make_batch(1, LossName.CROSS_ENTROPY, (32,) * sequences)) for run in (RUN, NEIGHBOUR)],
+            )
+        peaks.append(kept.peak)
+        assert kept.now == 0
+    assert peaks[1] <= 1.05 * peaks[0]
+
+
+def test_gradient_checkpointing_keeps_less_and_gives_equal_gradients(base: BaseModel, tiny_model_dir: Path) -> None:
+    facts = read_base_model_facts("weft/tiny", tiny_model_dir, None)
+    found: list[list[Tensor]] = []
+    peaks: list[int] = []
+    for one in (base, BaseModel.load(facts, gradient_checkpointing=True)):
+        trainer = Trainer(one)
+        for run, rank in ((RUN, 8), (NEIGHBOUR, 3)):
+            trainer.create(run, settings(rank=rank))
+            randomise(trainer, run, rank)
+        kept = KeptForBackward(lambda tensor: not isinstance(tensor, torch.nn.Parameter))
+        with kept.watch():
+            lengths = (40, 33, 7)
+            check(trainer, [backward(run, make_batch(1, LossName.PPO, lengths)) for run in (RUN, NEIGHBOUR)])
+        found.append(gradients_of(trainer, RUN) + gradients_of(trainer, NEIGHBOUR))
+        peaks.append(kept.peak)
+    assert peaks[1] < peaks[0] / 2
+    for ours, theirs in zip(*found, strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-6 * float(theirs.abs().max())

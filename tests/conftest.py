@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from engine.training.tiny_model import write_tiny_model
+from migrations.upgrade import upgrade
 
 ROOT = Path(__file__).resolve().parent.parent
 POSTGRES_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
@@ -28,6 +29,14 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty SQLite file with the newest schema, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "weft.db"
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    return path
 
 
 @pytest.fixture

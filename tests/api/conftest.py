@@ -27,7 +27,6 @@ from engine.contracts.errors import WeftError
 from engine.contracts.ids import CheckpointId, RequestId, RunId, TenantId
 from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
 from engine.contracts.paths import Segment
-from migrations.upgrade import upgrade
 from tenants import checkpoints, keys, runs
 from tenants.data_folder import DataFolder
 from tenants.database import Database, create_engine
@@ -163,14 +162,6 @@ class Tenant:
         new = NewOperation(self.id, lane, seq_id, kind, BASE, payload, digest(payload))
         async with self.service.database.write() as transaction:
             return await self.service.ledger.accept(transaction, new)
-
-
-@pytest.fixture(scope="session")
-def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database file with the newest schema, to be copied."""
-    path = tmp_path_factory.mktemp("migrated") / "weft.db"
-    upgrade(f"sqlite+aiosqlite:///{path}")
-    return path
 
 
 @pytest.fixture

@@ -164,14 +164,6 @@ def _postgres_database(url: URL, template: str | None) -> Iterator[URL]:
 
 
 @pytest.fixture(scope="module")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database file with the newest schema, to be copied."""
-    path = tmp_path_factory.mktemp("migrated") / "weft.db"
-    upgrade(f"sqlite+aiosqlite:///{path}")
-    return path
-
-
-@pytest.fixture(scope="module")
 def migrated_postgres() -> Iterator[URL]:
     """A database with the newest schema, to be cloned."""
     with _postgres_database(make_url(POSTGRES_URL), None) as url:
@@ -183,7 +175,7 @@ def migrated_postgres() -> Iterator[URL]:
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A fresh database of each kind."""
     if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / "weft.db")
+        shutil.copy(request.getfixturevalue("migrated_database"), tmp_path / "weft.db")
         yield f"sqlite+aiosqlite:///{tmp_path}/weft.db"
         return
     template: URL = request.getfixturevalue("migrated_postgres")

@@ -88,7 +88,7 @@ def plan_pass(
 ) -> PassPlan:
     """Choose the sequences of the next pass: never none while there is work.
 
-    ``queue`` is in order of acceptance, and with that each run's operations in order of ``seq_id``. ``shares`` weigh
+    ``queue`` is in order of acceptance, except that each run's operations are in order of ``seq_id``. ``shares`` weigh
     the tenants; one that is missing has 1.0. The pass holds at most ``token_budget`` tokens, or one longer sequence
     alone. Raises ``ValueError`` for a share that is not above 0, a budget below 1 and an operation without sequences.
     """

@@ -16,7 +16,7 @@ from time import monotonic, perf_counter
 from typing import TypeVar
 
 from engine.contracts.errors import WeftError
-from engine.contracts.ids import RequestId, RunId
+from engine.contracts.ids import RunId
 from engine.contracts.operations import OperationKind, OptimStep, Result, TrainingBatch
 from engine.training.pass_operation import PassOperation, PassPiece, PassReport
 from engine.training.trainer import Trainer
@@ -245,12 +245,8 @@ class TrainingWorker:
 
     def _plan(self) -> list[list[_Chosen]]:
         """What the scheduler chooses for the next pass."""
-        found: dict[RequestId, _Chosen] = {}
-        for lane in self._lanes:
-            if not lane.is_busy and self._residency.holds(lane.run):
-                for operation in lane.passes():
-                    found[operation.id] = _Chosen(lane, operation, _started(lane, operation))
-        in_order = sorted(found.values(), key=lambda chosen: chosen.operation.position)
+        in_order = self._may_run()
+        found = {chosen.operation.id: chosen for chosen in in_order}
         queue = [
             QueuedPass(chosen.operation.id, chosen.lane.run, chosen.lane.tenant, chosen.begun.lengths_left)
             for chosen in in_order
@@ -265,6 +261,18 @@ class TrainingWorker:
             [replace(found[piece.id], sequences=piece.sequences) for piece in part]
             for part in parts_by_length(plan.pieces, queue)
         ]
+
+    def _may_run(self) -> list[_Chosen]:
+        """Passes in order of acceptance, but each run's by seq_id: they may have arrived the other way round."""
+        placed: list[tuple[int, _Chosen]] = []
+        for lane in self._lanes:
+            if not lane.is_busy and self._residency.holds(lane.run):
+                place = 0
+                for operation in lane.passes():
+                    place = max(place, operation.position)
+                    placed.append((place, _Chosen(lane, operation, _started(lane, operation))))
+        placed.sort(key=lambda one: one[0])
+        return [chosen for _, chosen in placed]
 
     def _report(self, report: PassReport, *, tenants: int) -> None:
         self.statistics.add_pass(report, tenants=tenants)

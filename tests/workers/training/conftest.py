@@ -1,0 +1,242 @@
+"""A trainer's worker with all its real parts over a real database; the test plays the API and sees inside."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.base_model import read_base_model_facts
+from engine.contracts.codec import digest
+from engine.contracts.errors import EngineFailure, WeftError
+from engine.contracts.ids import RequestId, RunId, SessionId, TenantId
+from engine.contracts.operations import (
+    CreateModel,
+    LoraSettings,
+    OperationKind,
+    OptimStep,
+    Payload,
+    Result,
+    SaveWeights,
+    TrainingBatch,
+    UnloadModel,
+)
+from engine.training.adapter_state import AdapterState
+from engine.training.base import BaseModel
+from engine.training.trainer import PassItem, Trainer
+from tenants.clock import utc_now
+from tenants.data_folder import DataFolder
+from tenants.database import Database, create_engine
+from tenants.keys import create_tenant
+from tenants.models import OperationState
+from tenants.runs import NewRun, create_run
+from tenants.sessions import NewSession, create_session
+from workers.compute import ComputeThread
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import NewOperation
+from workers.ledger.wakeups import Wakeups
+from workers.training.checkpoint_operations import CheckpointOperations
+from workers.training.residency import AdapterResidency
+from workers.training.statistics import TrainingStatistics
+from workers.training.worker import TrainingWorker
+
+BASE = "weft/tiny"
+DEADLINE = 20.0
+"""Seconds after which something that should have come has not."""
+PLENTY = 2**33
+
+
+@dataclass
+class Rig:
+    """The parts of one base model's training. Nothing runs until ``running`` is entered."""
+
+    database: Database
+    ledger: Ledger
+    trainer: Trainer
+    compute: ComputeThread
+    residency: AdapterResidency
+    worker: TrainingWorker
+    statistics: TrainingStatistics
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The worker runs meanwhile, and ends in order."""
+        task = asyncio.create_task(self.worker.run())
+        try:
+            yield
+        finally:
+            self.worker.stop()
+            async with asyncio.timeout(DEADLINE):
+                await task
+
+    async def client(self, name: str, lora: LoraSettings | None = None) -> "Client":
+        """A tenant of that name with a session and a model, whose creation is accepted, not waited for."""
+        async with self.database.write() as transaction:
+            tenant = await create_tenant(transaction, name=name, clock=utc_now)
+            session = await create_session(transaction, tenant, NewSession([], None, "raw", None, None), utc_now)
+        return await self.model(tenant, session, lora or LoraSettings(rank=4, seed=1))
+
+    async def model(self, tenant: TenantId, session: SessionId, lora: LoraSettings, number: int = 0) -> "Client":
+        """Another model of a tenant."""
+        async with self.database.write() as transaction:
+            run = await create_run(transaction, tenant, NewRun(session, number, BASE, lora, None), utc_now)
+        client = Client(self, tenant, session, run, lora)
+        client.created = await client.send(CreateModel(BASE, lora), seq_id=0)
+        return client
+
+
+@dataclass
+class Client:
+    """One model of a tenant."""
+
+    rig: Rig
+    tenant: TenantId
+    session: SessionId
+    run: RunId
+    lora: LoraSettings
+    created: RequestId = field(default=RequestId(""))
+    seq_id: int = 0
+
+    async def send(
+        self, payload: Payload, *, seq_id: int | None = None, kind: OperationKind | None = None
+    ) -> RequestId:
+        """Have an operation accepted, of the next seq_id unless told."""
+        async with self.rig.database.write() as transaction:
+            return await self.accept(transaction, payload, seq_id=seq_id, kind=kind)
+
+    async def accept(
+        self,
+        transaction: AsyncSession,
+        payload: Payload,
+        *,
+        seq_id: int | None = None,
+        kind: OperationKind | None = None,
+    ) -> RequestId:
+        """The same within a transaction: the worker sees all that one holds at once."""
+        if seq_id is None:
+            self.seq_id += 1
+            seq_id = self.seq_id
+        tokens = sum(len(datum.tokens) for datum in payload.data) if isinstance(payload, TrainingBatch) else 0
+        kind = kind or _KINDS[type(payload)]
+        new = NewOperation(self.tenant, self.run, seq_id, kind, BASE, payload, digest(payload), tokens)
+        return await self.rig.ledger.accept(transaction, new)
+
+    async def result(self, request: RequestId) -> Result:
+        """The operation's result, waited for. Raises ``EngineFailure`` with its error's text."""
+        status = await self.rig.ledger.wait_until_final(self.tenant, request, seconds=DEADLINE)
+        if status.state is OperationState.FAILED:
+            raise EngineFailure(status.error_message or "")
+        assert status.state is OperationState.DONE, f"{status.kind} did not end in time"
+        found = await self.rig.ledger.result(self.tenant, status)
+        assert found is not None
+        return found
+
+    async def do(self, payload: Payload, *, kind: OperationKind | None = None) -> Result:
+        """Send, and wait for the result."""
+        return await self.result(await self.send(payload, kind=kind))
+
+    async def is_pending(self, request: RequestId) -> bool:
+        """Whether the operation has not ended."""
+        return (await self.rig.ledger.status(self.tenant, request)).state is OperationState.PENDING
+
+    def state(self) -> AdapterState:
+        """The adapter's state in memory."""
+        return self.rig.trainer.state(self.run)
+
+
+_KINDS: dict[type, OperationKind] = {
+    CreateModel: OperationKind.CREATE_MODEL,
+    SaveWeights: OperationKind.SAVE_WEIGHTS,
+    UnloadModel: OperationKind.UNLOAD_MODEL,
+    TrainingBatch: OperationKind.FORWARD_BACKWARD,
+    OptimStep: OperationKind.OPTIM_STEP,
+}
+
+
+def undisturbed(base: BaseModel, lora: LoraSettings, operations: list[TrainingBatch | OptimStep]) -> AdapterState:
+    """The state after the operations, one after another on a trainer of their own."""
+    trainer, run = Trainer(base), RunId("undisturbed")
+    trainer.create(run, lora)
+    for operation in operations:
+        if isinstance(operation, OptimStep):
+            trainer.optim_step(run, operation)
+        else:
+            outcome = trainer.run_pass([PassItem(run, operation, True)])[0]
+            assert not isinstance(outcome, WeftError), outcome
+    return trainer.state(run)
+
+
+@pytest.fixture(scope="session")
+def base(tiny_model_dir: Path) -> BaseModel:
+    """The tiny base, loaded once."""
+    return BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
+
+
+NewRig = Callable[..., Rig]
+
+
+@pytest_asyncio.fixture
+async def new_rig(base: BaseModel, tmp_path: Path, migrated_database: Path) -> AsyncIterator[NewRig]:
+    """Make a rig; keywords say how much it may hold."""
+    made: list[Rig] = []
+
+    def make(*, url: str | None = None, memory_bytes: int = PLENTY, token_budget: int = 2048, **options: int) -> Rig:
+        if url is None:
+            shutil.copy(migrated_database, tmp_path / "weft.db")
+            url = f"sqlite+aiosqlite:///{tmp_path / 'weft.db'}"
+        made.append(_compose(base, url, tmp_path, memory_bytes, token_budget, **options))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        await asyncio.to_thread(rig.compute.close)
+        await rig.database.close()
+
+
+def _compose(
+    base: BaseModel,
+    url: str,
+    folder: Path,
+    memory_bytes: int,
+    token_budget: int,
+    *,
+    max_adapters: int | None = None,
+    snapshot_operations: int = 64,
+) -> Rig:
+    database, wakeups = Database(create_engine(url)), Wakeups()
+    ledger, data_folder = Ledger(database, wakeups, utc_now), DataFolder(folder)
+    trainer, compute, statistics = (
+        Trainer(base, pass_token_budget=token_budget),
+        ComputeThread("t"),
+        TrainingStatistics(),
+    )
+    residency = AdapterResidency(
+        trainer=trainer,
+        compute=compute,
+        database=database,
+        ledger=ledger,
+        data_folder=data_folder,
+        clock=utc_now,
+        snapshot_operations=snapshot_operations,
+        memory_bytes=memory_bytes,
+        statistics=statistics,
+    )
+    worker = TrainingWorker(
+        base_model=BASE,
+        trainer=trainer,
+        compute=compute,
+        database=database,
+        ledger=ledger,
+        wakeups=wakeups,
+        residency=residency,
+        checkpoints=CheckpointOperations(trainer, database, ledger, data_folder, utc_now, residency),
+        statistics=statistics,
+        pass_token_budget=token_budget,
+        max_adapters=max_adapters,
+    )
+    return Rig(database, ledger, trainer, compute, residency, worker, statistics)

@@ -1,0 +1,170 @@
+"""The trainer's loop: tenants share passes, order is the run's own, slow work stands beside."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
+
+import pytest
+import torch
+
+from engine.contracts.errors import EngineFailure
+from engine.contracts.operations import (
+    ForwardBackwardOutput,
+    LossName,
+    OperationKind,
+    OptimStep,
+    OptimStepped,
+    SaveWeights,
+    TrainingBatch,
+    WeightsSaved,
+)
+from engine.training.base import BaseModel
+from tests.engine.training.conftest import make_batch
+from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
+
+STEP = OptimStep(learning_rate=1e-3)
+
+
+def batch(seed: int, lengths: tuple[int, ...] = (6, 9)) -> TrainingBatch:
+    """Random sequences."""
+    return make_batch(seed, LossName.CROSS_ENTROPY, lengths)
+
+
+async def made(rig: Rig, *names: str) -> list[Client]:
+    """Clients of one model each, made."""
+    clients = [await rig.client(name) for name in names]
+    for client in clients:
+        await client.result(client.created)
+    return clients
+
+
+@contextmanager
+def busy_file_threads() -> Iterator[None]:
+    """Nothing that goes to the loop's file threads gets on meanwhile: a disk that stands still."""
+    gate, executor = Event(), ThreadPoolExecutor(max_workers=1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    executor.submit(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+async def test_pipelined_steps_of_several_tenants_share_every_pass(new_rig: NewRig) -> None:
+    """Each has queued three times ``forward_backward`` and ``optim_step``: three passes, not twelve."""
+    rig = new_rig()
+    async with rig.running():
+        clients = await made(rig, "a", "b", "c", "d")
+        async with rig.database.write() as transaction:
+            requests = [
+                (client, await client.accept(transaction, payload))
+                for client in clients
+                for number in range(3)
+                for payload in (batch(number), STEP)
+            ]
+        for client, request in requests:
+            await client.result(request)
+    assert rig.statistics.passes == 3
+    assert (rig.statistics.tenants, rig.statistics.adapters, rig.statistics.sequences) == (12, 12, 24)
+    assert (rig.statistics.tokens, rig.statistics.optimizer_steps) == (3 * 4 * 15, 12)
+    assert rig.statistics.padded_tokens >= rig.statistics.tokens
+    assert min(rig.statistics.base_seconds, rig.statistics.low_rank_seconds, rig.statistics.optimizer_seconds) > 0
+
+
+async def test_every_pass_logs_what_it_served(new_rig: NewRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig = new_rig()
+    with caplog.at_level(logging.DEBUG, "workers.training.worker"):
+        async with rig.running():
+            first, second = await made(rig, "a", "b")
+            async with rig.database.write() as transaction:
+                requests = [(client, await client.accept(transaction, batch(1))) for client in (first, second)]
+            for client, request in requests:
+                await client.result(request)
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("pass ")]
+    for part in (
+        "tenants=2 ",
+        "adapters=2 ",
+        "sequences=4 ",
+        "tokens=30 ",
+        "padding=",
+        "base_s=",
+        "low_rank_s=",
+        "loss_s=",
+    ):
+        assert part in line
+
+
+async def test_operations_that_arrive_out_of_order_run_by_seq_id_beside_a_flood(
+    new_rig: NewRig, base: BaseModel
+) -> None:
+    """A pass has room for the later, small one but not for all of the earlier one: that must not be passed over."""
+    rig = new_rig(token_budget=64)
+    earlier, later = batch(1, (16, 16, 16)), batch(2, (4,))
+    async with rig.running():
+        client, flood = await made(rig, "client", "flood")
+        async with rig.database.write() as transaction:
+            requests = [await client.accept(transaction, later, seq_id=2)]
+            requests.append(await client.accept(transaction, earlier, seq_id=1))
+            requests.append(await client.accept(transaction, STEP, seq_id=3))
+            floods = [await flood.accept(transaction, batch(3, (4,) * 30)) for _ in range(3)]
+        for request in requests:
+            await client.result(request)
+        for request in floods:
+            assert isinstance(await flood.result(request), ForwardBackwardOutput)
+        expected = undisturbed(base, client.lora, [earlier, later, STEP])
+        assert torch.allclose(client.state().weights.vector, expected.weights.vector, rtol=1e-5, atol=1e-6)
+        assert client.state().gradient is None
+
+
+async def test_others_train_while_a_tenants_checkpoint_cannot_be_written(new_rig: NewRig) -> None:
+    """The writer's own later operations wait; those of another tenant's do not. What is saved is the state at the save."""
+    rig = new_rig()
+    async with rig.running():
+        saver, other = await made(rig, "saver", "other")
+        await saver.do(batch(1))
+        with busy_file_threads():
+            saving = await saver.send(SaveWeights("held"))
+            after = await saver.send(STEP)
+            for number in range(3):
+                await other.do(batch(number))
+                assert isinstance(await other.do(STEP), OptimStepped)
+            assert await saver.is_pending(saving)
+            assert await saver.is_pending(after)
+        assert isinstance(await saver.result(saving), WeightsSaved)
+        await saver.result(after)
+
+
+async def test_a_failed_operation_fails_alone_and_its_run_goes_on(new_rig: NewRig, base: BaseModel) -> None:
+    """A datum that only the engine can refuse, queued between others of its run and beside another tenant's."""
+    rig = new_rig()
+    bad = make_batch(1, LossName.CROSS_ENTROPY, (3000,))
+    async with rig.running():
+        client, other = await made(rig, "client", "other")
+        async with rig.database.write() as transaction:
+            first = await client.accept(transaction, batch(1))
+            failing = await client.accept(transaction, bad)
+            last = await client.accept(transaction, batch(2))
+            beside = await other.accept(transaction, batch(1))
+        with pytest.raises(EngineFailure, match="data\\[0\\]"):
+            await client.result(failing)
+        for owner, request in ((client, first), (client, last), (other, beside)):
+            assert isinstance(await owner.result(request), ForwardBackwardOutput)
+        for owner, batches in ((client, [batch(1), batch(2)]), (other, [batch(1)])):
+            gradient, expected = owner.state().gradient, undisturbed(base, owner.lora, list(batches)).gradient
+            assert gradient is not None
+            assert expected is not None
+            assert float((gradient - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+async def test_a_forward_leaves_no_gradient(new_rig: NewRig) -> None:
+    rig = new_rig()
+    async with rig.running():
+        client, other = await made(rig, "client", "other")
+        await other.do(batch(1))
+        assert isinstance(await client.do(batch(1), kind=OperationKind.FORWARD), ForwardBackwardOutput)
+        assert client.state().gradient is None
+        assert other.state().gradient is not None
+        assert await client.do(STEP) == OptimStepped({"grad_norm:max": 0.0, "step:max": 1.0})

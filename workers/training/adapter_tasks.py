@@ -71,7 +71,7 @@ class AdapterTasks:
             if head.kind is OperationKind.UNLOAD_MODEL:
                 self._start(lane, self._alone(lane, head))
             elif creates(head) or not self._residency.holds(lane.run):
-                if not (creates(head) and self._is_full) and self._make_room(lanes, head.position):
+                if not (creates(head) and self._is_full) and self._make_room(lanes, lane.run, head.position):
                     self._arriving += 1
                     self._start(lane, self._arrive(lane, head))
             elif head.kind not in _BY_PASSES:
@@ -98,13 +98,14 @@ class AdapterTasks:
 
         task.add_done_callback(ended)
 
-    def _make_room(self, lanes: Lanes, position: int) -> bool:
-        """Whether an adapter may come in for an operation accepted at ``position``, paging out others if need be.
+    def _make_room(self, lanes: Lanes, arriving: RunId, position: int) -> bool:
+        """Whether the adapter may come in for an operation accepted at ``position``, paging out others if need be.
 
         Idle adapters go first, least recently used first; then those whose next operation was accepted later. So the
-        oldest operation always gets its adapter, and nobody starves.
+        oldest operation always gets its adapter, and nobody starves. No more go than must: while those on their way out
+        are being written, it waits.
         """
-        while not self._residency.has_room(arriving=self._arriving):
+        while not self._residency.has_room(arriving, arriving=self._arriving, once_left=True):
             idle, younger = [], []
             for run in self._residency.residents():
                 lane = lanes.get(run)
@@ -116,7 +117,7 @@ class AdapterTasks:
             if leaving is None:
                 return False
             self._residency.page_out(leaving)
-        return True
+        return self._residency.has_room(arriving, arriving=self._arriving)
 
     async def _arrive(self, lane: Lane, head: ReadyOperation) -> None:
         """Bring the adapter in, or make it."""

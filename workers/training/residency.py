@@ -51,12 +51,13 @@ class _Resident:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A run's state after operation ``seq_id``."""
+    """A run's state after operation ``seq_id``, and the bytes kept for it."""
 
     run: RunId
     tenant: TenantId
     seq_id: int
     state: AdapterState
+    nbytes: int
 
 
 class AdapterResidency:
@@ -91,10 +92,12 @@ class AdapterResidency:
         self._files = asyncio.Semaphore(MAX_FILES_AT_ONCE)
         self._uses = 0
         self._drain: Callable[[RunId], Awaitable[None]] = _nothing_to_wait_for
+        self._left: Callable[[], None] = _nobody_to_tell
 
-    def wait_for_writes_by(self, drain: Callable[[RunId], Awaitable[None]]) -> None:
-        """``drain`` returns once the run's completions so far are written, or lost."""
+    def work_with(self, *, drain: Callable[[RunId], Awaitable[None]], left: Callable[[], None]) -> None:
+        """``drain`` returns once the run's completions so far are written, or lost; ``left`` hears that there is more room."""
         self._drain = drain
+        self._left = left
 
     # --- coming in -------------------------------------------------------------------------------------------------
 
@@ -216,12 +219,16 @@ class AdapterResidency:
             self._uses += 1
             resident.last_used = self._uses
 
-    def has_room(self, *, arriving: int) -> bool:
-        """Whether the budget holds another adapter beside those in memory, on their way out and ``arriving``."""
+    def has_room(self, run: RunId, *, arriving: int, once_left: bool = False) -> bool:
+        """Whether the budget holds the run's adapter beside those in memory, ``arriving`` and on their way out.
+
+        ``once_left`` leaves out the last: their memory is free once they are written. One adapter fits in any case.
+        """
         sizes = [resident.nbytes for resident in self._residents.values()]
-        leaving = sum(self._nbytes(snapshot.state) for snapshot in self._leaving.values())
-        typical = max(sizes, default=0)
-        return (not sizes and not arriving) or sum(sizes) + leaving + (arriving + 1) * typical <= self._memory_bytes
+        if not once_left:
+            sizes += [snapshot.nbytes for snapshot in self._leaving.values() if snapshot.run != run]
+        # How large an adapter is shows only when it is there: with none to go by, one comes alone.
+        return sum(sizes) + (arriving + 1) * max(sizes) <= self._memory_bytes if sizes else not arriving
 
     def least_recently_used(self, among: Iterable[RunId]) -> RunId | None:
         """The resident run of ``among`` that has not been used for longest."""
@@ -286,7 +293,7 @@ class AdapterResidency:
 
     def _capture(self, run: RunId) -> _Snapshot:
         resident = self._residents[run]
-        return _Snapshot(run, resident.tenant, resident.applied_seq_id, self._trainer.state(run))
+        return _Snapshot(run, resident.tenant, resident.applied_seq_id, self._trainer.state(run), resident.nbytes)
 
     def _begin(self, snapshot: _Snapshot) -> None:
         before = self._writes.get(snapshot.run)
@@ -298,6 +305,7 @@ class AdapterResidency:
                 del self._writes[snapshot.run]
             if self._leaving.get(snapshot.run) is snapshot:
                 del self._leaving[snapshot.run]
+                self._left()
 
         task.add_done_callback(ended)
 
@@ -338,4 +346,8 @@ class AdapterResidency:
 
 
 async def _nothing_to_wait_for(_run: RunId) -> None:
+    return
+
+
+def _nobody_to_tell() -> None:
     return

@@ -87,7 +87,7 @@ class TrainingWorker:
         self._fairness = Fairness()
         self._parts: deque[list[_Chosen]] = deque()
         self._writer = CompletionWriter(database=database, ledger=ledger, on_written=self._written, on_lost=self._lose)
-        residency.wait_for_writes_by(self._writer.drain)
+        residency.work_with(drain=self._writer.drain, left=self._wake)
         self._tasks = AdapterTasks(
             base_model=base_model,
             database=database,

@@ -2,10 +2,12 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 import pytest
 import pytest_asyncio
@@ -38,7 +40,7 @@ from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import NewOperation
+from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation
 from workers.ledger.wakeups import Wakeups
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
@@ -46,7 +48,7 @@ from workers.training.statistics import TrainingStatistics
 from workers.training.worker import TrainingWorker
 
 BASE = "weft/tiny"
-DEADLINE = 20.0
+DEADLINE = 6.0
 """Seconds after which something that should have come has not."""
 PLENTY = 2**33
 
@@ -80,6 +82,14 @@ class Rig:
             tenant = await create_tenant(transaction, name=name, clock=utc_now)
             session = await create_session(transaction, tenant, NewSession([], None, "raw", None, None), utc_now)
         return await self.model(tenant, session, lora or LoraSettings(rank=4, seed=1))
+
+    async def clients(self, *names: str) -> list["Client"]:
+        """Tenants of one model each, made, all with weights of their own."""
+        made = []
+        for number, name in enumerate(names):
+            made.append(await self.client(name, LoraSettings(rank=4, seed=1 + number)))
+            await made[-1].result(made[-1].created)
+        return made
 
     async def model(self, tenant: TenantId, session: SessionId, lora: LoraSettings, number: int = 0) -> "Client":
         """Another model of a tenant."""
@@ -140,6 +150,10 @@ class Client:
         """Send, and wait for the result."""
         return await self.result(await self.send(payload, kind=kind))
 
+    async def unload(self) -> Result:
+        """Unload the model, after everything sent before."""
+        return await self.result(await self.send(UnloadModel(), seq_id=UNLOAD_SEQ_ID))
+
     async def is_pending(self, request: RequestId) -> bool:
         """Whether the operation has not ended."""
         return (await self.rig.ledger.status(self.tenant, request)).state is OperationState.PENDING
@@ -169,6 +183,18 @@ def undisturbed(base: BaseModel, lora: LoraSettings, operations: list[TrainingBa
             outcome = trainer.run_pass([PassItem(run, operation, True)])[0]
             assert not isinstance(outcome, WeftError), outcome
     return trainer.state(run)
+
+
+@contextmanager
+def busy_file_threads() -> Iterator[None]:
+    """Nothing that goes to the loop's file threads gets on meanwhile: a disk that stands still."""
+    gate, executor = Event(), ThreadPoolExecutor(max_workers=1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    executor.submit(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 @pytest.fixture(scope="session")

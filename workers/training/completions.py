@@ -70,14 +70,22 @@ class CompletionWriter:
             async with self._database.write() as transaction:
                 await self._ledger.complete(transaction, batch)
         except Exception:
-            runs = {RunId(completion.operation.lane) for completion in batch}
-            log.exception("completions of %d runs could not be written; they are rebuilt from the ledger", len(runs))
-            self._queue = [one for one in self._queue if RunId(one.operation.lane) not in runs]
-            for run in runs:
-                self._on_lost(run)
+            log.exception("completions could not be written operations=%d", len(batch))
+        else:
+            for completion in batch:
+                self._on_written(completion)
             return
+        by_run: dict[RunId, list[Completion]] = {}
         for completion in batch:
-            self._on_written(completion)
+            by_run.setdefault(RunId(completion.operation.lane), []).append(completion)
+        for run, completions in by_run.items():
+            if len(by_run) > 1:
+                # One that can never be written must not take others' down with it.
+                await self._write(completions)
+                continue
+            log.error("run=%s is lost from memory; it is rebuilt from the ledger", run)
+            self._queue = [one for one in self._queue if one.operation.lane != run]
+            self._on_lost(run)
 
     def _outstanding(self, run: RunId | None) -> bool:
         return any(run is None or one.operation.lane == run for one in (*self._writing, *self._queue))

@@ -1,0 +1,231 @@
+"""Lanes: what may run next, strictly by seq_id, whatever order operations come and end in."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from engine.contracts.ids import RequestId, RunId, TenantId
+from engine.contracts.operations import (
+    CreateModel,
+    Datum,
+    LoadWeights,
+    LoraSettings,
+    LossName,
+    LossSpec,
+    OperationKind,
+    OptimStep,
+    Payload,
+    TrainingBatch,
+    UnloadModel,
+)
+from engine.training.pass_operation import PassOperation
+from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation
+from workers.training.lanes import LOOKAHEAD_OPERATIONS, Lane, Lanes, creates
+
+RUN, OTHER = RunId("first:train:0"), RunId("second:train:0")
+TENANTS = {RUN: TenantId("first"), OTHER: TenantId("second")}
+F, B, S, U = (
+    OperationKind.FORWARD,
+    OperationKind.FORWARD_BACKWARD,
+    OperationKind.OPTIM_STEP,
+    OperationKind.UNLOAD_MODEL,
+)
+_positions = itertools.count(1)
+
+
+def pending(
+    seq_id: int, kind: OperationKind = B, *, run: RunId = RUN, next_seq_id: int = 1, tokens: int = 10
+) -> PendingOperation:
+    """An operation as the ledger lists it, accepted after all before."""
+    id = RequestId(f"{run}/{seq_id}")
+    return PendingOperation(id, next(_positions), TENANTS[run], run, seq_id, kind, tokens, next_seq_id, share=1.0)
+
+
+def ready(operation: PendingOperation) -> ReadyOperation:
+    """The same with its payload."""
+    zeros = np.zeros(operation.tokens, dtype=np.int64)
+    payloads: dict[OperationKind, Payload] = {S: OptimStep(), U: UnloadModel()}
+    payload = payloads.get(operation.kind) or TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [Datum(zeros, zeros, {})])
+    return ReadyOperation(
+        operation.id,
+        operation.position,
+        operation.tenant,
+        operation.run,
+        operation.seq_id,
+        operation.kind,
+        payload,
+        operation.tokens,
+    )
+
+
+def lanes_of(*operations: PendingOperation, loaded: bool = True) -> Lanes:
+    """Lanes that know the operations, with payloads if ``loaded``."""
+    lanes = Lanes()
+    lanes.take_in(operations)
+    if loaded:
+        lanes.put_payloads([ready(operation) for operation in operations])
+    return lanes
+
+
+def lane_of(lanes: Lanes, run: RunId = RUN) -> Lane:
+    """The run's lane, which must be there."""
+    lane = lanes.get(run)
+    assert lane is not None
+    return lane
+
+
+def head_of(lanes: Lanes, run: RunId = RUN) -> int | None:
+    """The seq_id that may run."""
+    head = lane_of(lanes, run).head
+    return None if head is None else head.seq_id
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_head_is_the_next_seq_id_whatever_arrives_first(seed: int) -> None:
+    """And another run's arrivals make no difference."""
+    operations = [pending(seq_id) for seq_id in range(1, 7)] + [pending(seq_id, run=OTHER) for seq_id in (1, 2)]
+    random.Random(seed).shuffle(operations)
+    lanes = Lanes()
+    for operation in operations:
+        lanes.take_in([operation])
+        lanes.put_payloads([ready(operation)])
+    seen = []
+    while (head := lane_of(lanes).head) is not None:
+        seen.append(head.seq_id)
+        lane_of(lanes).finish(head)
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert head_of(lanes, OTHER) == 1
+
+
+def test_a_hole_stops_its_own_lane_only_until_it_is_filled() -> None:
+    late = pending(1)
+    lanes = lanes_of(pending(2), pending(1, run=OTHER))
+    assert (head_of(lanes), head_of(lanes, OTHER)) == (None, 1)
+    assert lane_of(lanes).has_hole
+    assert not lane_of(lanes, OTHER).has_hole
+    assert lane_of(lanes).to_load(1000) == []
+    lanes.take_in([late])
+    assert not lane_of(lanes).has_hole
+    assert lane_of(lanes).lacks_payload
+    lanes.put_payloads([ready(late)])
+    assert [operation.seq_id for operation in lane_of(lanes).passes()] == [1, 2]
+
+
+def test_a_hole_that_was_refused_is_stepped_over() -> None:
+    lanes = lanes_of(pending(2), pending(5), pending(1, run=OTHER))
+    lanes.skip({RUN: 2, "of no lane": 7})
+    assert (head_of(lanes), head_of(lanes, OTHER)) == (2, 1)
+    lanes.skip({RUN: 1})
+    assert head_of(lanes) == 2
+
+
+def test_passes_go_up_to_the_next_barrier() -> None:
+    lanes = lanes_of(*(pending(seq_id, kind) for seq_id, kind in enumerate((B, F, B, S, B), start=1)))
+    lane = lane_of(lanes)
+    assert [operation.seq_id for operation in lane.passes()] == [1, 2, 3]
+    for operation in list(lane.passes()):
+        lane.finish(operation)
+    assert list(lane.passes()) == []
+    assert head_of(lanes) == 4
+    step = lane.head
+    assert step is not None
+    lane.finish(step)
+    assert [operation.seq_id for operation in lane.passes()] == [5]
+
+
+def test_payloads_are_fetched_as_far_as_a_pass_reaches_and_no_further() -> None:
+    lane = lane_of(lanes_of(*(pending(seq_id) for seq_id in range(1, 30)), loaded=False))
+    assert [one.seq_id for one in lane.to_load(25)] == [1, 2, 3]
+    assert len(lane.to_load(10_000)) == LOOKAHEAD_OPERATIONS
+    first = ready(lane.waiting[1])
+    lane.loaded[1] = first
+    del lane.waiting[1]
+    assert [one.seq_id for one in lane.to_load(25)] == [2, 3]
+    assert lane.to_load(10) == []
+
+
+def test_an_unload_comes_after_everything_without_a_hole_before_it() -> None:
+    """A hole before later operations can never be filled once the unload is in: the lane ends there."""
+    lanes = lanes_of(pending(UNLOAD_SEQ_ID, U), pending(1), pending(3), pending(1, run=OTHER))
+    assert head_of(lanes) == 1
+    lane = lane_of(lanes)
+    first = lane.head
+    assert first is not None
+    lane.finish(first)
+    assert head_of(lanes) == UNLOAD_SEQ_ID
+    unload = lane.head
+    assert unload is not None
+    lane.finish(unload)
+    assert lane.next_seq_id == 2
+    assert head_of(lanes, OTHER) == 1
+
+
+def test_an_unload_is_fetched_when_it_is_next() -> None:
+    lane = lane_of(lanes_of(pending(UNLOAD_SEQ_ID, U), loaded=False))
+    assert lane.lacks_payload
+    assert [one.seq_id for one in lane.to_load(1)] == [UNLOAD_SEQ_ID]
+
+
+def test_what_has_run_does_not_come_back_with_a_look_at_a_ledger_that_is_behind() -> None:
+    """Memory is ahead of the ledger while completions are on their way: a full look lists them as pending still."""
+    operations = [pending(1), pending(2), pending(1, run=OTHER)]
+    lanes = lanes_of(*operations)
+    first = lane_of(lanes).head
+    assert first is not None
+    lane_of(lanes).finish(first)
+    lanes.cursor = 0
+    lanes.take_in(operations)
+    lanes.put_payloads([ready(operation) for operation in operations])
+    assert (head_of(lanes), head_of(lanes, OTHER)) == (2, 1)
+    assert lanes.cursor == operations[-1].position
+
+
+def test_a_lost_lane_is_forgotten_and_comes_back_as_the_ledger_says() -> None:
+    operations = [pending(1), pending(2), pending(1, run=OTHER)]
+    lanes = lanes_of(*operations)
+    old, first = lane_of(lanes), lane_of(lanes).head
+    assert first is not None
+    old.finish(first)
+    assert lanes.lose(RUN) is old
+    assert lanes.lose(RUN) is None
+    assert old.is_lost
+    assert lanes.get(RUN) is None
+    assert head_of(lanes, OTHER) == 1
+    lanes.take_in(operations)
+    assert lane_of(lanes) is not old
+    assert lane_of(lanes).next_seq_id == 1
+    assert not lane_of(lanes).is_lost
+
+
+@pytest.mark.parametrize("reason", ["is_busy", "unwritten", "started", "work", "nothing"])
+def test_an_idle_lane_is_dropped_only_when_nothing_depends_on_it(reason: str) -> None:
+    lanes = lanes_of(pending(1), pending(1, run=OTHER))
+    lane, operation = lane_of(lanes), lane_of(lanes).head
+    assert operation is not None
+    if reason != "work":
+        lane.finish(operation)
+    if reason == "is_busy":
+        lane.is_busy = True
+    elif reason == "unwritten":
+        lane.unwritten = 1
+    elif reason == "started":
+        assert isinstance(operation.payload, TrainingBatch)
+        lane.started[operation.id] = PassOperation(RUN, operation.payload, backward=True)
+    lanes.drop_idle()
+    assert (lanes.get(RUN) is None) == (reason == "nothing")
+    assert [one.run for one in lanes if one.run == OTHER] == [OTHER]
+
+
+def test_what_creates_a_run() -> None:
+    operation = ready(pending(0))
+    made: dict[Payload, bool] = {
+        CreateModel("base", LoraSettings(4)): True,
+        LoadWeights("path", optimizer=True, creates=True): True,
+        LoadWeights("path", optimizer=True, creates=False): False,
+    }
+    for payload, expected in made.items():
+        kind = OperationKind.CREATE_MODEL if isinstance(payload, CreateModel) else OperationKind.LOAD_WEIGHTS
+        one = ReadyOperation(operation.id, 1, operation.tenant, RUN, 0, kind, payload, 0)
+        assert creates(one) is expected

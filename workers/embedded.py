@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.contracts.base_model import BaseModelFacts
 from engine.sampling.torch_replica import TorchReplica
+from engine.sampling.vocabulary import BaseVocabulary, read_vocabulary
 from engine.training.base import BaseModel
 from engine.training.budgets import default_adapter_memory, default_pass_token_budget
 from engine.training.trainer import Trainer
@@ -18,7 +19,7 @@ from workers.compute import ComputeThread
 from workers.housekeeping import Housekeeping
 from workers.ledger.ledger import Ledger
 from workers.ledger.wakeups import Wakeups
-from workers.sampling import SamplingWorker
+from workers.sampling.worker import SamplingWorker
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
 from workers.training.statistics import TrainingStatistics
@@ -76,7 +77,8 @@ class EmbeddedRunner:
                 device=self._settings.device,
                 gradient_checkpointing=self._settings.gradient_checkpointing,
             )
-            workers = self._compose(facts, base)
+            # Off the event loop too: a tokenizer takes long to read.
+            workers = self._compose(facts, base, await asyncio.to_thread(read_vocabulary, facts.path))
             await workers.replica.start()
             self._workers.append(workers)
         for workers in self._workers:
@@ -84,7 +86,7 @@ class EmbeddedRunner:
             self._tasks.append(asyncio.create_task(workers.sampling.run(), name="sampling"))
         self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
 
-    def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
+    def _compose(self, facts: BaseModelFacts, base: BaseModel, vocabulary: BaseVocabulary) -> _BaseWorkers:
         token_budget = self._settings.pass_token_budget or default_pass_token_budget(base)
         memory_bytes = self._settings.adapter_memory_bytes or default_adapter_memory(base)
         statistics = TrainingStatistics()
@@ -128,7 +130,8 @@ class EmbeddedRunner:
             max_adapters=self._settings.max_adapters,
         )
         sampling = SamplingWorker(
-            base_model=facts.name,
+            base=facts,
+            vocabulary=vocabulary,
             replica=replica,
             database=self._database,
             ledger=self._ledger,

@@ -171,11 +171,20 @@ class SampleRequest:
 class TopkLogprobs:
     """``token_ids`` int32 (length, k), ``logprobs`` float32 (length, k).
 
-    Empty cells hold id 0 and -99999.0; a row starting with one means "not asked" (CONTRACT.md section 7).
+    Empty cells hold id 0 and ``EMPTY_LOGPROB``; a row starting with one means "not asked" (CONTRACT.md section 7).
     """
 
     token_ids: np.ndarray
     logprobs: np.ndarray
+
+
+EMPTY_LOGPROB = -99999.0
+"""Of a cell of ``TopkLogprobs`` that holds no token."""
+
+
+def empty_topk(length: int, k: int) -> TopkLogprobs:
+    """A table (length, k) whose cells are all empty."""
+    return TopkLogprobs(np.zeros((length, k), np.int32), np.full((length, k), EMPTY_LOGPROB, np.float32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.sampling.forward_pass import ActiveAdapters, DecodeAdapters, ForwardPass
@@ -49,14 +50,16 @@ def extend_rows(rows: Sequence[Row], rules: ChoiceRules, logits: Tensor) -> Tens
     return tokens
 
 
-def _likeliest(rows: Sequence[Row], logits: Tensor, normaliser: Tensor) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+def _likeliest(
+    rows: Sequence[Row], logits: Tensor, normaliser: Tensor
+) -> dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]]:
     asking = [position for position, row in enumerate(rows) if row.topk > 0]
     if not asking:
         return {}
     k = min(max(rows[position].topk for position in asking), logits.shape[-1])
     values, ids = logits[asking].topk(k, dim=-1)
     logprobs = (values - normaliser[asking, None]).cpu().numpy()
-    token_ids = ids.cpu().numpy()
+    token_ids = ids.int().cpu().numpy()
     return {
         position: (token_ids[i, : rows[position].topk], logprobs[i, : rows[position].topk])
         for i, position in enumerate(asking)
@@ -119,7 +122,7 @@ class DecodeBatch:
         self.rows = rows
         self._mask = left_padding(lengths, columns, max(row.job.final_length for row in rows), device)
         self._positions = torch.tensor(lengths, device=device)[:, None]
-        self._newest = torch.tensor([row.tokens[-1] for row in rows], device=device)
+        self._newest = torch.tensor([row.newest for row in rows], device=device)
         self._active = self._adapters.on([row.job.adapter for row in rows])
         self._rules = ChoiceRules(tuple(row.params for row in rows), device)
 

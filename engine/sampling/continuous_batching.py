@@ -24,7 +24,7 @@ class FairQueue:
         self._jobs.setdefault(job.order, deque()).append(job)
 
     def peek(self, running: Counter[tuple[str, str]]) -> Job | None:
-        """The job to begin next, given the running sequences of each adapter. Jobs that were settled are forgotten."""
+        """The job to begin next, given the running sequences of each adapter. Jobs that have ended are forgotten."""
         for order in list(self._jobs):
             waiting = self._jobs[order]
             while waiting and not waiting[0].live:
@@ -43,7 +43,7 @@ class FairQueue:
 
 
 class ContinuousBatcher:
-    """One model's work. Used by one thread; failures settle the jobs they concern and are never raised."""
+    """One model's work. Used by one thread; failures end the jobs they concern and are never raised."""
 
     def __init__(self, forward: ForwardPass, max_sequences: int, cache_bytes: int) -> None:
         self._forward = forward

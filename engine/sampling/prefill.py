@@ -59,7 +59,7 @@ class Prefill:
         self._padding = [self._columns - length for length in lengths]
         block = np.zeros((len(self.jobs), self._columns), np.int64)
         for row, job in enumerate(self.jobs):
-            block[row, self._padding[row] :] = job.request.sample.prompt
+            block[row, self._padding[row] :] = job.request.prompt
         self._tokens = torch.from_numpy(block).to(forward.device)
         self._mask = left_padding(lengths, self._columns, self._columns, forward.device)
         padding = torch.tensor(self._padding, device=forward.device)[:, None]
@@ -102,7 +102,10 @@ class Prefill:
         if end < self._columns:
             return None
         last = logits[:, -1].float()
-        return [Prefilled(job, self._cache, row, last[row]) for row, job in enumerate(self.jobs) if job.live]
+        rows_left = [(row, job) for row, job in enumerate(self.jobs) if job.live]
+        for _, job in rows_left:
+            job.report_scores()
+        return [Prefilled(job, self._cache, row, last[row]) for row, job in rows_left]
 
     def _score(self, logits: Tensor, start: int) -> None:
         for row, job in enumerate(self.jobs):

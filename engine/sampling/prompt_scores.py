@@ -2,30 +2,25 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import SampleRequest, TopkLogprobs
+from engine.contracts.operations import TopkLogprobs, empty_topk
+from engine.sampling.replica import PromptScoring
 
-EMPTY_LOGPROB = -99999.0
 NOT_FINITE = "the model gave logits that are not finite; no logprobs can be reported"
 
 
 class PromptScores:
     """What a request wants to know of its prompt (P tokens): logprobs, the top k, from position ``start`` on."""
 
-    def __init__(self, sample: SampleRequest) -> None:
-        length = len(sample.prompt)
-        last = length if sample.prompt_logprobs_last_n is None else sample.prompt_logprobs_last_n
-        self.start = max(1, length - last)
-        self._prompt = torch.tensor(sample.prompt.tolist())
-        self._logprobs = np.full(length, np.nan, np.float32) if sample.prompt_logprobs else None
-        self._topk = empty_topk(length, sample.topk_prompt_logprobs) if sample.topk_prompt_logprobs > 0 else None
-
-    @staticmethod
-    def wanted(sample: SampleRequest) -> bool:
-        """Whether the request asks for any."""
-        return sample.prompt_logprobs or sample.topk_prompt_logprobs > 0
+    def __init__(self, prompt: NDArray[np.int64], scoring: PromptScoring) -> None:
+        length = len(prompt)
+        self.start = min(scoring.start, length)
+        self._prompt = torch.tensor(prompt.tolist())
+        self._logprobs = np.full(length, np.nan, np.float32) if scoring.logprobs else None
+        self._topk = empty_topk(length, scoring.topk) if scoring.topk > 0 else None
 
     def add(self, logits: Tensor, first: int) -> None:
         """Score with ``logits`` (n, V), which predict the prompt's positions ``first`` to ``first + n - 1``.
@@ -50,7 +45,7 @@ class PromptScores:
             self._topk.logprobs[begin:end, :k] = (values - normaliser[:, None]).cpu().numpy()
 
     @property
-    def logprobs(self) -> np.ndarray | None:
+    def logprobs(self) -> NDArray[np.float32] | None:
         """Float32 (P,), NaN at 0 and before ``start``; None when not asked."""
         return self._logprobs
 
@@ -58,8 +53,3 @@ class PromptScores:
     def topk(self) -> TopkLogprobs | None:
         """(P, k), unscored rows empty; None when not asked."""
         return self._topk
-
-
-def empty_topk(length: int, k: int) -> TopkLogprobs:
-    """All cells empty."""
-    return TopkLogprobs(np.zeros((length, k), np.int32), np.full((length, k), EMPTY_LOGPROB, np.float32))

@@ -1,59 +1,57 @@
 """A request being worked on, and the sequences (rows) it is sampled as."""
 
-import threading
+import asyncio
+import math
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.contracts.operations import SampledSequence, SampleOutput, SampleRequest, SamplingParams, TopkLogprobs
-from engine.sampling.prompt_scores import NOT_FINITE, PromptScores, empty_topk
-from engine.sampling.replica import GenerateRequest
-from engine.sampling.stop_conditions import StopReason, StopRules, StopWatch
+from engine.contracts.errors import EngineFailure, WeftError
+from engine.sampling.adapter_store import Lease
+from engine.sampling.delivery import EventStream, Outbox
+from engine.sampling.prompt_scores import NOT_FINITE, PromptScores
+from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken, PromptScored
 from engine.sampling.token_choice import uniform_stream
-from engine.training.base import BaseModel
 from engine.training.lora import LoraWeights
 
 
 class Job:
-    """One ``GenerateRequest`` from submission to its only outcome."""
+    """One ``GenerateRequest`` until its last sequence has ended.
 
-    def __init__(self, request: GenerateRequest, stop: StopRules, on_settled: Callable[["Job"], None]) -> None:
+    Only the worker's thread changes it; its events leave through ``outbox`` to ``stream``. ``on_end`` is called once,
+    on the worker's thread.
+    """
+
+    def __init__(self, request: GenerateRequest, outbox: Outbox, on_end: Callable[["Job"], None]) -> None:
         self.request = request
-        self.stop = stop
+        self.stream = EventStream()
+        self.lease: Lease | None = None
         self.adapter: LoraWeights | None = None
-        self.scores = PromptScores(request.sample) if PromptScores.wanted(request.sample) else None
-        self.begun = 0
-        """Samples that already decode or have ended."""
-        self.outcome: Future[SampleOutput] = Future()
-        # Running from the start: a cancelled waiter must not be able to cancel what the worker resolves.
-        self.outcome.set_running_or_notify_cancel()
-        self._on_settled = on_settled
-        self._sequences: dict[int, SampledSequence] = {}
-        self._settling = threading.Lock()
-        self._settled = False
+        self.scores = PromptScores(request.prompt, request.scoring) if request.scoring else None
+        self.begun = False
+        """Whether any sequence was ever started."""
+        self._outbox = outbox
+        self._on_end = on_end
+        self._open = set(range(len(request.seeds)))
+        self._unbegun = deque(range(len(request.seeds)))
 
     @property
     def prompt_length(self) -> int:
         """P, in tokens."""
-        return len(self.request.sample.prompt)
+        return len(self.request.prompt)
 
     @property
     def final_length(self) -> int:
         """Most tokens a sequence can come to, prompt included."""
-        return self.prompt_length + self.stop.max_tokens
+        return self.prompt_length + self.request.max_tokens
 
     @property
     def live(self) -> bool:
-        """False once it has its outcome: whatever still runs for it can be dropped."""
-        return not self._settled
-
-    @property
-    def ready(self) -> bool:
-        """Whether its adapter, if any, is loaded."""
-        return self.request.adapter is None or self.adapter is not None
+        """False once every sequence has ended: whatever still runs for it can be dropped."""
+        return bool(self._open)
 
     @property
     def order(self) -> tuple[str, str]:
@@ -61,158 +59,107 @@ class Job:
         adapter = self.request.adapter
         return ("", "") if adapter is None else (adapter.name, str(adapter.directory))
 
-    def begin(self, count: int) -> list["Row"]:
-        """The next ``count`` samples as new rows."""
-        rows = [Row(self, index) for index in range(self.begun, self.begun + count)]
-        self.begun += count
-        return rows
-
     @property
     def unbegun(self) -> int:
-        """Samples not yet begun."""
-        return self.request.sample.num_samples - self.begun
+        """Sequences yet to be started."""
+        return len(self._unbegun)
 
-    def add(self, index: int, sequence: SampledSequence) -> None:
-        """Record sample ``index``; the last one resolves the job."""
-        self._sequences[index] = sequence
-        if len(self._sequences) < self.request.sample.num_samples:
-            return
-        output = SampleOutput(
-            sequences=[self._sequences[i] for i in range(len(self._sequences))],
-            prompt_logprobs=self.scores.logprobs if self.scores else None,
-            topk_prompt_logprobs=self.scores.topk if self.scores else None,
-        )
-        if self._claim():
-            self.outcome.set_result(output)
+    def begin(self, count: int) -> list["Row"]:
+        """The next ``count`` sequences as new rows."""
+        self.begun = True
+        return [Row(self, self._unbegun.popleft()) for _ in range(count)]
 
-    def fail(self, error: WeftError) -> bool:
-        """Settle with ``error``; False when already settled. Callable from any thread."""
-        if not self._claim():
-            return False
-        self.outcome.set_exception(error)
-        return True
+    def is_open(self, index: int) -> bool:
+        """Whether sequence ``index`` has not ended."""
+        return index in self._open
 
-    def _claim(self) -> bool:
-        with self._settling:
-            if self._settled:
-                return False
-            self._settled = True
-        self._on_settled(self)
-        return True
+    def report_scores(self) -> None:
+        """Send the prompt's scores, if they were asked for; once, when the whole prompt is in."""
+        if self.scores is not None:
+            self._outbox.add(self.stream, PromptScored(self.scores.logprobs, self.scores.topk))
+
+    def report(self, token: NewToken) -> None:
+        """Send the next token of a sequence."""
+        self._outbox.add(self.stream, token)
+
+    def end(self, index: int, reason: EndReason) -> None:
+        """Sequence ``index`` has ended; the last one ends the job."""
+        self._open.remove(index)
+        self._outbox.add(self.stream, Ended(index, reason))
+        if not self._open:
+            self._close(None)
+
+    def cut(self, index: int | None, waiter: asyncio.Future[bool]) -> None:
+        """End sequence ``index``, or all of them, where they are; what has already ended stays as it is.
+
+        ``waiter`` then learns whether the request was still outstanding.
+        """
+        was_live = self.live
+        for chosen in sorted(self._open) if index is None else self._open & {index}:
+            if chosen in self._unbegun:
+                self._unbegun.remove(chosen)
+            self.end(chosen, "cut")
+        self._outbox.answer(waiter, was_live)
+
+    def fail(self, error: WeftError) -> None:
+        """End with ``error``, unless it has ended already."""
+        if self.live:
+            self._close(error)
+
+    def drop(self) -> None:
+        """End without a word: nobody reads the stream any more."""
+        if self.live:
+            self._close(None)
+
+    def _close(self, error: WeftError | None) -> None:
+        self._open.clear()
+        self._unbegun.clear()
+        self._outbox.end(self.stream, error)
+        self._on_end(self)
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sample while it decodes."""
+    """One sequence while it decodes. ``made`` counts its tokens, ``newest`` is the last of them."""
 
     job: Job
     index: int
     uniforms: np.random.Generator = field(init=False)
-    tokens: list[int] = field(default_factory=list)
-    ended: bool = False
-    _stop: StopWatch = field(init=False)
-    _logprobs: list[float] = field(default_factory=list)
-    _topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    made: int = 0
+    newest: int = -1
 
     def __post_init__(self) -> None:
-        self.uniforms = uniform_stream(self.job.request.sample.params.seed, self.index)
-        self._stop = StopWatch(self.job.stop)
+        self.uniforms = uniform_stream(self.job.request.seeds[self.index])
 
     @property
-    def params(self) -> SamplingParams:
-        return self.job.request.sample.params
+    def params(self) -> GenerateRequest:
+        """The rules of choice."""
+        return self.job.request
 
     @property
     def topk(self) -> int:
         """How many likeliest tokens to report per position."""
-        return self.job.request.sample.topk_sample_logprobs
+        return self.job.request.topk
 
     @property
     def cached(self) -> int:
         """Tokens in the cache: all but the newest, which the next forward takes in."""
-        return self.job.prompt_length + len(self.tokens) - 1
+        return self.job.prompt_length + self.made - 1
 
     @property
     def runs(self) -> bool:
         """Whether it needs another forward."""
-        return not self.ended and self.job.live
+        return self.job.is_open(self.index)
 
-    def accept(self, token: int, logprob: float, topk: tuple[np.ndarray, np.ndarray] | None) -> None:
+    def accept(self, token: int, logprob: float, topk: tuple[NDArray[np.int32], NDArray[np.float32]] | None) -> None:
         """Take the next token: its logprob, NaN or infinite when the logits were bad, and the top ids and logprobs."""
-        if not -np.inf < logprob < np.inf:
-            self.ended = True
+        if not math.isfinite(logprob):
             self.job.fail(EngineFailure(NOT_FINITE))
             return
-        self.tokens.append(token)
-        self._logprobs.append(logprob)
-        if topk is not None:
-            self._topk.append(topk)
-        reason = self._stop.after(self.tokens)
-        if reason is not None:
-            self.ended = True
-            self.job.add(self.index, self._finish(reason))
-
-    def _finish(self, reason: StopReason) -> SampledSequence:
-        return SampledSequence(
-            stop_reason=reason,
-            tokens=np.array(self.tokens, np.int32),
-            logprobs=np.array(self._logprobs, np.float32),
-            topk_logprobs=self._topk_table() if self.topk > 0 else None,
-        )
-
-    def _topk_table(self) -> TopkLogprobs:
-        table = empty_topk(len(self.tokens), self.topk)
-        for position, (ids, logprobs) in enumerate(self._topk):
-            table.token_ids[position, : len(ids)] = ids
-            table.logprobs[position, : len(ids)] = logprobs
-        return table
-
-
-def stop_rules(sample: SampleRequest, base: BaseModel) -> StopRules:
-    """Check ``sample`` against ``base`` and say when its sequences end.
-
-    Raises ``InvalidRequest`` for a prompt that is empty, too long or has foreign tokens, for numbers out of range and
-    for stop strings without a tokenizer.
-    """
-    _check(sample, base)
-    params = sample.params
-    strings = tuple(params.stop_strings or ())
-    stops_by_default = params.stop_strings is None and params.stop_tokens is None
-    tokens = base.end_of_sequence_ids if stops_by_default else frozenset(params.stop_tokens or ())
-    room = base.facts.context_length - len(sample.prompt)
-    max_tokens = room if params.max_tokens is None else params.max_tokens
-    return StopRules(max_tokens, tokens, strings, _decoder(base) if strings else None)
-
-
-def _decoder(base: BaseModel) -> Callable[[list[int]], str]:
-    tokenizer = base.tokenizer
-    if tokenizer is None:
-        raise InvalidRequest("stop: this base model has no tokenizer, so give stop token ids instead of text")
-
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    return decode
-
-
-def _check(sample: SampleRequest, base: BaseModel) -> None:
-    params, facts, length = sample.params, base.facts, len(sample.prompt)
-    if length == 0:
-        raise InvalidRequest("prompt must have at least one token")
-    if sample.prompt.min() < 0 or sample.prompt.max() >= facts.vocabulary_size:
-        raise InvalidRequest(f"prompt: token ids must be from 0 to {facts.vocabulary_size - 1}")
-    asked = 1 if params.max_tokens is None else params.max_tokens
-    if asked < 1:
-        raise InvalidRequest("max_tokens must be at least 1")
-    if length + asked > facts.context_length:
-        raise InvalidRequest(
-            f"prompt ({length} tokens) and max_tokens ({asked}) exceed the context of {facts.context_length} tokens"
-        )
-    if sample.num_samples < 1:
-        raise InvalidRequest("num_samples must be at least 1")
-    if not 0 <= params.temperature < np.inf:
-        raise InvalidRequest("temperature must be a finite number of at least 0")
-    if not 0 < params.top_p <= 1:
-        raise InvalidRequest("top_p must be over 0 and at most 1")
-    if params.stop_strings and not all(params.stop_strings):
-        raise InvalidRequest("stop: a stop string must not be empty")
+        self.made += 1
+        self.newest = token
+        self.job.report(NewToken(self.index, token, logprob, topk))
+        if token in self.job.request.stop_tokens:
+            self.job.end(self.index, "stop")
+        elif self.made >= self.job.request.max_tokens:
+            self.job.end(self.index, "length")

@@ -3,26 +3,37 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.contracts.operations import SamplingParams
+
+class ChoiceParams(Protocol):
+    """How a token is drawn; ``temperature`` 0 is greedy, ``top_k`` -1 and ``top_p`` 1 are off."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
 
 
-def uniform_stream(seed: int | None, sample_index: int) -> np.random.Generator:
-    """Random numbers of one sample: a counter-based stream of (seed, sample_index), or a fresh one without a seed.
+def uniform_stream(seed: int | None) -> np.random.Generator:
+    """Random numbers of one sequence: the counter-based stream of ``seed``, or a fresh one without a seed.
 
     A row draws exactly one uniform a token, so what else shares the batch cannot shift its stream.
     """
     if seed is None:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence()))
-    entropy = [sample_index, int(seed < 0), abs(seed)]
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([0, int(seed < 0), abs(seed)])))
 
 
-def is_greedy(params: SamplingParams) -> bool:
+def is_greedy(params: ChoiceParams) -> bool:
     """Whether the most likely token is always taken (no randomness is used)."""
     return params.temperature == 0 or params.top_k == 1
 
@@ -31,7 +42,7 @@ def is_greedy(params: SamplingParams) -> bool:
 class ChoiceRules:
     """The sampling parameters of a fixed list of rows, laid out for batched use."""
 
-    params: tuple[SamplingParams, ...]
+    params: tuple[ChoiceParams, ...]
     device: torch.device
 
     @cached_property

@@ -1,21 +1,29 @@
-"""A sampling replica in this process: one worker thread that decodes all in one continuous batch."""
+"""A sampling replica in this process: one worker thread that decodes all in one continuous batch.
+
+The event loop's thread owns the requests outstanding; the worker's thread owns everything that is made of them. The
+loop asks for something by an order, which the worker carries out before its next turn; the worker answers through the
+outbox.
+"""
 
 import asyncio
 import atexit
 import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.contracts.ids import RequestId
-from engine.contracts.operations import SampleOutput
 from engine.sampling.adapter_store import AdapterStore
 from engine.sampling.continuous_batching import ContinuousBatcher
+from engine.sampling.delivery import Outbox
 from engine.sampling.failures import as_weft_error
 from engine.sampling.forward_pass import ForwardPass
-from engine.sampling.replica import AdapterVersion, GenerateRequest, ReplicaHealth
-from engine.sampling.sequences import Job, stop_rules
+from engine.sampling.replica import AdapterVersion, GenerateEvent, GenerateRequest, ReplicaHealth
+from engine.sampling.request_checks import check_request
+from engine.sampling.sequences import Job
 from engine.training.base import BaseModel
 from engine.training.checkpoint_files import read_lora_weights
 from engine.training.lora import LoraWeights
@@ -24,7 +32,7 @@ DEFAULT_CACHE_BYTES = 4 << 30
 
 
 class TorchReplica:
-    """``SamplerReplica`` over a loaded base.
+    """``SamplerReplica`` over a loaded base, for one event loop: that of ``start``.
 
     At most ``max_sequences`` sequences decode at once, whose keys and values stay under ``cache_bytes`` (a single
     sequence may exceed it); at most ``max_adapters`` adapter versions are resident. Raises ``InvalidRequest`` for a
@@ -44,45 +52,71 @@ class TorchReplica:
         self._forward = ForwardPass(base)
         self._batcher = self._new_batcher()
         self._adapters = AdapterStore(self._read, max_adapters)
+        self._outbox: Outbox | None = None
+        self._jobs: dict[str, Job] = {}
+        self._cuts: set[asyncio.Future[bool]] = set()
+        # Of the worker's thread: the jobs that the batcher has.
+        self._taken: set[Job] = set()
+        self._orders: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
-        self._jobs: dict[RequestId, Job] = {}
-        self._arrived: list[Job] = []
         self._worker: threading.Thread | None = None
         self._closing = False
 
+    @property
+    def name(self) -> str:
+        """See ``SamplerReplica.name``."""
+        return f"torch:{self._base.facts.name}"
+
     async def start(self) -> None:
         """Start the worker thread."""
-        # Read now, off the event loop: the first stop string would otherwise stall everyone while it loads.
-        await asyncio.to_thread(lambda: self._base.tokenizer)
-        self._worker = threading.Thread(target=self._work, name="weft-sampler", daemon=True)
+        self._outbox = Outbox(asyncio.get_running_loop())
+        self._worker = threading.Thread(target=self._work, args=(self._outbox,), name="weft-sampler", daemon=True)
         self._worker.start()
         # A worker that still computes while the interpreter is torn down would crash the process.
         atexit.register(self._stop)
 
     async def close(self) -> None:
-        """Fail what is outstanding and wait for the worker to end the step in hand."""
+        """Wait for the worker to end the turn in hand, then fail what is outstanding."""
         atexit.unregister(self._stop)
         await asyncio.to_thread(self._stop)
+        failure = EngineFailure("the sampler was closed before the request was done")
+        for job in self._jobs.values():
+            job.stream.end(failure)
+        for waiter in self._cuts:
+            if not waiter.done():
+                waiter.set_exception(EngineFailure("the sampler was closed before the request was cut"))
         await asyncio.to_thread(self._adapters.close)
         self._forward.close()
         self._batcher = self._new_batcher()
 
-    async def generate(self, request: GenerateRequest) -> SampleOutput:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[GenerateEvent]]:
         """See ``SamplerReplica.generate``."""
-        job = Job(request, stop_rules(request.sample, self._base), self._forget)
-        self._register(job)
+        check_request(request, self._base.facts)
+        job = self._register(request)
         try:
             self._submit(job)
-            return await asyncio.wrap_future(job.outcome)
+            while (events := await job.stream.next()) is not None:
+                yield events
         finally:
-            # Only a cancelled caller leaves before the outcome is there.
-            job.fail(EngineFailure("the request was aborted"))
+            del self._jobs[request.request_id]
+            self._order(job.drop)
 
-    async def abort(self, request_id: RequestId) -> bool:
-        """See ``SamplerReplica.abort``; its sequences leave the batch before the next step."""
-        with self._changed:
-            job = self._jobs.get(request_id)
-        return job is not None and job.fail(EngineFailure("the request was aborted"))
+    async def cut(self, request_id: str, index: int | None = None) -> bool:
+        """See ``SamplerReplica.cut``; no turn that begins after it computes anything for what was cut."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            return False
+        if not self._alive:
+            raise EngineFailure("the sampler is not running")
+        if index is not None and not 0 <= index < len(job.request.seeds):
+            raise InvalidRequest(f"request {request_id} has no sequence {index}")
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._cuts.add(waiter)
+        try:
+            self._order(partial(job.cut, index, waiter))
+            return await waiter
+        finally:
+            self._cuts.discard(waiter)
 
     async def load(self, version: AdapterVersion) -> None:
         """See ``SamplerReplica.load``."""
@@ -98,10 +132,33 @@ class TorchReplica:
 
     async def health(self) -> ReplicaHealth:
         """See ``SamplerReplica.health``."""
+        waiting = sum(job.live and not job.begun for job in self._jobs.values())
+        return ReplicaHealth(self._alive, self._batcher.running, waiting, self._adapters.names())
+
+    @property
+    def _alive(self) -> bool:
+        return self._worker is not None and self._worker.is_alive() and not self._closing
+
+    def _register(self, request: GenerateRequest) -> Job:
+        if self._outbox is None or not self._alive:
+            raise EngineFailure("the sampler is not running")
+        if request.request_id in self._jobs:
+            raise EngineFailure(f"request {request.request_id} is already being sampled")
+        job = self._jobs[request.request_id] = Job(request, self._outbox, self._ended)
+        return job
+
+    def _submit(self, job: Job) -> None:
+        if job.request.adapter is None:
+            self._order(partial(self._take, job))
+            return
+        job.lease = self._adapters.lease(job.request.adapter)
+        job.lease.weights.add_done_callback(lambda weights: self._order(partial(self._take_adapted, job, weights)))
+
+    def _order(self, order: Callable[[], None]) -> None:
+        """Have the worker carry out ``order``; callable from any thread."""
         with self._changed:
-            waiting = sum(job.begun == 0 for job in self._jobs.values())
-        alive = self._worker is not None and self._worker.is_alive() and not self._closing
-        return ReplicaHealth(alive, self._batcher.running, waiting, self._adapters.names())
+            self._orders.append(order)
+            self._changed.notify_all()
 
     def _read(self, version: AdapterVersion) -> LoraWeights:
         weights = read_lora_weights(version.directory, self._base)
@@ -112,73 +169,53 @@ class TorchReplica:
     def _stop(self) -> None:
         with self._changed:
             self._closing = True
-            outstanding = list(self._jobs.values())
             self._changed.notify_all()
-        for job in outstanding:
-            job.fail(EngineFailure("the sampler was closed before the request was done"))
         if self._worker is not None:
             self._worker.join()
 
     def _new_batcher(self) -> ContinuousBatcher:
         return ContinuousBatcher(self._forward, *self._limits)
 
-    def _register(self, job: Job) -> None:
-        request_id = job.request.request_id
+    # From here on: the worker's thread.
+
+    def _work(self, outbox: Outbox) -> None:
+        with torch.inference_mode():
+            while self._has_work():
+                try:
+                    while self._orders:
+                        self._orders.popleft()()
+                    # Now, not after the turn: whoever waits for a cut must not wait for the others' step.
+                    outbox.flush()
+                    self._batcher.turn()
+                except Exception as error:  # noqa: BLE001 - the thread's edge: it must outlive any turn
+                    self._start_over(as_weft_error(error, "sampling"))
+                outbox.flush()
+
+    def _has_work(self) -> bool:
+        """Wait until there is something to do; False when closing."""
         with self._changed:
-            if self._worker is None or self._closing:
-                raise EngineFailure("the sampler is not running")
-            if request_id in self._jobs:
-                raise EngineFailure(f"request {request_id} is already being sampled")
-            self._jobs[request_id] = job
+            self._changed.wait_for(lambda: self._closing or self._orders or self._batcher.busy)
+            return not self._closing
 
-    def _submit(self, job: Job) -> None:
-        if job.request.adapter is None:
-            self._arrive(job)
-            return
-        lease = self._adapters.lease(job.request.adapter)
-        job.outcome.add_done_callback(lambda _: lease.release())
-        lease.weights.add_done_callback(lambda weights: self._adapter_ready(job, weights))
+    def _take(self, job: Job) -> None:
+        if job.live:
+            self._taken.add(job)
+            self._batcher.submit(job)
 
-    def _adapter_ready(self, job: Job, weights: Future[LoraWeights]) -> None:
+    def _take_adapted(self, job: Job, weights: Future[LoraWeights]) -> None:
         error = weights.exception()
         if error is not None:
             job.fail(as_weft_error(error, "loading an adapter"))
             return
         job.adapter = weights.result()
-        self._arrive(job)
+        self._take(job)
 
-    def _arrive(self, job: Job) -> None:
-        with self._changed:
-            self._arrived.append(job)
-            self._changed.notify_all()
-
-    def _forget(self, job: Job) -> None:
-        with self._changed:
-            self._jobs.pop(job.request.request_id, None)
-
-    def _work(self) -> None:
-        with torch.inference_mode():
-            while (arrived := self._next_arrivals()) is not None:
-                try:
-                    for job in arrived:
-                        self._batcher.submit(job)
-                    self._batcher.turn()
-                except Exception as error:  # noqa: BLE001 - the thread's edge: it must outlive any turn
-                    self._start_over(as_weft_error(error, "sampling"))
+    def _ended(self, job: Job) -> None:
+        self._taken.discard(job)
+        if job.lease is not None:
+            job.lease.release()
 
     def _start_over(self, failure: WeftError) -> None:
-        with self._changed:
-            coming = {id(job) for job in self._arrived}
-            lost = [job for job in self._jobs.values() if job.ready and id(job) not in coming]
         self._batcher = self._new_batcher()
-        for job in lost:
+        for job in list(self._taken):
             job.fail(failure)
-
-    def _next_arrivals(self) -> list[Job] | None:
-        """Wait until there is something to do; None when closing."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._arrived or self._batcher.busy)
-            if self._closing:
-                return None
-            arrived, self._arrived = self._arrived, []
-            return arrived

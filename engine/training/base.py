@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from engine.contracts.base_model import BaseModelFacts
@@ -125,25 +125,6 @@ class BaseModel:
         """Float32 logits (rows, length, V) of ``input_ids`` int64 (rows, length), by the model's own whole forward."""
         logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
         return logits.float()
-
-    @cached_property
-    def end_of_sequence_ids(self) -> frozenset[int]:
-        """Tokens that end a text, from the generation config or the model's."""
-        for config in (self.model.generation_config, self.model.config.get_text_config()):
-            found = getattr(config, "eos_token_id", None)
-            if found is not None:
-                return frozenset(found if isinstance(found, list | tuple) else [found])
-        return frozenset()
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The folder's tokenizer, None if it holds none."""
-        try:
-            found = AutoTokenizer.from_pretrained(str(self.facts.path), local_files_only=True)
-        except (OSError, ValueError, KeyError):
-            return None
-        # A folder without tokenizer files can give an empty tokenizer, with which no stop string would ever match.
-        return found if len(found) > len(found.all_special_ids) else None
 
     @property
     def is_conv1d(self) -> bool:

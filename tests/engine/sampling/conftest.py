@@ -2,10 +2,9 @@
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,16 +15,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.contracts.base_model import read_base_model_facts
-from engine.contracts.ids import RequestId
-from engine.contracts.operations import SampleOutput, SampleRequest, SamplingParams
-from engine.sampling.replica import AdapterVersion, GenerateRequest
+from engine.sampling.replica import AdapterVersion
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.base import BaseModel
 from engine.training.tiny_model import write_tiny_model
+from tests.engine.sampling.drawing import DEADLINE_S, Client
 
 T = TypeVar("T")
 QWEN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -121,25 +118,6 @@ def make_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[PreTrained
         return build_world(path, targets, tmp_path_factory.mktemp("adapters"))
 
     return build
-
-
-class Client:
-    """A started replica and short ways to ask it."""
-
-    def __init__(self, replica: TorchReplica) -> None:
-        self.replica = replica
-        self._ids: Iterator[int] = count()
-
-    def request(
-        self, prompt: list[int], who: Adapted, params: SamplingParams, *, n: int = 1, **asked: Any
-    ) -> GenerateRequest:
-        sample = SampleRequest(np.array(prompt, np.int64), n, params, **asked)
-        return GenerateRequest(RequestId(f"request-{next(self._ids)}"), sample, who.version)
-
-    async def ask(
-        self, prompt: list[int], who: Adapted, params: SamplingParams, *, n: int = 1, **asked: Any
-    ) -> SampleOutput:
-        return await self.replica.generate(self.request(prompt, who, params, n=n, **asked))
 
 
 @asynccontextmanager

@@ -12,25 +12,46 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.contracts.errors import EngineFailure, InvalidRequest
-from engine.contracts.ids import RequestId
-from engine.contracts.operations import LoraSettings, SamplingParams
+from engine.contracts.operations import LoraSettings
+from engine.sampling import prefill
 from engine.sampling.adapter_store import AdapterStore
-from engine.sampling.replica import AdapterVersion, SamplerReplica
+from engine.sampling.replica import AdapterVersion, PromptScoring, SamplerReplica
 from engine.sampling.torch_replica import TorchReplica
+from engine.training.checkpoint_files import read_lora_weights
 from engine.training.lora import LoraWeights
+from tests.engine.sampling.drawing import GREEDY, Running
 
 PROMPT = [72, 101, 108, 108, 111]
-SHORT = SamplingParams(max_tokens=6, temperature=0, stop_tokens=[])
-LONG = replace(SHORT, max_tokens=1500)
+SHORT = replace(GREEDY, max_tokens=6)
+LONG = replace(GREEDY, max_tokens=1500)
 
 
-async def in_progress(client: Any, world: Any, params: SamplingParams = LONG) -> tuple[Any, asyncio.Task[Any]]:
-    """A request that certainly decodes already: one submitted after it has come back."""
-    request = client.request(PROMPT, world.cat, params)
-    running = asyncio.create_task(client.replica.generate(request))
-    await asyncio.sleep(0)
-    await client.ask([1, 2], world.cat, SHORT)
-    return request, running
+async def in_progress(client: Any, world: Any) -> Running:
+    """A long request that certainly decodes."""
+    running: Running = client.start(PROMPT, world.cat, LONG)
+    await running.reached(1)
+    return running
+
+
+class Barrier:
+    """Where the worker's thread stops until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._open = threading.Event()
+
+    def __call__(self, *_: Any) -> None:
+        """On the worker's thread."""
+        self._reached.set()
+        assert self._open.wait(30)
+
+    async def reached(self) -> None:
+        """Until the worker is here."""
+        assert await asyncio.to_thread(self._reached.wait, 30)
+
+    def open(self) -> None:
+        """Let it and all after it pass."""
+        self._open.set()
 
 
 def test_it_is_a_sampler_replica(world: Any) -> None:
@@ -40,14 +61,13 @@ def test_it_is_a_sampler_replica(world: Any) -> None:
 
 def test_late_joiners_do_not_wait_for_a_long_one(world: Any, serve: Any) -> None:
     async def task(client: Any) -> None:
-        request, running = await in_progress(client, world)
+        running = await in_progress(client, world)
         for who in world.everyone:
             output = await client.ask(PROMPT, who, SHORT)
-            assert output.sequences[0].tokens.tolist() == who.greedy(PROMPT, 6)
-        assert not running.done()
+            assert output.only.ids == who.greedy(PROMPT, 6)
+        assert not running.task.done()
         assert (await client.replica.health()).running == 1
-        await client.replica.abort(request.request_id)
-        await asyncio.wait([running])
+        await running.leave()
 
     serve(world.base, task)
 
@@ -74,7 +94,7 @@ def test_one_adapter_cannot_keep_another_waiting(world: Any, serve: Any) -> None
     done: list[str] = []
 
     async def ask(client: Any, who: Any) -> None:
-        await client.ask(PROMPT, who, SHORT, n=2)
+        await client.ask(PROMPT, who, replace(SHORT, seeds=(None, None)))
         done.append(who.version.name)
 
     async def task(client: Any) -> None:
@@ -85,56 +105,158 @@ def test_one_adapter_cannot_keep_another_waiting(world: Any, serve: Any) -> None
     assert done.index("dog") <= 3
 
 
-def test_abort_cuts_only_its_request(world: Any, serve: Any) -> None:
+def test_cancelling_the_caller_frees_its_place(world: Any, serve: Any) -> None:
     async def task(client: Any) -> None:
-        request, running = await in_progress(client, world)
-        other = asyncio.create_task(client.ask(PROMPT, world.dog, replace(SHORT, max_tokens=100)))
-        await asyncio.sleep(0)
-        assert await client.replica.abort(request.request_id)
-        with pytest.raises(EngineFailure, match="aborted"):
-            await running
-        assert not await client.replica.abort(request.request_id)
-        assert not await client.replica.abort(RequestId("unheard of"))
-        assert (await other).sequences[0].tokens.tolist() == world.dog.greedy(PROMPT, 100)
-        await client.ask(PROMPT, world.bare, SHORT)
-        assert (await client.replica.health()).running == 0
+        running = await in_progress(client, world)
+        await running.leave()
+        again = Running(client.replica, replace(running.request, max_tokens=6))
+        assert (await again.end()).only.ids == world.cat.greedy(PROMPT, 6)
+
+    serve(world.base, task, max_sequences=1)
+
+
+def test_cut_while_the_adapter_loads(world: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = Barrier()
+
+    def read(*inputs: Any) -> LoraWeights:
+        barrier()
+        return read_lora_weights(*inputs)
+
+    monkeypatch.setattr("engine.sampling.torch_replica.read_lora_weights", read)
+
+    async def task(client: Any) -> None:
+        running = client.start(PROMPT, world.cat, SHORT)
+        await barrier.reached()
+        assert await running.cut()
+        assert (await running.end()).only.reason == "cut"
+        assert running.drawn.only.ids == []
+        barrier.open()
+        output = await client.ask(PROMPT, world.cat, SHORT)
+        assert output.only.ids == world.cat.greedy(PROMPT, 6)
 
     serve(world.base, task)
 
 
-def test_cancelling_the_caller_frees_its_place(world: Any, serve: Any) -> None:
-    async def task(client: Any) -> None:
-        request, running = await in_progress(client, world)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        short = replace(request.sample, params=SHORT)
-        output = await client.replica.generate(replace(request, sample=short))
-        assert output.sequences[0].tokens.tolist() == world.cat.greedy(PROMPT, 6)
+def test_cut_while_the_prompt_is_read(world: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill, "MAX_CELLS", 4)
+    barrier = Barrier()
 
-    serve(world.base, task, max_sequences=2)
+    async def task(client: Any) -> None:
+        handle = world.base.model.register_forward_pre_hook(barrier)
+        two = replace(SHORT, seeds=(None, None))
+        running = client.start(PROMPT, world.cat, two, scoring=PromptScoring(1, True, 0))
+        await barrier.reached()
+        cut = asyncio.create_task(running.cut())
+        one = client.start(PROMPT, world.dog, two)
+        cut_of_one = asyncio.create_task(one.cut_at_once(0))
+        barrier.open()
+        assert await cut
+        handle.remove()
+        drawn = await running.end()
+        assert [(sequence.ids, sequence.reason) for sequence in drawn.sequences] == [([], "cut")] * 2
+        assert drawn.scored is None
+        await cut_of_one
+        first, second = (await one.end()).sequences
+        assert (first.ids, first.reason) == ([], "cut")
+        assert second.ids == world.dog.greedy(PROMPT, 6)
+
+    serve(world.base, task)
+
+
+def test_what_was_cut_is_in_no_later_forward(world: Any, serve: Any) -> None:
+    rows: list[int] = []
+
+    def note(_module: Any, _inputs: Any, named: dict[str, Any]) -> None:
+        rows.append(len(named["input_ids"]))
+
+    async def task(client: Any) -> None:
+        running = client.start(PROMPT, world.cat, replace(LONG, seeds=(None,) * 3))
+        await running.reached(1)
+        handle = world.base.model.register_forward_pre_hook(note, with_kwargs=True)
+        assert await running.cut(1)
+        at_cut, length = len(rows), len(running.drawn.sequences[0].ids)
+        await running.reached(length + 5, index=0)
+        handle.remove()
+        assert await running.cut()
+        assert (await client.replica.health()).running == 0
+        await running.end()
+        # One forward may have begun between the cut and the look at it; it has two rows already.
+        assert set(rows[at_cut:]) == {2}
+
+    serve(world.base, task)
+
+
+def test_events_of_a_turn_go_over_together(world: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def task(client: Any) -> None:
+        calls = 0
+        loop = asyncio.get_running_loop()
+        original = loop.call_soon_threadsafe
+
+        def counted(*inputs: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return original(*inputs, **named)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        draw = replace(SHORT, max_tokens=64, seeds=(None,) * 4)
+        await asyncio.gather(*(client.ask(PROMPT, who, draw) for who in world.everyone))
+        monkeypatch.undo()
+        # 64 tokens each: a call a turn, and a few for prompts that came late.
+        assert calls <= 64 + 8
+
+    serve(world.base, task)
+
+
+def test_a_sequence_that_is_not_there_cannot_be_cut(world: Any, serve: Any) -> None:
+    async def task(client: Any) -> None:
+        running = await in_progress(client, world)
+        with pytest.raises(InvalidRequest, match="no sequence 1"):
+            await running.cut(1)
+        await running.leave()
+
+    serve(world.base, task)
 
 
 def test_the_same_request_twice_at_once_is_refused(world: Any, serve: Any) -> None:
     async def task(client: Any) -> None:
-        request, running = await in_progress(client, world)
+        running = await in_progress(client, world)
         with pytest.raises(EngineFailure, match="already"):
-            await client.replica.generate(request)
-        await client.replica.abort(request.request_id)
-        await asyncio.wait([running])
+            await Running(client.replica, running.request).end()
+        await running.leave()
 
     serve(world.base, task)
 
 
 def test_close_fails_what_is_outstanding(world: Any, serve: Any) -> None:
     async def task(client: Any) -> None:
-        _, running = await in_progress(client, world)
+        running = await in_progress(client, world)
         await client.replica.close()
         with pytest.raises(EngineFailure, match="closed"):
-            await running
+            await running.end()
+        assert not await client.replica.cut(running.request.request_id)
         with pytest.raises(EngineFailure, match="not running"):
             await client.ask(PROMPT, world.bare, SHORT)
         assert not (await client.replica.health()).alive
+
+    serve(world.base, task)
+
+
+def test_a_cut_does_not_outlast_the_replica(world: Any, serve: Any) -> None:
+    barrier = Barrier()
+
+    async def task(client: Any) -> None:
+        running = await in_progress(client, world)
+        handle = world.base.model.register_forward_pre_hook(barrier)
+        await barrier.reached()
+        cut = asyncio.create_task(running.cut())
+        closing = asyncio.create_task(client.replica.close())
+        await asyncio.sleep(0)
+        barrier.open()
+        await closing
+        handle.remove()
+        # Whichever the worker saw first; what counts is that both have an end.
+        ends = await asyncio.gather(cut, running.end(), return_exceptions=True)
+        assert all(isinstance(end, EngineFailure) for end in ends) or ends[0] is True
 
     serve(world.base, task)
 
@@ -169,8 +291,8 @@ def test_a_bad_adapter_fails_only_its_own(world: Any, serve: Any, tmp_path: Path
     assert isinstance(missing_too, InvalidRequest)
     assert str(tmp_path) not in str(missing)
     assert isinstance(nonfinite, InvalidRequest)
-    assert cat.sequences[0].tokens.tolist() == world.cat.greedy(PROMPT, 6)
-    assert dog.sequences[0].tokens.tolist() == world.dog.greedy(PROMPT, 6)
+    assert cat.only.ids == world.cat.greedy(PROMPT, 6)
+    assert dog.only.ids == world.dog.greedy(PROMPT, 6)
 
 
 def test_a_broken_step_fails_its_sequences_and_the_worker_lives_on(world: Any, serve: Any) -> None:
@@ -184,15 +306,15 @@ def test_a_broken_step_fails_its_sequences_and_the_worker_lives_on(world: Any, s
     async def task(client: Any) -> None:
         handle = world.base.model.register_forward_pre_hook(fail_once)
         try:
-            _, running = await in_progress(client, world)
+            running = await in_progress(client, world)
             broken.set()
             with pytest.raises(EngineFailure, match="failed") as caught:
-                await running
+                await running.end()
         finally:
             handle.remove()
         assert "secret" not in caught.value.message
         output = await client.ask(PROMPT, world.cat, SHORT)
-        assert output.sequences[0].tokens.tolist() == world.cat.greedy(PROMPT, 6)
+        assert output.only.ids == world.cat.greedy(PROMPT, 6)
 
     serve(world.base, task)
 
@@ -202,10 +324,10 @@ def test_evicted_adapters_come_back_by_themselves(world: Any, serve: Any) -> Non
         for _ in range(2):
             for who in (world.cat, world.dog):
                 output = await client.ask(PROMPT, who, SHORT)
-                assert output.sequences[0].tokens.tolist() == who.greedy(PROMPT, 6)
+                assert output.only.ids == who.greedy(PROMPT, 6)
                 assert (await client.replica.health()).adapters == (who.version.name,)
         both = await asyncio.gather(client.ask(PROMPT, world.cat, SHORT), client.ask(PROMPT, world.dog, SHORT))
-        assert [o.sequences[0].tokens.tolist() for o in both] == [w.greedy(PROMPT, 6) for w in (world.cat, world.dog)]
+        assert [o.only.ids for o in both] == [w.greedy(PROMPT, 6) for w in (world.cat, world.dog)]
 
     serve(world.base, task, max_adapters=1)
 
@@ -215,15 +337,14 @@ def test_load_and_unload(world: Any, serve: Any) -> None:
         await client.replica.load(world.cat.version)
         await client.replica.load(world.dog.version)
         assert (await client.replica.health()).adapters == ("cat", "dog")
-        request, running = await in_progress(client, world)
+        running = await in_progress(client, world)
         await client.replica.unload("cat")
         await client.replica.unload("never loaded")
         assert (await client.replica.health()).adapters == ("dog",)
-        assert not running.done()
+        assert not running.task.done()
         output = await client.ask(PROMPT, world.cat, SHORT)
-        assert output.sequences[0].tokens.tolist() == world.cat.greedy(PROMPT, 6)
-        await client.replica.abort(request.request_id)
-        await asyncio.wait([running])
+        assert output.only.ids == world.cat.greedy(PROMPT, 6)
+        await running.leave()
 
     serve(world.base, task)
 

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from engine.contracts.operations import Datum, LossName, LossSpec, OptimStep, TrainingBatch
+from engine.sampling.vocabulary import read_vocabulary
 from engine.training.base import BaseModel
 from engine.training.lora import AdapterSegment
 from engine.training.tiny_model import write_tiny_model
@@ -29,7 +30,7 @@ def test_same_seed_writes_the_same_weights(tiny_model_dir: Path, tmp_path: Path)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_tokenizer_is_byte_level_with_a_chat_template(tiny_model_dir: Path, base: BaseModel) -> None:
+def test_tokenizer_is_byte_level_with_a_chat_template(tiny_model_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir, local_files_only=True)
     text = "naïve 猫 🐈\n"
     assert tokenizer.encode(text, add_special_tokens=False) == list(text.encode())
@@ -38,7 +39,7 @@ def test_tokenizer_is_byte_level_with_a_chat_template(tiny_model_dir: Path, base
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
     assert chat == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert base.end_of_sequence_ids == {tokenizer.eos_token_id}
+    assert read_vocabulary(tiny_model_dir).end_of_sequence_ids == {tokenizer.eos_token_id}
 
 
 def test_an_adapter_learns_a_sentence(trainer: Trainer, base: BaseModel) -> None:

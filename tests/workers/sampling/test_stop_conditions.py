@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from engine.sampling.stop_conditions import StopRules, StopWatch
+from workers.sampling.stop_conditions import StopRules, StopWatch
 
 MERGED = ["Ġt", "he", "Ġthe", "Ċ", "ing", "Ã©", "å"]
 

@@ -6,9 +6,11 @@ A sample keeps no order with others. One that is cut by the end of the process s
 import asyncio
 import logging
 
+from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure, WeftError
 from engine.contracts.operations import OperationKind, Result, SampleRequest
-from engine.sampling.replica import AdapterVersion, GenerateRequest, SamplerReplica
+from engine.sampling.replica import AdapterVersion, SamplerReplica
+from engine.sampling.vocabulary import BaseVocabulary
 from tenants.checkpoints import get_checkpoint
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
@@ -17,6 +19,9 @@ from tenants.samplers import get_sampler
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
 from workers.ledger.wakeups import Wakeups, sampling_topic, wait_for
+from workers.sampling.attempts import run_sample
+from workers.sampling.continuation import Continuation
+from workers.sampling.sample_request import stop_rules
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +35,8 @@ class SamplingWorker:
     def __init__(
         self,
         *,
-        base_model: str,
+        base: BaseModelFacts,
+        vocabulary: BaseVocabulary,
         replica: SamplerReplica,
         database: Database,
         ledger: Ledger,
@@ -38,7 +44,8 @@ class SamplingWorker:
         data_folder: DataFolder,
         clock: Clock,
     ) -> None:
-        self._base_model = base_model
+        self._base = base
+        self._vocabulary = vocabulary
         self._replica = replica
         self._database = database
         self._ledger = ledger
@@ -51,13 +58,13 @@ class SamplingWorker:
     async def run(self) -> None:
         """Work until ``stop``; samples in flight are then left to the next process."""
         position = 0
-        with self._wakeups.listen(sampling_topic(self._base_model)) as event:
+        with self._wakeups.listen(sampling_topic(self._base.name)) as event:
             while not self._stopping:
                 event.clear()
                 try:
                     position = await self._dispatch_after(position)
                 except Exception:
-                    log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base_model)
+                    log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
                 if not await wait_for(event, SWEEP_SECONDS):
                     position = 0
         for task in list(self._in_flight.values()):
@@ -67,13 +74,13 @@ class SamplingWorker:
     def stop(self) -> None:
         """End; nothing accepted is lost."""
         self._stopping = True
-        self._wakeups.announce(sampling_topic(self._base_model))
+        self._wakeups.announce(sampling_topic(self._base.name))
 
     async def _dispatch_after(self, position: int) -> int:
         """Start every pending sample accepted after ``position``; returns the last position seen."""
         while not self._stopping:
             async with self._database.read() as session:
-                operations = await self._ledger.pending_samples(session, self._base_model, after_position=position)
+                operations = await self._ledger.pending_samples(session, self._base.name, after_position=position)
             for operation in operations:
                 position = operation.position
                 if operation.id not in self._in_flight:
@@ -92,9 +99,6 @@ class SamplingWorker:
                 outcome = error
             async with self._database.write() as transaction:
                 await self._ledger.complete(transaction, [Completion(operation, outcome)])
-        except asyncio.CancelledError:
-            await self._replica.abort(operation.id)
-            raise
         except Exception:
             log.exception("operation=%s kind=%s failed", operation.id, OperationKind.SAMPLE)
             failure = EngineFailure(f"weft failed to run this sample; the service's log has the cause ({operation.id})")
@@ -106,9 +110,9 @@ class SamplingWorker:
     async def _sample(self, operation: ReadyOperation) -> Result:
         if not isinstance(operation.payload, SampleRequest):
             raise TypeError(f"{operation.kind} without a sample request")
-        adapter = await self._resolve(operation)
-        request = GenerateRequest(request_id=operation.id, sample=operation.payload, adapter=adapter)
-        return await self._replica.generate(request)
+        rules = stop_rules(operation.payload, self._base, self._vocabulary)
+        continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
+        return await run_sample(self._replica, continuation, await self._resolve(operation))
 
     async def _resolve(self, operation: ReadyOperation) -> AdapterVersion | None:
         """The version to sample now: the pinned one, a live sampler's newest, or None for the bare base."""

@@ -1,0 +1,45 @@
+"""What every replica refuses, so that the same mistake reads the same whichever would have met it."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import InvalidRequest
+from engine.sampling.replica import GenerateRequest
+
+
+def check_request(request: GenerateRequest, facts: BaseModelFacts) -> None:
+    """Raises ``InvalidRequest`` naming the field that a base of these ``facts`` cannot serve."""
+    check_prompt(request.prompt, request.max_tokens, facts)
+    check_choice(request.temperature, request.top_p)
+    if not request.seeds:
+        raise InvalidRequest("seeds: at least one sequence must be asked for")
+    if request.topk < 0:
+        raise InvalidRequest("topk must be at least 0")
+    if request.scoring is not None and (request.scoring.start < 1 or request.scoring.topk < 0):
+        raise InvalidRequest("scoring: start must be at least 1 and topk at least 0")
+
+
+def check_prompt(prompt: NDArray[np.int64], max_tokens: int, facts: BaseModelFacts) -> None:
+    """Raises ``InvalidRequest`` for a prompt that is empty, has foreign tokens or leaves too little of the context."""
+    if len(prompt) == 0:
+        raise InvalidRequest("prompt must have at least one token")
+    if prompt.min() < 0 or prompt.max() >= facts.vocabulary_size:
+        raise InvalidRequest(f"prompt: token ids must be from 0 to {facts.vocabulary_size - 1}")
+    if max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1")
+    if len(prompt) + max_tokens > facts.context_length:
+        raise InvalidRequest(
+            f"prompt ({len(prompt)} tokens) and max_tokens ({max_tokens}) exceed the context of "
+            f"{facts.context_length} tokens"
+        )
+
+
+def check_choice(temperature: float, top_p: float) -> None:
+    """Raises ``InvalidRequest`` for numbers out of range."""
+    if not 0 <= temperature < math.inf:
+        raise InvalidRequest("temperature must be a finite number of at least 0")
+    if not 0 < top_p <= 1:
+        raise InvalidRequest("top_p must be over 0 and at most 1")

@@ -1,0 +1,219 @@
+"""Asking a replica for sequences, and what came so far, with the order of events checked on the way."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol, Self
+
+import numpy as np
+
+from engine.contracts.operations import TopkLogprobs
+from engine.sampling.replica import (
+    AdapterVersion,
+    Ended,
+    EndReason,
+    GenerateEvent,
+    GenerateRequest,
+    PromptScored,
+    PromptScoring,
+    SamplerReplica,
+)
+
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How to draw: the fields of a request that tests vary."""
+
+    max_tokens: int = 24
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    stop_tokens: frozenset[int] = frozenset()
+    seeds: tuple[int | None, ...] = (None,)
+
+
+GREEDY = Draw(temperature=0)
+RANDOM = Draw(seeds=(11,))
+
+
+@dataclass
+class DrawnSequence:
+    """One sequence so far."""
+
+    ids: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    rows: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    reason: EndReason | None = None
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """Float32 (T,)."""
+        return np.array(self.scores, np.float32)
+
+    @property
+    def topk(self) -> TopkLogprobs | None:
+        """(T, k); None when there are no rows."""
+        if not self.rows:
+            return None
+        ids, logprobs = zip(*self.rows, strict=True)
+        return TopkLogprobs(np.stack(ids), np.stack(logprobs))
+
+
+@dataclass
+class Drawn:
+    """All of a request so far."""
+
+    sequences: list[DrawnSequence]
+    scored: PromptScored | None = None
+
+    @classmethod
+    def of(cls, request: GenerateRequest) -> Self:
+        """Of ``request``, nothing yet."""
+        return cls([DrawnSequence() for _ in request.seeds])
+
+    @property
+    def only(self) -> DrawnSequence:
+        """The sequence of a request for one."""
+        (sequence,) = self.sequences
+        return sequence
+
+    def take(self, events: Sequence[GenerateEvent]) -> None:
+        """Add ``events``, which must keep the order that the protocol promises."""
+        assert events
+        for event in events:
+            if isinstance(event, PromptScored):
+                assert self.scored is None
+                assert not any(sequence.ids or sequence.reason for sequence in self.sequences)
+                self.scored = event
+                continue
+            sequence = self.sequences[event.index]
+            assert sequence.reason is None
+            if isinstance(event, Ended):
+                sequence.reason = event.reason
+                continue
+            sequence.ids.append(event.token)
+            sequence.scores.append(event.logprob)
+            if event.topk is not None:
+                sequence.rows.append(event.topk)
+
+
+class Running:
+    """A request that is being read, so that a test can look at it and wait for what it has."""
+
+    def __init__(self, replica: SamplerReplica, request: GenerateRequest) -> None:
+        self.request = request
+        self.drawn = Drawn.of(request)
+        self._replica = replica
+        self._news = asyncio.Condition()
+        self._over = False
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> Drawn:
+        try:
+            async with aclosing(self._replica.generate(self.request)) as batches:
+                async for events in batches:
+                    self.drawn.take(events)
+                    async with self._news:
+                        self._news.notify_all()
+        finally:
+            self._over = True
+            async with self._news:
+                self._news.notify_all()
+        assert all(sequence.reason for sequence in self.drawn.sequences)
+        return self.drawn
+
+    async def reached(self, length: int, index: int | None = None) -> None:
+        """Wait until sequence ``index``, or each of them, has ``length`` tokens."""
+        wanted = self.drawn.sequences if index is None else [self.drawn.sequences[index]]
+        async with asyncio.timeout(DEADLINE_S), self._news:
+            await self._news.wait_for(lambda: self._over or all(len(sequence.ids) >= length for sequence in wanted))
+        assert all(len(sequence.ids) >= length for sequence in wanted)
+
+    async def end(self) -> Drawn:
+        """What it came to, or its error."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.task
+
+    async def cut(self, index: int | None = None) -> bool:
+        """Cut it, or one of its sequences."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await self._replica.cut(self.request.request_id, index)
+
+    async def cut_at_once(self, index: int | None = None) -> None:
+        """``cut`` as soon as the replica knows of it."""
+        async with asyncio.timeout(DEADLINE_S):
+            # Nothing tells when a replica has taken note of a request; each look gives its reader a turn.
+            while not await self._replica.cut(self.request.request_id, index):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    async def leave(self) -> None:
+        """Stop reading."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+class Versioned(Protocol):
+    """Whoever has an adapter."""
+
+    @property
+    def version(self) -> AdapterVersion | None: ...
+
+
+class Client:
+    """A started replica and short ways to ask it."""
+
+    def __init__(self, replica: SamplerReplica) -> None:
+        self.replica = replica
+        self._numbers = count()
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        who: Versioned,
+        draw: Draw,
+        *,
+        topk: int = 0,
+        scoring: PromptScoring | None = None,
+    ) -> GenerateRequest:
+        """A request of its own id."""
+        return GenerateRequest(
+            request_id=f"request-{next(self._numbers)}",
+            prompt=np.array(prompt, np.int64),
+            seeds=draw.seeds,
+            max_tokens=draw.max_tokens,
+            temperature=draw.temperature,
+            top_k=draw.top_k,
+            top_p=draw.top_p,
+            stop_tokens=draw.stop_tokens,
+            topk=topk,
+            scoring=scoring,
+            adapter=who.version,
+        )
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        who: Versioned,
+        draw: Draw,
+        *,
+        topk: int = 0,
+        scoring: PromptScoring | None = None,
+    ) -> Running:
+        """Begin a request and go on reading it."""
+        return Running(self.replica, self.request(prompt, who, draw, topk=topk, scoring=scoring))
+
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        who: Versioned,
+        draw: Draw,
+        *,
+        topk: int = 0,
+        scoring: PromptScoring | None = None,
+    ) -> Drawn:
+        """The whole of a request."""
+        return await self.start(prompt, who, draw, topk=topk, scoring=scoring).end()

@@ -1,0 +1,24 @@
+"""The replicas that the contract suite tries: each a started one over the world's base, at most ``SEQUENCES`` at once."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from engine.sampling.replica import SamplerReplica
+from engine.sampling.torch_replica import TorchReplica
+
+SEQUENCES = 8
+
+
+@asynccontextmanager
+async def torch_replica(world: Any) -> AsyncIterator[SamplerReplica]:
+    """The one in this process."""
+    replica = TorchReplica(world.base, max_sequences=SEQUENCES)
+    await replica.start()
+    try:
+        yield replica
+    finally:
+        await replica.close()
+
+
+REPLICAS: dict[str, Callable[[Any], AbstractAsyncContextManager[SamplerReplica]]] = {"torch": torch_replica}

@@ -1,0 +1,216 @@
+"""One sample operation over as many attempts as it takes: what it has so far, and what is left to ask for.
+
+Pure: it asks nobody and knows no time. Whoever runs it sends its requests to a replica and gives it the events.
+"""
+
+import math
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contracts.errors import EngineFailure
+from engine.contracts.operations import SampledSequence, SampleOutput, SampleRequest, TopkLogprobs, empty_topk
+from engine.sampling.replica import (
+    AdapterVersion,
+    Ended,
+    GenerateEvent,
+    GenerateRequest,
+    NewToken,
+    PromptScored,
+    PromptScoring,
+)
+from workers.sampling.stop_conditions import StopReason, StopRules, StopWatch
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens ``start`` to ``end`` (excluded) of a sequence are of ``version``, an adapter's name or None for the base."""
+
+    version: str | None
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One of the samples so far; ``reason`` is None until it has ended."""
+
+    watch: StopWatch
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    topk: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = field(default_factory=list)
+    changes: list[tuple[int, str | None]] = field(default_factory=list)
+    """From which token on which version, each unlike the one before."""
+    reason: StopReason | None = None
+
+    def append(self, event: NewToken, version: str | None) -> None:
+        """Take in the next token, of ``version``."""
+        if not self.changes or self.changes[-1][1] != version:
+            self.changes.append((len(self.tokens), version))
+        self.tokens.append(event.token)
+        self.logprobs.append(event.logprob)
+        if event.topk is not None:
+            self.topk.append(event.topk)
+        self.reason = self.watch.after(self.tokens)
+
+    def spans(self) -> list[VersionSpan]:
+        """See ``Continuation.spans``."""
+        ends = [*(start for start, _ in self.changes[1:]), len(self.tokens)]
+        return [VersionSpan(version, start, end) for (start, version), end in zip(self.changes, ends, strict=False)]
+
+
+class Continuation:
+    """The sequences of one ``sample``, drawn until ``stop`` ends each of them.
+
+    ``operation_id`` begins the ids of its requests; requests of operations with different ``cache_salt`` share no
+    prefix cache.
+    """
+
+    def __init__(
+        self, operation_id: str, sample: SampleRequest, stop: StopRules, *, cache_salt: str | None = None
+    ) -> None:
+        self._operation_id = operation_id
+        self._sample = sample
+        self._stop = stop
+        self._cache_salt = cache_salt
+        self._scoring = _scoring(sample)
+        self._scored: PromptScored | None = None
+        self._sequences = [_Sequence(StopWatch(stop)) for _ in range(sample.num_samples)]
+        self._asked: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has ended."""
+        return all(sequence.reason is not None for sequence in self._sequences)
+
+    @property
+    def made(self) -> int:
+        """Tokens of all sequences so far: what grows is making progress."""
+        return sum(len(sequence.tokens) for sequence in self._sequences)
+
+    def requests(self, adapter: AdapterVersion | None, attempt: int) -> list[GenerateRequest]:
+        """What is left to ask a replica for, as attempt number ``attempt``, in place of all requests before.
+
+        One request for all sequences while there are no tokens, so that they share the work on the prompt; from then
+        on one for each sequence that has not ended.
+        """
+        name = f"{self._operation_id}.{attempt}"
+        unfinished = [index for index, sequence in enumerate(self._sequences) if sequence.reason is None]
+        self._asked = {f"{name}.{index}": (index,) for index in unfinished} if self.made else {name: tuple(unfinished)}
+        return [self._request(request_id, indices, adapter) for request_id, indices in self._asked.items()]
+
+    def _request(self, request_id: str, indices: tuple[int, ...], adapter: AdapterVersion | None) -> GenerateRequest:
+        params = self._sample.params
+        # Sequences asked for together have no tokens, so what holds for the first holds for all.
+        tokens = self._sequences[indices[0]].tokens
+        return GenerateRequest(
+            request_id=request_id,
+            prompt=np.concatenate([self._sample.prompt, np.array(tokens, np.int64)]),
+            seeds=tuple(segment_seed(params.seed, index, len(tokens)) for index in indices),
+            max_tokens=self._stop.max_tokens - len(tokens),
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            stop_tokens=self._stop.tokens,
+            topk=self._sample.topk_sample_logprobs,
+            scoring=self._scoring if self._scored is None else None,
+            adapter=adapter,
+            cache_salt=self._cache_salt,
+        )
+
+    def take(self, request: GenerateRequest, event: GenerateEvent) -> int | None:
+        """Take in the next event of ``request``, one of the newest ``requests``; returns which of its sequences to cut.
+
+        That is one which a stop string has just ended: the replica knows nothing of it, and what it still sends of it
+        is ignored. Raises ``EngineFailure`` for an event that cannot be
+        right: without its logprob, out of order, or of an end that nobody asked for. What was taken before stays good.
+        """
+        if isinstance(event, PromptScored):
+            self._take_scores(event)
+            return None
+        sequence = self._sequences[self._asked[request.request_id][event.index]]
+        if sequence.reason is not None:
+            return None
+        if isinstance(event, Ended):
+            if event.reason != "cut":
+                raise EngineFailure(f"the replica ended a sequence ({event.reason}) that was to go on")
+            return None
+        self._check_token(event)
+        sequence.append(event, request.adapter.name if request.adapter else None)
+        by_text = sequence.reason == "stop" and event.token not in self._stop.tokens
+        return event.index if by_text else None
+
+    def done_with(self, request: GenerateRequest) -> bool:
+        """Whether all sequences that ``request`` draws have ended."""
+        return all(self._sequences[index].reason is not None for index in self._asked[request.request_id])
+
+    def _check_token(self, event: NewToken) -> None:
+        if self._scoring is not None and self._scored is None:
+            raise EngineFailure("the replica sent a token before the scores of the prompt")
+        if not math.isfinite(event.logprob):
+            raise EngineFailure("the replica sent a token without its logprob")
+        if event.topk is None and self._sample.topk_sample_logprobs > 0:
+            raise EngineFailure("the replica sent a token without its likeliest alternatives")
+
+    def _take_scores(self, event: PromptScored) -> None:
+        if self._scoring is None or self._scored is not None:
+            raise EngineFailure("the replica sent scores of the prompt that were not asked for")
+        length = len(self._sample.prompt)
+        if self._scoring.logprobs:
+            logprobs = event.logprobs
+            if logprobs is None or len(logprobs) != length or not np.isfinite(logprobs[self._scoring.start :]).all():
+                raise EngineFailure("the replica left out logprobs of the prompt")
+        if self._scoring.topk > 0 and (event.topk is None or len(event.topk.token_ids) != length):
+            raise EngineFailure("the replica left out likeliest tokens of the prompt")
+        self._scored = event
+
+    def output(self) -> SampleOutput:
+        """The result. Raises ``EngineFailure`` while not ``finished``."""
+        return SampleOutput(
+            sequences=[self._sampled(sequence) for sequence in self._sequences],
+            prompt_logprobs=self._scored.logprobs if self._scored else None,
+            topk_prompt_logprobs=self._scored.topk if self._scored else None,
+        )
+
+    def spans(self) -> list[list[VersionSpan]]:
+        """Of each sequence: which version made which of its tokens so far, without gaps, neighbours different."""
+        return [sequence.spans() for sequence in self._sequences]
+
+    def _sampled(self, sequence: _Sequence) -> SampledSequence:
+        if sequence.reason is None:
+            raise EngineFailure("the sample is not finished")
+        return SampledSequence(
+            stop_reason=sequence.reason,
+            tokens=np.array(sequence.tokens, np.int32),
+            logprobs=np.array(sequence.logprobs, np.float32),
+            topk_logprobs=self._topk_table(sequence) if self._sample.topk_sample_logprobs > 0 else None,
+        )
+
+    def _topk_table(self, sequence: _Sequence) -> TopkLogprobs:
+        table = empty_topk(len(sequence.tokens), self._sample.topk_sample_logprobs)
+        for position, (ids, logprobs) in enumerate(sequence.topk):
+            table.token_ids[position, : len(ids)] = ids
+            table.logprobs[position, : len(ids)] = logprobs
+        return table
+
+
+def segment_seed(seed: int | None, index: int, start: int) -> int | None:
+    """The seed with which sequence ``index`` of a sample goes on from its token ``start``: no two share a stream.
+
+    The first segment of the first sequence has the sample's own ``seed``; others have 63 bits hashed from all three.
+    None stays None.
+    """
+    if seed is None or (index == 0 and start == 0):
+        return seed
+    digest = blake2b(f"{seed}/{index}/{start}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _scoring(sample: SampleRequest) -> PromptScoring | None:
+    if not sample.prompt_logprobs and sample.topk_prompt_logprobs <= 0:
+        return None
+    length = len(sample.prompt)
+    last = length if sample.prompt_logprobs_last_n is None else sample.prompt_logprobs_last_n
+    return PromptScoring(max(1, length - last), sample.prompt_logprobs, sample.topk_prompt_logprobs)

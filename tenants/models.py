@@ -263,3 +263,47 @@ class OperationResult(Base):
     operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
+
+
+class AdapterGate(Base):
+    """Whether samples of a run's adapter may run; ``run_id`` is ``pool:`` and the base's name for all of a base.
+
+    ``mode`` is None while it is open, and then nothing but ``generation`` counts: it grows with every change. A gate whose
+    ``expires_at`` has passed is open.
+    """
+
+    __tablename__ = "adapter_gates"
+
+    run_id: Mapped[str] = mapped_column(String(520), primary_key=True)
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"))
+    base_model: Mapped[str] = mapped_column(String(500), index=True)
+    generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    mode: Mapped[str | None] = mapped_column(String(8))
+    reason: Mapped[str | None] = mapped_column(String(500))
+    since: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+
+
+class SampleInFlight(Base):
+    """A sample that a replica works on now, on ``version`` (a checkpoint's id, None for the base) of ``run_id``."""
+
+    __tablename__ = "samples_in_flight"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    base_model: Mapped[str] = mapped_column(String(500))
+    run_id: Mapped[str | None] = mapped_column(String(100), index=True)
+    version: Mapped[str | None] = mapped_column(String(32))
+    replica: Mapped[str] = mapped_column(String(200))
+    process: Mapped[str] = mapped_column(String(64), index=True)
+    since: Mapped[datetime]
+
+
+class SampleReport(Base):
+    """How a sample came about: ``engine.contracts.sample_report`` bytes, pruned with the result."""
+
+    __tablename__ = "sample_reports"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    body: Mapped[bytes]

@@ -1,0 +1,227 @@
+"""The gate of an adapter, shared by every process through the database.
+
+A gate is open, or closed in one of three modes until it is resumed or expires. Whoever changes it last wins: pausing what
+is paused takes over mode, reason and expiry. ``generation`` grows with every change, so that a controller can tell that
+another one came between, and can resume only what it paused itself.
+
+A sample may run while a row in ``samples_in_flight`` says so; that row is written in a transaction that has seen the gate
+open and holds it. So once a pause has committed, only the rows that are there then remain to be waited for.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.ids import RequestId, RunId, TenantId
+from tenants.clock import Clock
+from tenants.database import insert_unless_present
+from tenants.models import AdapterGate, SampleInFlight
+
+
+class GateMode(StrEnum):
+    """What a pause does to samples in flight; new ones wait in every mode.
+
+    ``abort`` ends them with the tokens so far, ``wait`` lets them end, ``keep`` cuts them and goes on after the resume.
+    """
+
+    ABORT = "abort"
+    WAIT = "wait"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gate as it stands. ``mode`` None: open."""
+
+    generation: int = 0
+    mode: GateMode | None = None
+    reason: str | None = None
+    since: datetime | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A sample that goes to a replica now; ``run`` None samples the bare base."""
+
+    operation: RequestId
+    tenant: TenantId
+    base_model: str
+    run: RunId | None
+    version: str | None
+    replica: str
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What a controller asks for."""
+
+    mode: GateMode
+    reason: str | None = None
+    ttl: timedelta | None = None
+
+
+def pool_gate(base_model: str) -> str:
+    """The key of the gate before every sample of a base model."""
+    return f"pool:{base_model}"
+
+
+async def gate_of(session: AsyncSession, key: str, clock: Clock) -> Gate:
+    """The gate of a run, or of a pool; open when nobody ever touched it."""
+    row = await session.get(AdapterGate, key, populate_existing=True)
+    return Gate() if row is None else _gate(row, clock())
+
+
+async def closed_gates(session: AsyncSession, base_model: str, clock: Clock) -> dict[str, Gate]:
+    """Every closed gate of the base model by its key."""
+    now = clock()
+    rows = await session.scalars(
+        select(AdapterGate)
+        .where(AdapterGate.base_model == base_model, AdapterGate.mode.is_not(None), _unexpired(now))
+        .execution_options(populate_existing=True)
+    )
+    return {row.run_id: _gate(row, now) for row in rows}
+
+
+async def pause_gate(
+    transaction: AsyncSession, key: str, *, tenant: TenantId | None, base_model: str, pause: Pause, clock: Clock
+) -> Gate:
+    """Close the gate, or take over one that is closed."""
+    now = clock()
+    await _make(transaction, [(key, tenant)], base_model, now)
+    row = await _locked(transaction, key)
+    row.since = row.since if _gate(row, now).mode else now
+    row.generation, row.mode, row.reason = row.generation + 1, pause.mode, pause.reason
+    row.expires_at = None if pause.ttl is None else now + pause.ttl
+    await transaction.flush()
+    return _gate(row, now)
+
+
+async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | None, clock: Clock) -> Gate:
+    """Open the gate; open already is fine. Raises ``InvalidRequest`` when ``generation`` is given and is not the gate's."""
+    now = clock()
+    found = await transaction.scalar(
+        select(AdapterGate).where(AdapterGate.run_id == key).with_for_update().execution_options(populate_existing=True)
+    )
+    if found is None:
+        return Gate()
+    gate = _gate(found, now)
+    if generation is not None and generation != gate.generation:
+        raise InvalidRequest(
+            f"generation is {generation}, but the gate is at {gate.generation}: another controller has changed it since"
+        )
+    if found.mode is not None:
+        found.generation, found.mode, found.reason = found.generation + 1, None, None
+        found.since, found.expires_at = now, None
+        await transaction.flush()
+    return _gate(found, now)
+
+
+async def enter(transaction: AsyncSession, dispatch: Dispatch, clock: Clock) -> bool:
+    """Note that the sample is in flight, unless a gate before it is closed; says whether it was noted."""
+    now = clock()
+    keys: list[tuple[str, TenantId | None]] = [(pool_gate(dispatch.base_model), None)]
+    if dispatch.run is not None:
+        keys.append((dispatch.run, dispatch.tenant))
+    await _make(transaction, keys, dispatch.base_model, now)
+    gates = await transaction.scalars(
+        select(AdapterGate)
+        .where(AdapterGate.run_id.in_([key for key, _ in keys]))
+        .order_by(AdapterGate.run_id)
+        .with_for_update(read=True)
+        .execution_options(populate_existing=True)
+    )
+    if any(_gate(row, now).mode for row in gates):
+        return False
+    await leave(transaction, dispatch.operation)
+    transaction.add(
+        SampleInFlight(
+            operation_id=dispatch.operation,
+            tenant_id=dispatch.tenant,
+            base_model=dispatch.base_model,
+            run_id=dispatch.run,
+            version=dispatch.version,
+            replica=dispatch.replica,
+            process=dispatch.process,
+            since=now,
+        )
+    )
+    await transaction.flush()
+    return True
+
+
+async def leave(transaction: AsyncSession, operation: RequestId) -> None:
+    """The sample is no longer in flight."""
+    await transaction.execute(delete(SampleInFlight).where(SampleInFlight.operation_id == operation))
+
+
+async def leave_all(transaction: AsyncSession, process: str) -> None:
+    """Nothing is in flight in that process: it begins, or is dead."""
+    await transaction.execute(delete(SampleInFlight).where(SampleInFlight.process == process))
+
+
+async def in_flight(session: AsyncSession, key: str) -> int:
+    """How many samples of a run, or of a whole base model, replicas work on now."""
+    is_pool = key.startswith("pool:")
+    where = SampleInFlight.base_model == key.removeprefix("pool:") if is_pool else SampleInFlight.run_id == key
+    return await session.scalar(select(func.count()).select_from(SampleInFlight).where(where)) or 0
+
+
+async def versions_in_flight(session: AsyncSession, run: RunId) -> dict[str, list[str]]:
+    """Versions of the run that each replica works on now, by the replica's name."""
+    rows = await session.execute(
+        select(SampleInFlight.replica, SampleInFlight.version)
+        .where(SampleInFlight.run_id == run, SampleInFlight.version.is_not(None))
+        .distinct()
+    )
+    found: dict[str, list[str]] = {}
+    for replica, version in rows:
+        found.setdefault(replica, []).append(version or "")
+    return found
+
+
+async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[str, str]]:
+    """Open every gate whose time is over; returns key and base model of each."""
+    now = clock()
+    rows = await transaction.execute(
+        update(AdapterGate)
+        .where(AdapterGate.mode.is_not(None), AdapterGate.expires_at <= now)
+        .values(generation=AdapterGate.generation + 1, mode=None, reason=None, since=now, expires_at=None)
+        .returning(AdapterGate.run_id, AdapterGate.base_model)
+    )
+    return [(row.run_id, row.base_model) for row in rows]
+
+
+async def _make(
+    transaction: AsyncSession, keys: list[tuple[str, TenantId | None]], base_model: str, now: datetime
+) -> None:
+    rows = [
+        {"run_id": key, "tenant_id": tenant, "base_model": base_model, "generation": 0, "since": now}
+        for key, tenant in keys
+    ]
+    await transaction.execute(insert_unless_present(transaction, AdapterGate).values(rows))
+
+
+async def _locked(transaction: AsyncSession, key: str) -> AdapterGate:
+    row = await transaction.scalar(
+        select(AdapterGate).where(AdapterGate.run_id == key).with_for_update().execution_options(populate_existing=True)
+    )
+    if row is None:
+        raise RuntimeError("a gate's row was made and is gone; rows are never deleted")
+    return row
+
+
+def _unexpired(now: datetime) -> ColumnElement[bool]:
+    return or_(AdapterGate.expires_at.is_(None), AdapterGate.expires_at > now)
+
+
+def _gate(row: AdapterGate, now: datetime) -> Gate:
+    is_over = row.expires_at is not None and row.expires_at <= now
+    if row.mode is None or is_over:
+        return Gate(generation=row.generation)
+    return Gate(row.generation, GateMode(row.mode), row.reason, row.since, row.expires_at)

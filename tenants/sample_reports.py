@@ -1,0 +1,39 @@
+"""Reports of samples: written with their results, gone with them."""
+
+from collections.abc import Collection
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import NotFound
+from engine.contracts.ids import RequestId, TenantId
+from engine.contracts.sample_report import SampleReport, decode_report, encode_report
+from tenants.models import Checkpoint
+from tenants.models import SampleReport as Row
+
+
+async def record_report(
+    transaction: AsyncSession, tenant: TenantId, operation: RequestId, report: SampleReport
+) -> None:
+    """Keep the report of a sample."""
+    transaction.add(Row(operation_id=operation, tenant_id=tenant, body=encode_report(report)))
+    await transaction.flush()
+
+
+async def report_of(session: AsyncSession, tenant: TenantId, operation: str) -> tuple[SampleReport, list[str]]:
+    """The report and the versions it names that still exist, oldest first. Raises ``NotFound``."""
+    body = await session.scalar(select(Row.body).where(Row.operation_id == operation, Row.tenant_id == tenant))
+    if body is None:
+        raise NotFound(f"no report of a sample {operation[:100]!r}: unknown, not finished or pruned")
+    report = decode_report(body)
+    named = [version for version in report.versions() if version is not None]
+    rows = await session.scalars(
+        select(Checkpoint.id).where(Checkpoint.id.in_(named)).order_by(Checkpoint.created_at, Checkpoint.id)
+    )
+    found = list(rows)
+    return report, [*(version for version in named if version not in found), *found]
+
+
+async def prune_reports(transaction: AsyncSession, operations: Collection[str]) -> None:
+    """Forget the reports of those operations."""
+    await transaction.execute(delete(Row).where(Row.operation_id.in_(operations)))

@@ -1,0 +1,183 @@
+"""Gates in the database: modes, takeovers, expiry, and that nothing enters behind a committed pause; both databases."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.ids import RequestId, RunId, TenantId
+from migrations.upgrade import upgrade
+from tenants.database import Database, create_engine
+from tenants.gates import (
+    Dispatch,
+    Gate,
+    GateMode,
+    Pause,
+    closed_gates,
+    enter,
+    gate_of,
+    in_flight,
+    leave,
+    leave_all,
+    open_expired,
+    pause_gate,
+    pool_gate,
+    resume_gate,
+    versions_in_flight,
+)
+from tenants.keys import create_tenant
+
+BASE = "weft/tiny"
+CAT, DOG = RunId("a:train:0"), RunId("b:train:0")
+
+
+@dataclass
+class Gates:
+    """Two tenants' gates and a clock that the test moves."""
+
+    database: Database
+    tenant: TenantId
+    other: TenantId
+    now: datetime
+
+    def clock(self) -> datetime:
+        """The time the test set."""
+        return self.now
+
+    async def pause(self, key: str, mode: GateMode, *, ttl: timedelta | None = None, reason: str | None = None) -> Gate:
+        """Close a gate."""
+        async with self.database.write() as transaction:
+            return await pause_gate(
+                transaction,
+                key,
+                tenant=self.tenant,
+                base_model=BASE,
+                pause=Pause(mode, reason, ttl),
+                clock=self.clock,
+            )
+
+    async def resume(self, key: str, generation: int | None = None) -> Gate:
+        """Open a gate."""
+        async with self.database.write() as transaction:
+            return await resume_gate(transaction, key, generation=generation, clock=self.clock)
+
+    async def gate(self, key: str) -> Gate:
+        """How it stands."""
+        async with self.database.read() as session:
+            return await gate_of(session, key, self.clock)
+
+    async def enter(self, operation: str, run: RunId | None, replica: str = "one", process: str = "here") -> bool:
+        """Ask to run a sample."""
+        tenant = self.other if run == DOG else self.tenant
+        dispatch = Dispatch(RequestId(operation), tenant, BASE, run, "v1" if run else None, replica, process)
+        async with self.database.write() as transaction:
+            return await enter(transaction, dispatch, self.clock)
+
+    async def count(self, key: str) -> int:
+        """Samples in flight behind the gate."""
+        async with self.database.read() as session:
+            return await in_flight(session, key)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def gates(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Gates]:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'weft.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres_url")
+    await asyncio.to_thread(upgrade, url)
+    database = Database(create_engine(url))
+    now = datetime(2026, 11, 1, tzinfo=UTC)
+    async with database.write() as transaction:
+        tenant = await create_tenant(transaction, name="one", clock=lambda: now)
+        other = await create_tenant(transaction, name="two", clock=lambda: now)
+    yield Gates(database, tenant, other, now)
+    await database.close()
+
+
+async def test_a_paused_adapter_lets_nobody_in_and_its_neighbour_goes_on(gates: Gates) -> None:
+    assert await gates.gate(CAT) == Gate()
+    paused = await gates.pause(CAT, GateMode.KEEP, reason="swap")
+    assert (paused.generation, paused.mode, paused.reason, paused.since) == (1, GateMode.KEEP, "swap", gates.now)
+    assert not await gates.enter("1", CAT)
+    assert await gates.enter("2", DOG)
+    assert await gates.enter("3", None)
+    await gates.resume(CAT)
+    assert await gates.enter("1", CAT)
+    assert (await gates.count(CAT), await gates.count(DOG), await gates.count(pool_gate(BASE))) == (1, 1, 3)
+
+
+async def test_a_paused_pool_lets_nobody_in(gates: Gates) -> None:
+    await gates.pause(pool_gate(BASE), GateMode.WAIT)
+    assert not await gates.enter("1", CAT)
+    assert not await gates.enter("2", DOG)
+    assert not await gates.enter("3", None)
+    await gates.resume(pool_gate(BASE))
+    assert await gates.enter("1", CAT)
+
+
+async def test_pausing_what_is_paused_takes_it_over(gates: Gates) -> None:
+    first = await gates.pause(CAT, GateMode.WAIT, ttl=timedelta(seconds=60), reason="one")
+    gates.now += timedelta(seconds=1)
+    second = await gates.pause(CAT, GateMode.ABORT, reason="two")
+    assert (second.generation, second.mode, second.reason, second.expires_at) == (2, GateMode.ABORT, "two", None)
+    assert second.since == first.since
+    with pytest.raises(InvalidRequest, match="another controller"):
+        await gates.resume(CAT, generation=first.generation)
+    assert (await gates.gate(CAT)).mode is GateMode.ABORT
+    assert (await gates.resume(CAT, generation=second.generation)).mode is None
+
+
+async def test_resuming_what_is_open_changes_nothing(gates: Gates) -> None:
+    assert await gates.resume(CAT) == Gate()
+    await gates.pause(CAT, GateMode.KEEP)
+    opened = await gates.resume(CAT)
+    assert opened == Gate(generation=2)
+    assert await gates.resume(CAT) == opened
+
+
+async def test_a_pause_expires_by_itself(gates: Gates) -> None:
+    await gates.pause(CAT, GateMode.KEEP, ttl=timedelta(seconds=30))
+    await gates.pause(DOG, GateMode.KEEP)
+    assert not await gates.enter("1", CAT)
+    gates.now += timedelta(seconds=31)
+    assert (await gates.gate(CAT)).mode is None
+    assert await gates.enter("1", CAT)
+    async with gates.database.read() as session:
+        assert set(await closed_gates(session, BASE, gates.clock)) == {DOG}
+    async with gates.database.write() as transaction:
+        assert await open_expired(transaction, gates.clock) == [(CAT, BASE)]
+    assert (await gates.gate(CAT)).generation == 2
+    assert (await gates.gate(DOG)).mode is GateMode.KEEP
+
+
+async def test_a_dead_process_leaves_nothing_in_flight(gates: Gates) -> None:
+    await gates.enter("1", CAT, process="dead")
+    await gates.enter("2", CAT, replica="two", process="alive")
+    async with gates.database.read() as session:
+        assert await versions_in_flight(session, CAT) == {"one": ["v1"], "two": ["v1"]}
+    async with gates.database.write() as transaction:
+        await leave_all(transaction, "dead")
+    assert await gates.count(CAT) == 1
+    async with gates.database.write() as transaction:
+        await leave(transaction, RequestId("2"))
+    assert await gates.count(CAT) == 0
+
+
+async def test_whoever_entered_before_a_pause_is_counted_by_it(gates: Gates) -> None:
+    """A pause that commits while samples enter: each either is refused or is seen in flight after the commit."""
+    for attempt in range(10):
+        names = [f"{attempt}.{number}" for number in range(6)]
+        entering = [asyncio.create_task(gates.enter(name, CAT)) for name in names[:3]]
+        paused = asyncio.create_task(gates.pause(CAT, GateMode.WAIT))
+        entering += [asyncio.create_task(gates.enter(name, CAT)) for name in names[3:]]
+        await paused
+        seen = await gates.count(CAT)
+        entered = sum(await asyncio.gather(*entering))
+        assert await gates.count(CAT) == seen == entered
+        async with gates.database.write() as transaction:
+            await leave_all(transaction, "here")
+        await gates.resume(CAT)

@@ -129,6 +129,24 @@ async def get_checkpoint(session: AsyncSession, tenant: TenantId, checkpoint_id:
     return found
 
 
+async def newest_sampler_checkpoint(session: AsyncSession, tenant: TenantId, run: RunId, clock: Clock) -> CheckpointId:
+    """The run's newest version for samplers, listed or not. Raises ``NotFound``."""
+    found = await session.scalar(
+        select(Checkpoint.id)
+        .where(
+            Checkpoint.run_id == run,
+            Checkpoint.tenant_id == tenant,
+            Checkpoint.segment == Segment.SAMPLER_WEIGHTS,
+            _unexpired(clock()),
+        )
+        .order_by(Checkpoint.created_at.desc(), Checkpoint.id.desc())
+        .limit(1)
+    )
+    if found is None:
+        raise NotFound(f"run {run[:150]!r} has no sampler weights yet: save_weights_for_sampler makes them")
+    return CheckpointId(found)
+
+
 async def list_checkpoints(
     session: AsyncSession,
     tenant: TenantId,

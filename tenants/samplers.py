@@ -1,5 +1,6 @@
 """Sampling sessions: what a sampler samples from."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import select, update
@@ -72,3 +73,9 @@ async def publish_live(transaction: AsyncSession, tenant: TenantId, run_id: RunI
     await transaction.execute(
         update(Sampler).where(Sampler.tenant_id == tenant, Sampler.live_run_id == run_id).values(checkpoint_id=version)
     )
+
+
+async def versions_followed(session: AsyncSession, samplers: Collection[str]) -> dict[str, str | None]:
+    """The version that each of the samplers samples now, by the sampler's id."""
+    rows = await session.execute(select(Sampler.id, Sampler.checkpoint_id).where(Sampler.id.in_(samplers)))
+    return {row.id: row.checkpoint_id for row in rows}

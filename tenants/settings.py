@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -66,6 +66,11 @@ class Settings(BaseSettings):
         default=64,
         ge=1,
         description="Adapter versions kept in the torch sampler's memory; least recently used go first.",
+    )
+    swap_policy: Literal["continue", "finish"] = Field(
+        default="continue",
+        description="What samples in flight of a live sampler do when a newer version is published: go on with it, or end "
+        "on the old one.",
     )
 
     poll_hold: timedelta = Field(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.contracts.base_model import BaseModelFacts
+from engine.sampling.replica import SamplerReplica
 from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vocabulary import BaseVocabulary, read_vocabulary
 from engine.training.base import BaseModel
@@ -18,7 +19,11 @@ from tenants.settings import Settings
 from workers.compute import ComputeThread
 from workers.housekeeping import Housekeeping
 from workers.ledger.ledger import Ledger
+from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
+from workers.sampling.gate_board import GateBoard
+from workers.sampling.router import Router
+from workers.sampling.sample_runner import SampleRunner
 from workers.sampling.worker import SamplingWorker
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
@@ -26,6 +31,9 @@ from workers.training.statistics import TrainingStatistics
 from workers.training.worker import TrainingWorker
 
 log = logging.getLogger(__name__)
+
+PROCESS = "embedded"
+"""What ``weft serve`` is called among processes that sample: there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,7 @@ class EmbeddedRunner:
         database: Database,
         ledger: Ledger,
         wakeups: Wakeups,
+        feed: TokenFeed,
         data_folder: DataFolder,
         clock: Clock,
         bases: Mapping[str, BaseModelFacts],
@@ -56,6 +65,7 @@ class EmbeddedRunner:
         self._database = database
         self._ledger = ledger
         self._wakeups = wakeups
+        self._feed = feed
         self._data_folder = data_folder
         self._clock = clock
         self._bases = bases
@@ -129,17 +139,32 @@ class EmbeddedRunner:
             pass_token_budget=token_budget,
             max_adapters=self._settings.max_adapters,
         )
-        sampling = SamplingWorker(
+        return _BaseWorkers(training, self._sampling(facts, vocabulary, replica), replica, compute)
+
+    def _sampling(self, facts: BaseModelFacts, vocabulary: BaseVocabulary, replica: SamplerReplica) -> SamplingWorker:
+        board = GateBoard(facts.name, self._database, self._clock)
+        runner = SampleRunner(
+            base=facts,
+            router=Router([replica]),
+            board=board,
+            database=self._database,
+            ledger=self._ledger,
+            feed=self._feed,
+            data_folder=self._data_folder,
+            clock=self._clock,
+            process=PROCESS,
+            continues_on_new_version=self._settings.swap_policy == "continue",
+        )
+        return SamplingWorker(
             base=facts,
             vocabulary=vocabulary,
-            replica=replica,
+            runner=runner,
+            board=board,
             database=self._database,
             ledger=self._ledger,
             wakeups=self._wakeups,
-            data_folder=self._data_folder,
-            clock=self._clock,
+            process=PROCESS,
         )
-        return _BaseWorkers(training, sampling, replica, compute)
 
     async def stop(self) -> None:
         """Finish the passes in hand, snapshot the adapters, leave the rest to the next start."""

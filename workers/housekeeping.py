@@ -9,6 +9,7 @@ from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, delete_expired
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
+from tenants.gates import open_expired
 from tenants.models import Checkpoint, Run
 from tenants.sessions import end_silent_sessions
 from tenants.settings import Settings
@@ -66,6 +67,8 @@ class Housekeeping:
         now = self._clock()
         async with self._database.write() as transaction:
             await end_silent_sessions(transaction, silent_since=now - self._settings.session_timeout, clock=self._clock)
+            for _, base_model in await open_expired(transaction, self._clock):
+                self._ledger.announce_gates(transaction, base_model)
             folders = await delete_expired(transaction, now=now, orphaned_before=now - self._settings.result_grace)
         for folder in folders:
             await asyncio.to_thread(self._data_folder.remove, folder)

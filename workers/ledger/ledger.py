@@ -20,6 +20,7 @@ from engine.contracts.operations import OperationKind, Result
 from tenants.clock import Clock
 from tenants.database import Database, after_commit
 from tenants.models import Operation, OperationPayload, OperationResult, OperationState, Run, RunState
+from tenants.sample_reports import prune_reports
 from workers.ledger import statements as sql
 from workers.ledger.operations import (
     Completion,
@@ -29,7 +30,7 @@ from workers.ledger.operations import (
     ReadyOperation,
     RejectedOperation,
 )
-from workers.ledger.wakeups import Wakeups, operation_topic, sampling_topic, training_topic, wait_for
+from workers.ledger.wakeups import Wakeups, gates_topic, operation_topic, sampling_topic, training_topic, wait_for
 
 PRUNE_BATCH = 1000
 """Rows of one sweep, so that it never holds the writer for long."""
@@ -40,7 +41,7 @@ class Ledger:
 
     def __init__(self, database: Database, wakeups: Wakeups, clock: Clock) -> None:
         self._database = database
-        self._wakeups = wakeups
+        self.wakeups = wakeups
         self._clock = clock
 
     # --- accepting -------------------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ class Ledger:
         """Record ``new``, or find its earlier self. Raises ``SequenceConflict``."""
         request_id = await self._insert(transaction, new, state=OperationState.PENDING)
         topic = sampling_topic if new.kind is OperationKind.SAMPLE else training_topic
-        after_commit(transaction, lambda: self._wakeups.announce(topic(new.base_model)))
+        after_commit(transaction, lambda: self.wakeups.announce(topic(new.base_model)))
         return request_id
 
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
@@ -68,7 +69,7 @@ class Ledger:
         request_id = await self._insert(transaction, rejected, state=OperationState.FAILED)
         if rejected.kind is not OperationKind.SAMPLE:
             await self._advance(transaction, rejected.lane)
-        after_commit(transaction, lambda: self._wakeups.announce(training_topic(rejected.base_model)))
+        after_commit(transaction, lambda: self.wakeups.announce(training_topic(rejected.base_model)))
         return request_id
 
     async def _insert(
@@ -167,7 +168,7 @@ class Ledger:
             await transaction.execute(sql.INSERT_RESULT, row)
         if is_training:
             await self._advance(transaction, operation.lane)
-        after_commit(transaction, lambda: self._wakeups.announce(operation_topic(operation.id)))
+        after_commit(transaction, lambda: self.wakeups.announce(operation_topic(operation.id)))
 
     async def fail_pending(self, transaction: AsyncSession, run: RunId, error: RunUnloaded) -> None:
         """Fail everything still pending in the lane of ``run`` (its adapter is gone), except an unload."""
@@ -182,7 +183,7 @@ class Ledger:
             .returning(Operation.id)
         )
         for request_id in failed.scalars().all():
-            after_commit(transaction, lambda id=request_id: self._wakeups.announce(operation_topic(id)))  # type: ignore[misc]
+            after_commit(transaction, lambda id=request_id: self.wakeups.announce(operation_topic(id)))  # type: ignore[misc]
 
     async def _lock_run(self, transaction: AsyncSession, run: str) -> None:
         """Two transactions that finish neighbours must not both read the old ``next_seq_id`` (SQLite has one writer)."""
@@ -199,6 +200,10 @@ class Ledger:
             upcoming += 1
         if rows and upcoming != rows[0].next_seq_id:
             await transaction.execute(sql.ADVANCE, {"lane": run, "next": upcoming, "now": self._clock()})
+
+    def announce_gates(self, transaction: AsyncSession, base_model: str) -> None:
+        """Tell those who sample, after the commit, that gates, versions or what is in flight have changed."""
+        after_commit(transaction, lambda: self.wakeups.announce(gates_topic(base_model)))
 
     # --- answering -------------------------------------------------------------------------------------------------
 
@@ -223,7 +228,7 @@ class Ledger:
 
     async def wait_until_final(self, tenant: TenantId, request_id: str, *, seconds: float) -> OperationStatus:
         """``status``, held until the operation is final or ``seconds`` have passed. Raises ``NotFound``."""
-        with self._wakeups.listen(operation_topic(request_id)) as event:
+        with self.wakeups.listen(operation_topic(request_id)) as event:
             status = await self.status(tenant, request_id)
             if status.state is OperationState.PENDING and await wait_for(event, seconds):
                 status = await self.status(tenant, request_id)
@@ -247,6 +252,7 @@ class Ledger:
         stale = list((await transaction.scalars(old.where(Operation.pruned_at.is_(None)).limit(PRUNE_BATCH))).all())
         if stale:
             await transaction.execute(delete(OperationResult).where(OperationResult.operation_id.in_(stale)))
+            await prune_reports(transaction, stale)
             await transaction.execute(update(Operation).where(Operation.id.in_(stale)).values(pruned_at=self._clock()))
         replayable = (
             select(Operation.id)

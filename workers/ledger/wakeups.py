@@ -15,6 +15,11 @@ def sampling_topic(base_model: str) -> str:
     return f"sampling:{base_model}"
 
 
+def gates_topic(base_model: str) -> str:
+    """Gates, versions or what is in flight behind them have changed."""
+    return f"gates:{base_model}"
+
+
 def operation_topic(request_id: str) -> str:
     """The operation has finished."""
     return f"operation:{request_id}"

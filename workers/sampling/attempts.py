@@ -1,45 +1,32 @@
-"""Runs a sample on a replica, from where it is, until it is whole or the replica gets nowhere any more."""
+"""One attempt of a sample on a replica, and when there have been enough."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from itertools import count
 
 from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import SampleOutput
-from engine.sampling.replica import AdapterVersion, GenerateRequest, SamplerReplica
+from engine.sampling.replica import GenerateRequest, SamplerReplica
 from workers.sampling.continuation import Continuation
 
 MOST_FRUITLESS_ATTEMPTS = 8
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 5.0
 
 
-async def run_sample(
-    replica: SamplerReplica, continuation: Continuation, adapter: AdapterVersion | None
-) -> SampleOutput:
-    """Draw ``continuation`` to its end; leaving early aborts what runs.
-
-    Raises ``InvalidRequest`` for what the caller must change, and ``EngineFailure`` after ``MOST_FRUITLESS_ATTEMPTS``
-    in a row that brought no new token.
-    """
-    fruitless = 0
-    for attempt in count(1):
-        before = continuation.made
-        failure = await _attempt(replica, continuation, continuation.requests(adapter, attempt))
-        if continuation.finished:
-            break
-        fruitless = 0 if continuation.made > before else fruitless + 1
-        if fruitless == MOST_FRUITLESS_ATTEMPTS:
-            cause = failure.message if failure else "the replica cut it"
-            raise EngineFailure(f"the sample made no progress in {fruitless} attempts; the last one: {cause}")
-    return continuation.output()
-
-
-async def _attempt(
-    replica: SamplerReplica, continuation: Continuation, requests: list[GenerateRequest]
+async def run_attempt(
+    replica: SamplerReplica,
+    continuation: Continuation,
+    requests: Sequence[GenerateRequest],
+    on_news: Callable[[], None] = lambda: None,
 ) -> EngineFailure | None:
-    """Run all ``requests`` to their ends; returns one of the failures that ended any. Raises what is no such failure."""
+    """Run all ``requests`` to their ends; returns one of the failures that ended any. Leaving early aborts what runs.
+
+    ``on_news`` is called whenever the continuation may have new tokens. Raises ``InvalidRequest`` for what the caller must
+    change.
+    """
     # Each to its own end: a failure of one request says nothing of the others.
     ends = await asyncio.gather(
-        *(_stream(replica, continuation, request) for request in requests), return_exceptions=True
+        *(_stream(replica, continuation, request, on_news) for request in requests), return_exceptions=True
     )
     for end in ends:
         if isinstance(end, BaseException) and not isinstance(end, EngineFailure):
@@ -47,12 +34,37 @@ async def _attempt(
     return next((end for end in ends if isinstance(end, EngineFailure)), None)
 
 
-async def _stream(replica: SamplerReplica, continuation: Continuation, request: GenerateRequest) -> None:
+async def _stream(
+    replica: SamplerReplica, continuation: Continuation, request: GenerateRequest, on_news: Callable[[], None]
+) -> None:
     async with aclosing(replica.generate(request)) as batches:
         async for events in batches:
             stopped = [index for event in events if (index := continuation.take(request, event)) is not None]
+            on_news()
             if continuation.done_with(request):
                 # Leaving aborts what the replica may still make of it.
                 return
             for index in stopped:
                 await replica.cut(request.request_id, index)
+
+
+class Patience:
+    """How often a sample may fail in a row without a new token: ``MOST_FRUITLESS_ATTEMPTS`` times."""
+
+    def __init__(self) -> None:
+        self._fruitless = 0
+
+    def note(self, failure: EngineFailure | None, *, made: int) -> float:
+        """An attempt that brought ``made`` tokens has ended; returns the seconds to wait before the next one.
+
+        Without a ``failure`` it was cut by those who will go on with it. Raises ``EngineFailure`` when it is enough.
+        """
+        if failure is None or made > 0:
+            self._fruitless = 0
+            return 0.0
+        self._fruitless += 1
+        if self._fruitless == MOST_FRUITLESS_ATTEMPTS:
+            raise EngineFailure(
+                f"the sample made no progress in {self._fruitless} attempts; the last one: {failure.message}"
+            )
+        return min(_FIRST_PAUSE_SECONDS * 2.0**self._fruitless, _LONGEST_PAUSE_SECONDS)

@@ -6,12 +6,14 @@ Pure: it asks nobody and knows no time. Whoever runs it sends its requests to a 
 import math
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.contracts.errors import EngineFailure
 from engine.contracts.operations import SampledSequence, SampleOutput, SampleRequest, TopkLogprobs, empty_topk
+from engine.contracts.sample_report import SequenceReport, VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,
@@ -21,21 +23,13 @@ from engine.sampling.replica import (
     PromptScored,
     PromptScoring,
 )
+from workers.ledger.token_feed import TokensMade
 from workers.sampling.stop_conditions import StopReason, StopRules, StopWatch
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """Tokens ``start`` to ``end`` (excluded) of a sequence are of ``version``, an adapter's name or None for the base."""
-
-    version: str | None
-    start: int
-    end: int
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One of the samples so far; ``reason`` is None until it has ended."""
+    """One of the samples so far; ``reason`` is None until it has ended, ``abort`` when it was given up."""
 
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
@@ -43,7 +37,9 @@ class _Sequence:
     topk: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = field(default_factory=list)
     changes: list[tuple[int, str | None]] = field(default_factory=list)
     """From which token on which version, each unlike the one before."""
-    reason: StopReason | None = None
+    reason: StopReason | Literal["abort"] | None = None
+    told: int = 0
+    """Tokens that ``Continuation.news`` has given."""
 
     def append(self, event: NewToken, version: str | None) -> None:
         """Take in the next token, of ``version``."""
@@ -142,6 +138,18 @@ class Continuation:
         by_text = sequence.reason == "stop" and event.token not in self._stop.tokens
         return event.index if by_text else None
 
+    def news(self) -> list[TokensMade]:
+        """The tokens taken in since the last call."""
+        made: list[TokensMade] = []
+        for index, sequence in enumerate(self._sequences):
+            for span in sequence.spans():
+                start = max(span.start, sequence.told)
+                if start < span.end:
+                    part = slice(start, span.end)
+                    made.append(TokensMade(index, span.version, sequence.tokens[part], sequence.logprobs[part]))
+            sequence.told = len(sequence.tokens)
+        return made
+
     def done_with(self, request: GenerateRequest) -> bool:
         """Whether all sequences that ``request`` draws have ended."""
         return all(self._sequences[index].reason is not None for index in self._asked[request.request_id])
@@ -166,6 +174,12 @@ class Continuation:
             raise EngineFailure("the replica left out likeliest tokens of the prompt")
         self._scored = event
 
+    def abandon(self) -> None:
+        """End every sequence where it is. What the prompt's scores lack they lack for good."""
+        for sequence in self._sequences:
+            if sequence.reason is None:
+                sequence.reason = "abort"
+
     def output(self) -> SampleOutput:
         """The result. Raises ``EngineFailure`` while not ``finished``."""
         return SampleOutput(
@@ -178,11 +192,16 @@ class Continuation:
         """Of each sequence: which version made which of its tokens so far, without gaps, neighbours different."""
         return [sequence.spans() for sequence in self._sequences]
 
+    def reports(self) -> list[SequenceReport]:
+        """Of each sequence: why it ended, and which version made which of its tokens."""
+        return [SequenceReport(sequence.reason or "", sequence.spans()) for sequence in self._sequences]
+
     def _sampled(self, sequence: _Sequence) -> SampledSequence:
         if sequence.reason is None:
             raise EngineFailure("the sample is not finished")
         return SampledSequence(
-            stop_reason=sequence.reason,
+            # The wire knows no other word for a sequence that could have gone on.
+            stop_reason="length" if sequence.reason == "abort" else sequence.reason,
             tokens=np.array(sequence.tokens, np.int32),
             logprobs=np.array(sequence.logprobs, np.float32),
             topk_logprobs=self._topk_table(sequence) if self._sample.topk_sample_logprobs > 0 else None,

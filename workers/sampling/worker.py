@@ -8,20 +8,19 @@ import logging
 
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure, WeftError
-from engine.contracts.operations import OperationKind, Result, SampleRequest
-from engine.sampling.replica import AdapterVersion, SamplerReplica
+from engine.contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
+from engine.contracts.sample_report import SampleReport
 from engine.sampling.vocabulary import BaseVocabulary
-from tenants.checkpoints import get_checkpoint
-from tenants.clock import Clock
-from tenants.data_folder import DataFolder
 from tenants.database import Database
-from tenants.samplers import get_sampler
+from tenants.gates import leave, leave_all
+from tenants.sample_reports import record_report
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
-from workers.ledger.wakeups import Wakeups, sampling_topic, wait_for
-from workers.sampling.attempts import run_sample
+from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, wait_for
 from workers.sampling.continuation import Continuation
+from workers.sampling.gate_board import GateBoard
 from workers.sampling.sample_request import stop_rules
+from workers.sampling.sample_runner import SampleRunner
 
 log = logging.getLogger(__name__)
 
@@ -30,33 +29,37 @@ SWEEP_SECONDS = 5.0
 
 
 class SamplingWorker:
-    """Serves every sample of one base model through one replica."""
+    """Takes up every pending sample of one base model."""
 
     def __init__(
         self,
         *,
         base: BaseModelFacts,
         vocabulary: BaseVocabulary,
-        replica: SamplerReplica,
+        runner: SampleRunner,
+        board: GateBoard,
         database: Database,
         ledger: Ledger,
         wakeups: Wakeups,
-        data_folder: DataFolder,
-        clock: Clock,
+        process: str,
     ) -> None:
+        """``process`` names this process among those that sample."""
         self._base = base
         self._vocabulary = vocabulary
-        self._replica = replica
+        self._runner = runner
+        self._board = board
         self._database = database
         self._ledger = ledger
         self._wakeups = wakeups
-        self._data_folder = data_folder
-        self._clock = clock
+        self._process = process
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
 
     async def run(self) -> None:
         """Work until ``stop``; samples in flight are then left to the next process."""
+        async with self._database.write() as transaction:
+            await leave_all(transaction, self._process)
+        watching = asyncio.create_task(self._watch_gates(), name=f"gates {self._base.name}")
         position = 0
         with self._wakeups.listen(sampling_topic(self._base.name)) as event:
             while not self._stopping:
@@ -67,14 +70,27 @@ class SamplingWorker:
                     log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
                 if not await wait_for(event, SWEEP_SECONDS):
                     position = 0
-        for task in list(self._in_flight.values()):
+        ending = [watching, *self._in_flight.values()]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
 
     def stop(self) -> None:
         """End; nothing accepted is lost."""
         self._stopping = True
         self._wakeups.announce(sampling_topic(self._base.name))
+
+    async def _watch_gates(self) -> None:
+        """Cut what is in flight when gates close or newer versions are published."""
+        with self._wakeups.listen(gates_topic(self._base.name)) as event:
+            while True:
+                event.clear()
+                try:
+                    await self._runner.apply_gates(await self._board.refresh())
+                    await self._runner.apply_versions()
+                except Exception:
+                    log.exception("could not look at the gates base=%s; trying again", self._base.name)
+                await wait_for(event, SWEEP_SECONDS)
 
     async def _dispatch_after(self, position: int) -> int:
         """Start every pending sample accepted after ``position``; returns the last position seen."""
@@ -92,33 +108,30 @@ class SamplingWorker:
 
     async def _serve(self, operation: ReadyOperation) -> None:
         try:
-            outcome: Result | WeftError
-            try:
-                outcome = await self._sample(operation)
-            except WeftError as error:
-                outcome = error
-            async with self._database.write() as transaction:
-                await self._ledger.complete(transaction, [Completion(operation, outcome)])
+            await self._finish(operation, await self._sampled(operation))
         except Exception:
             log.exception("operation=%s kind=%s failed", operation.id, OperationKind.SAMPLE)
             failure = EngineFailure(f"weft failed to run this sample; the service's log has the cause ({operation.id})")
-            async with self._database.write() as transaction:
-                await self._ledger.complete(transaction, [Completion(operation, failure)])
+            await self._finish(operation, failure)
         finally:
             self._in_flight.pop(operation.id, None)
 
-    async def _sample(self, operation: ReadyOperation) -> Result:
+    async def _sampled(self, operation: ReadyOperation) -> tuple[SampleOutput, SampleReport] | WeftError:
         if not isinstance(operation.payload, SampleRequest):
             raise TypeError(f"{operation.kind} without a sample request")
-        rules = stop_rules(operation.payload, self._base, self._vocabulary)
-        continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
-        return await run_sample(self._replica, continuation, await self._resolve(operation))
+        try:
+            rules = stop_rules(operation.payload, self._base, self._vocabulary)
+            continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
+            return await self._runner.run(operation, continuation)
+        except WeftError as error:
+            return error
 
-    async def _resolve(self, operation: ReadyOperation) -> AdapterVersion | None:
-        """The version to sample now: the pinned one, a live sampler's newest, or None for the bare base."""
-        async with self._database.read() as session:
-            sampler = await get_sampler(session, operation.tenant, operation.lane)
-            if sampler.checkpoint_id is None:
-                return None
-            checkpoint = await get_checkpoint(session, operation.tenant, sampler.checkpoint_id, self._clock)
-        return AdapterVersion(name=checkpoint.id, directory=self._data_folder.path(checkpoint.directory))
+    async def _finish(self, operation: ReadyOperation, outcome: tuple[SampleOutput, SampleReport] | WeftError) -> None:
+        """One transaction: the result, its report, and that the sample is no longer in flight."""
+        result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
+        async with self._database.write() as transaction:
+            await self._ledger.complete(transaction, [Completion(operation, result)])
+            await leave(transaction, operation.id)
+            if not isinstance(outcome, WeftError):
+                await record_report(transaction, operation.tenant, operation.id, outcome[1])
+            self._ledger.announce_gates(transaction, self._base.name)

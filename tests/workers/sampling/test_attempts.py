@@ -13,6 +13,7 @@ import pytest
 from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
 from engine.contracts.errors import EngineFailure, InvalidRequest
 from engine.contracts.operations import SampleOutput, SampleRequest, SamplingParams
+from engine.contracts.sample_report import VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,
@@ -25,8 +26,8 @@ from engine.sampling.replica import (
 from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vocabulary import BaseVocabulary, read_vocabulary
 from engine.training.base import BaseModel
-from workers.sampling.attempts import MOST_FRUITLESS_ATTEMPTS, run_sample
-from workers.sampling.continuation import Continuation, VersionSpan
+from workers.sampling.attempts import MOST_FRUITLESS_ATTEMPTS, Patience, run_attempt
+from workers.sampling.continuation import Continuation
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.stop_conditions import StopRules
 
@@ -85,7 +86,17 @@ def next_token(request: GenerateRequest, index: int = 0) -> NewToken:
 
 async def run(replica: SamplerReplica, continuation: Continuation) -> SampleOutput:
     async with asyncio.timeout(DEADLINE_S):
-        return await run_sample(replica, continuation, None)
+        patience, attempts = Patience(), 0
+        while not continuation.finished:
+            attempts += 1
+            before = continuation.made
+            failure = await run_attempt(replica, continuation, continuation.requests(None, attempts))
+            if continuation.finished:
+                break
+            # Nobody here asks for a cut.
+            failure = failure or EngineFailure("the replica cut it")
+            patience.note(failure, made=continuation.made - before)
+        return continuation.output()
 
 
 async def test_progress_between_failures_goes_on_for_ever() -> None:

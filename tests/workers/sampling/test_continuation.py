@@ -9,6 +9,7 @@ import pytest
 
 from engine.contracts.errors import EngineFailure
 from engine.contracts.operations import EMPTY_LOGPROB, SampleRequest, SamplingParams, TopkLogprobs
+from engine.contracts.sample_report import VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,
@@ -18,7 +19,7 @@ from engine.sampling.replica import (
     PromptScored,
     PromptScoring,
 )
-from workers.sampling.continuation import Continuation, VersionSpan, segment_seed
+from workers.sampling.continuation import Continuation, segment_seed
 from workers.sampling.stop_conditions import StopRules
 
 PROMPT = [5, 6, 7]

@@ -1,0 +1,123 @@
+"""Which replica a sample goes to: the session's own while it is not overloaded, else one that has the adapter.
+
+Load is counted in sequences that this process has sent. Consistent hashing with bounded loads (Mirrokni, Thorup and
+Zadimoghaddam 2018) keeps a session on one replica, whose prefix cache knows it, without piling work on it.
+"""
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from engine.contracts.errors import EngineFailure, InvalidRequest
+from engine.sampling.replica import SamplerReplica
+
+LOAD_FACTOR = 1.25
+"""How far above the mean a replica's load may go before a session's samples go elsewhere."""
+_REMEMBERED_ADAPTERS = 256
+
+
+@dataclass(slots=True, eq=False)
+class RoutedReplica:
+    """A replica and what the router knows of it. ``sequences`` are those that this process has there now."""
+
+    replica: SamplerReplica
+    sequences: int = 0
+    is_alive: bool = True
+    is_draining: bool = False
+    adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    @property
+    def name(self) -> str:
+        """The replica's."""
+        return self.replica.name
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new samples may go there."""
+        return self.is_alive and not self.is_draining
+
+    def note(self, adapter: str | None) -> None:
+        """Remember that the adapter was asked for there last."""
+        if adapter is not None:
+            self.adapters[adapter] = None
+            self.adapters.move_to_end(adapter)
+            if len(self.adapters) > _REMEMBERED_ADAPTERS:
+                self.adapters.popitem(last=False)
+
+
+class Router:
+    """The replicas of one base model. Used from one event loop."""
+
+    def __init__(self, replicas: Sequence[SamplerReplica]) -> None:
+        self.replicas = [RoutedReplica(replica) for replica in replicas]
+        self._changed = asyncio.Event()
+
+    def named(self, name: str) -> RoutedReplica:
+        """The replica called ``name``. Raises ``InvalidRequest``."""
+        for routed in self.replicas:
+            if routed.name == name:
+                return routed
+        raise InvalidRequest(f"no replica {name[:200]!r}; there are {', '.join(one.name for one in self.replicas)}")
+
+    async def choose(self, session: str, adapter: str | None, *, seconds: float) -> RoutedReplica:
+        """A replica for the next sample of the sampling session, which may be any text, "" and "0" too.
+
+        Raises ``EngineFailure`` when for ``seconds`` none takes work.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while not (open_ones := [routed for routed in self.replicas if routed.takes_work]):
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineFailure(f"no sampling replica has taken work for {seconds:.0f} s; try again later") from None
+        return _best(open_ones, session, adapter)
+
+    @contextmanager
+    def holding(self, routed: RoutedReplica, adapter: str | None, sequences: int) -> Iterator[None]:
+        """Count the sequences as the replica's load meanwhile."""
+        routed.sequences += sequences
+        routed.note(adapter)
+        try:
+            yield
+        finally:
+            routed.sequences -= sequences
+
+    async def check(self, routed: RoutedReplica) -> None:
+        """Ask the replica how it is."""
+        self.mark(routed, is_alive=(await routed.replica.health()).alive)
+
+    def mark(self, routed: RoutedReplica, *, is_alive: bool) -> None:
+        """Note whether it answers. One that comes back may have lost its adapters."""
+        if is_alive and not routed.is_alive:
+            routed.adapters.clear()
+        routed.is_alive = is_alive
+        self._announce()
+
+    def drain(self, routed: RoutedReplica, *, is_draining: bool) -> None:
+        """Give it no new samples, or again."""
+        routed.is_draining = is_draining
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _best(replicas: Sequence[RoutedReplica], session: str, adapter: str | None) -> RoutedReplica:
+    total = sum(routed.sequences for routed in replicas) + 1
+    bound = math.ceil(LOAD_FACTOR * total / len(replicas))
+    fitting = [routed for routed in replicas if routed.sequences < bound] or list(replicas)
+    ranked = sorted(fitting, key=lambda routed: _weight(session, routed.name), reverse=True)
+    if adapter is not None and adapter not in ranked[0].adapters:
+        holders = [routed for routed in ranked if adapter in routed.adapters]
+        if holders:
+            return holders[0]
+    return ranked[0]
+
+
+def _weight(session: str, replica: str) -> bytes:
+    return blake2b(f"{session}\0{replica}".encode(), digest_size=8).digest()

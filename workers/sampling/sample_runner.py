@@ -1,0 +1,244 @@
+"""Runs samples to their end: gate, version, replica, attempt, and again from where it is until every sequence is whole.
+
+A sample is cut by a gate that closes, by a newer version of the run that it follows, or by a replica that fails; it then
+goes on with its tokens so far. Cuts are asked for by ``apply_gates`` and ``apply_versions``.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import EngineFailure
+from engine.contracts.ids import RunId
+from engine.contracts.operations import SampleOutput
+from engine.contracts.sample_report import SampleReport
+from engine.sampling.replica import AdapterVersion, GenerateRequest
+from tenants.checkpoints import get_checkpoint
+from tenants.clock import Clock
+from tenants.data_folder import DataFolder
+from tenants.database import Database
+from tenants.gates import Dispatch, Gate, GateMode, enter, leave, pool_gate
+from tenants.samplers import get_sampler, versions_followed
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import ReadyOperation
+from workers.ledger.token_feed import TokenFeed
+from workers.sampling.attempts import Patience, run_attempt
+from workers.sampling.continuation import Continuation
+from workers.sampling.gate_board import GateBoard
+from workers.sampling.router import RoutedReplica, Router
+
+log = logging.getLogger(__name__)
+
+REPLICA_WAIT_SECONDS = 300.0
+"""How long a sample waits for a replica that takes work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a sample draws from now. ``is_live``: it follows its run's newest version."""
+
+    run: RunId | None
+    version: AdapterVersion | None
+    is_live: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A sample on a replica. ``cut_by`` says what cuts it, before it has begun too."""
+
+    operation: ReadyOperation
+    source: Source
+    routed: RoutedReplica
+    requests: list[GenerateRequest] = field(default_factory=list)
+    is_cut: bool = False
+    cut_by: GateMode | None = None
+
+
+@dataclass(slots=True)
+class _History:
+    """What a report tells."""
+
+    taken_up: float = field(default_factory=monotonic)
+    attempts: int = 0
+    replicas: list[str] = field(default_factory=list)
+    decode_seconds: float = 0.0
+
+    def begin(self, attempt: "_Attempt") -> None:
+        """Count an attempt."""
+        self.attempts += 1
+        if attempt.routed.name not in self.replicas[-1:]:
+            self.replicas.append(attempt.routed.name)
+
+    def report(self, continuation: Continuation) -> SampleReport:
+        """Of a finished sample."""
+        return SampleReport(
+            sequences=continuation.reports(),
+            replicas=self.replicas,
+            attempts=self.attempts,
+            queue_seconds=max(0.0, monotonic() - self.taken_up - self.decode_seconds),
+            decode_seconds=self.decode_seconds,
+        )
+
+
+class SampleRunner:
+    """Runs the samples of one base model that one process has taken up."""
+
+    def __init__(
+        self,
+        *,
+        base: BaseModelFacts,
+        router: Router,
+        board: GateBoard,
+        database: Database,
+        ledger: Ledger,
+        feed: TokenFeed,
+        data_folder: DataFolder,
+        clock: Clock,
+        process: str,
+        continues_on_new_version: bool,
+    ) -> None:
+        """``process`` names this process among those that sample; ``continues_on_new_version`` is the swap's policy."""
+        self._base = base
+        self._router = router
+        self._board = board
+        self._database = database
+        self._ledger = ledger
+        self._feed = feed
+        self._data_folder = data_folder
+        self._clock = clock
+        self._process = process
+        self._continues_on_new_version = continues_on_new_version
+        self._attempts: set[_Attempt] = set()
+        self._publications = 0
+
+    async def run(self, operation: ReadyOperation, continuation: Continuation) -> tuple[SampleOutput, SampleReport]:
+        """Draw ``continuation`` to its end; being cancelled aborts what runs.
+
+        Raises ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, and
+        ``EngineFailure`` after failures in a row that brought no new token.
+        """
+        history, patience = _History(), Patience()
+        while not continuation.finished:
+            attempt = await self._dispatched(operation)
+            before, began = continuation.made, monotonic()
+            history.begin(attempt)
+            try:
+                failure = await self._work_on(attempt, continuation, history.attempts)
+            finally:
+                self._attempts.discard(attempt)
+                history.decode_seconds += monotonic() - began
+            if attempt.cut_by is GateMode.ABORT:
+                continuation.abandon()
+            if not continuation.finished:
+                await self._left(operation)
+                if failure is None and not attempt.is_cut:
+                    failure = EngineFailure("the replica ended a sequence before its time")
+                if failure is not None:
+                    await self._router.check(attempt.routed)
+                await asyncio.sleep(patience.note(failure, made=continuation.made - before))
+        return continuation.output(), history.report(continuation)
+
+    # --- cutting ---------------------------------------------------------------------------------------------------
+
+    async def apply_gates(self, closed: Mapping[str, Gate]) -> None:
+        """Cut what is in flight behind gates that have just closed, as their modes say."""
+        cuts = []
+        for attempt in list(self._attempts):
+            gates = (closed.get(pool_gate(self._base.name)), closed.get(attempt.source.run or ""))
+            modes = {gate.mode for gate in gates if gate is not None}
+            mode = GateMode.ABORT if GateMode.ABORT in modes else GateMode.KEEP if GateMode.KEEP in modes else None
+            if mode is not None:
+                attempt.cut_by = mode
+                cuts.append(self._cut(attempt))
+        await asyncio.gather(*cuts)
+
+    async def apply_versions(self) -> None:
+        """Cut live samples whose run has a newer version, where the policy is to go on with that."""
+        self._publications += 1
+        live = [attempt for attempt in self._attempts if attempt.source.is_live]
+        if not live or not self._continues_on_new_version:
+            return
+        async with self._database.read() as session:
+            newest = await versions_followed(session, [attempt.operation.lane for attempt in live])
+        await asyncio.gather(
+            *(
+                self._cut(attempt)
+                for attempt in live
+                if attempt.source.version and newest.get(attempt.operation.lane) != attempt.source.version.name
+            )
+        )
+
+    async def _cut(self, attempt: _Attempt) -> None:
+        attempt.is_cut = True
+        for request in attempt.requests:
+            try:
+                await attempt.routed.replica.cut(request.request_id)
+            except EngineFailure as failure:
+                # Its stream has ended with the same failure: the sample goes on elsewhere.
+                log.warning("cut not confirmed replica=%s: %s", attempt.routed.name, failure.message)
+
+    # --- one attempt -----------------------------------------------------------------------------------------------
+
+    async def _dispatched(self, operation: ReadyOperation) -> _Attempt:
+        """Wait until the sample may run and a replica takes it, and note that it is in flight."""
+        while True:
+            publications = self._publications
+            source = await self._source(operation)
+            if self._board.before(source.run) is not None:
+                await self._board.wait_for_change(source.run)
+                continue
+            version = source.version.name if source.version else None
+            routed = await self._router.choose(operation.lane, version, seconds=REPLICA_WAIT_SECONDS)
+            attempt = _Attempt(operation, source, routed)
+            # Known before it is in flight: a gate that closes from now on finds it here.
+            self._attempts.add(attempt)
+            dispatch = Dispatch(
+                operation=operation.id,
+                tenant=operation.tenant,
+                base_model=self._base.name,
+                run=source.run,
+                version=version,
+                replica=routed.name,
+                process=self._process,
+            )
+            async with self._database.write() as transaction:
+                may_run = await enter(transaction, dispatch, self._clock)
+            if may_run and (self._publications == publications or not source.is_live):
+                return attempt
+            self._attempts.discard(attempt)
+            await self._board.refresh()
+
+    async def _source(self, operation: ReadyOperation) -> Source:
+        """The version to sample now: the pinned one, a live sampler's newest, or none for the bare base."""
+        async with self._database.read() as session:
+            sampler = await get_sampler(session, operation.tenant, operation.lane)
+            if sampler.checkpoint_id is None:
+                return Source(None, None, is_live=False)
+            checkpoint = await get_checkpoint(session, operation.tenant, sampler.checkpoint_id, self._clock)
+        version = AdapterVersion(name=checkpoint.id, directory=self._data_folder.path(checkpoint.directory))
+        return Source(RunId(checkpoint.run_id), version, is_live=sampler.live_run_id is not None)
+
+    async def _left(self, operation: ReadyOperation) -> None:
+        async with self._database.write() as transaction:
+            await leave(transaction, operation.id)
+            self._ledger.announce_gates(transaction, self._base.name)
+
+    async def _work_on(self, attempt: _Attempt, continuation: Continuation, number: int) -> EngineFailure | None:
+        """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
+        attempt.requests = continuation.requests(attempt.source.version, number)
+        if attempt.is_cut:
+            return None
+        version = attempt.source.version
+        sequences = sum(len(request.seeds) for request in attempt.requests)
+        with self._router.holding(attempt.routed, version.name if version else None, sequences):
+            return await run_attempt(
+                attempt.routed.replica, continuation, attempt.requests, lambda: self._publish(attempt, continuation)
+            )
+
+    def _publish(self, attempt: _Attempt, continuation: Continuation) -> None:
+        key = (attempt.operation.lane, attempt.operation.seq_id)
+        if self._feed.is_followed(key):
+            self._feed.publish(key, continuation.news())

@@ -19,6 +19,7 @@ from api.tinker import (
     training,
     weights,
 )
+from api.weft import adapters, samples, streaming
 
 TINKER_PREFIX = "/api/v1"
 
@@ -47,6 +48,8 @@ def create_app(services: ApiServices) -> FastAPI:
     app.state.services = services
     install_error_handlers(app)
     for module in _TINKER_MODULES:
+        app.include_router(module.router, prefix=TINKER_PREFIX)
+    for module in (adapters, samples, streaming):
         app.include_router(module.router, prefix=TINKER_PREFIX)
     app.include_router(config.health_router)
     app.include_router(config.health_router, prefix=TINKER_PREFIX)

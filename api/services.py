@@ -15,6 +15,7 @@ from tenants.database import Database
 from tenants.keys import authenticate
 from tenants.settings import Settings
 from workers.ledger.ledger import Ledger
+from workers.ledger.token_feed import TokenFeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class ApiServices:
     clock: Clock
     data_folder: DataFolder
     bases: Mapping[str, BaseModelFacts]
+    feed: TokenFeed
 
     def base(self, name: str) -> BaseModelFacts:
         """The served base of that name. Raises ``UnknownBaseModel``; never falls back to another."""

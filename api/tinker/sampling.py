@@ -14,7 +14,7 @@ from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
 from engine.contracts.codec import digest
 from engine.contracts.errors import InvalidRequest, NotFound, SessionEnded
 from engine.contracts.ids import CheckpointId, RequestId, SessionId, TenantId
-from engine.contracts.operations import OperationKind
+from engine.contracts.operations import OperationKind, SampleRequest
 from engine.contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint, get_checkpoint
 from tenants.clock import Clock
@@ -89,6 +89,18 @@ async def asample(
     caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest)]
 ) -> Response:
     """Sample; the answer comes by ``retrieve_future``. Raises ``NotFound``, ``InvalidRequest``, ``SequenceConflict``."""
+    operation, obstacle = await sample_operation(services, caller, body)
+    request_id = await accept_sample(services, operation, obstacle)
+    if not isinstance(operation.payload, SampleRequest):
+        raise TypeError("a sample without a sample request")
+    sequence_ids = [f"{request_id}:{number}" for number in range(operation.payload.num_samples)]
+    return promise(request_id, sample_sequence_ids=sequence_ids)
+
+
+async def sample_operation(
+    services: ApiServices, caller: TenantId, body: AsampleRequest
+) -> tuple[NewOperation, SessionEnded | NotFound | None]:
+    """The operation that ``body`` asks for, and why its sampler takes no new work. Raises as ``asample``."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise InvalidRequest("sampling_session_id and seq_id are needed; open one with create_sampling_session")
     async with services.database.read() as session:
@@ -105,9 +117,7 @@ async def asample(
         digest=digest(payload),
         tokens=len(payload.prompt),
     )
-    request_id = await _submit(services, operation, obstacle)
-    sequence_ids = [f"{request_id}:{number}" for number in range(payload.num_samples)]
-    return promise(request_id, sample_sequence_ids=sequence_ids)
+    return operation, obstacle
 
 
 async def _obstacle(
@@ -123,9 +133,7 @@ async def _obstacle(
     return None
 
 
-async def _submit(
-    services: ApiServices, operation: NewOperation, obstacle: SessionEnded | NotFound | None
-) -> RequestId:
+async def accept_sample(services: ApiServices, operation: NewOperation, obstacle: Exception | None) -> RequestId:
     """Record the sample, or raise the ``obstacle``; a repeat of one that was accepted before is found all the same."""
     if obstacle is not None:
         async with services.database.read() as session:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from engine.contracts.errors import WeftError
+from clients.command import gates
+from clients.command.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from tenants.settings import Settings
 
 app = typer.Typer(help="weft: multi-tenant LoRA training behind the Tinker API.", no_args_is_help=True)
@@ -20,43 +20,7 @@ app.add_typer(tenant_app, name="tenant")
 app.add_typer(key_app, name="key")
 app.add_typer(model_app, name="model")
 app.add_typer(database_app, name="db")
-
-DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Data folder [env: WEFT_DATA_DIR; default: .weft].")
-]
-BaseOption = Annotated[
-    list[str] | None,
-    typer.Option("--base-model", metavar="[NAME=]PATH", help="A Hugging Face model folder to serve; repeatable."),
-]
-HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on [default: 127.0.0.1].")]
-PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on, 0 for a free one [default: 8642].")]
-
-
-def load_settings(
-    *,
-    data: Path | None = None,
-    base_models: list[str] | None = None,
-    host: str | None = None,
-    port: int | None = None,
-) -> Settings:
-    """Environment, overridden by the options given. Exits with 2 and a plain message when a value does not fit."""
-    given: dict[str, Any] = {"data_dir": data, "base_models": base_models or None, "host": host, "port": port}
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        for problem in error.errors():
-            field = ".".join(str(part) for part in problem["loc"]) or "settings"
-            typer.echo(f"weft: {field}: {problem['msg']} (environment: WEFT_{field.upper()})", err=True)
-        raise typer.Exit(2) from error
-
-
-def run_or_explain(work: Callable[[], Any]) -> Any:
-    """Run ``work``; a ``WeftError`` becomes one line on standard error and exit status 1."""
-    try:
-        return work()
-    except WeftError as error:
-        typer.echo(f"weft: {error.message}", err=True)
-        raise typer.Exit(1) from error
+app.add_typer(gates.app, name="gate")
 
 
 def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:

@@ -25,6 +25,7 @@ from tenants.keys import create_key, create_tenant, list_tenants
 from tenants.settings import Settings
 from workers.embedded import EmbeddedRunner
 from workers.ledger.ledger import Ledger
+from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ async def serve(settings: Settings) -> None:
     listener = _bind(settings)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     database = Database(create_engine(settings.resolved_database_url()))
-    wakeups = Wakeups()
+    wakeups, feed = Wakeups(), TokenFeed()
     data_folder = DataFolder(settings.data_dir)
     ledger = Ledger(database, wakeups, utc_now)
     runner = EmbeddedRunner(
@@ -49,12 +50,19 @@ async def serve(settings: Settings) -> None:
         database=database,
         ledger=ledger,
         wakeups=wakeups,
+        feed=feed,
         data_folder=data_folder,
         clock=utc_now,
         bases=bases,
     )
     services = ApiServices(
-        settings=settings, database=database, ledger=ledger, clock=utc_now, data_folder=data_folder, bases=bases
+        settings=settings,
+        database=database,
+        ledger=ledger,
+        clock=utc_now,
+        data_folder=data_folder,
+        bases=bases,
+        feed=feed,
     )
     first_key = await _first_key(database)
     await runner.start()

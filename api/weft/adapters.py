@@ -1,0 +1,176 @@
+"""weft's own API over an adapter's gate: pause, resume, reload and how it stands."""
+
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from api.json_body import PathId, RequestModel, json_body
+from api.services import ApiServices, Caller, Services
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.ids import CheckpointId, RunId, TenantId
+from engine.contracts.paths import Segment, parse_path
+from tenants.checkpoints import find_checkpoint, newest_sampler_checkpoint
+from tenants.gates import (
+    Gate,
+    GateMode,
+    Pause,
+    gate_of,
+    in_flight,
+    pause_gate,
+    resume_gate,
+    versions_in_flight,
+)
+from tenants.runs import get_run
+from tenants.samplers import publish_live
+from workers.ledger.wakeups import gates_topic, wait_for
+
+router = APIRouter(prefix="/adapters", tags=["adapters"])
+
+DEFAULT_TIMEOUT_SECONDS = 30.0
+LONGEST_TIMEOUT_SECONDS = 300.0
+_LOOK_AGAIN_SECONDS = 0.5
+"""Longest wait for a wake-up while samples drain: they may end in another process."""
+
+
+class PauseRequest(RequestModel):
+    """``abort`` ends samples in flight with their tokens so far, ``wait`` lets them end, ``keep`` goes on later.
+
+    The pause ends by itself after ``ttl_seconds``; the answer comes once nothing is in flight, or after
+    ``timeout_seconds``.
+    """
+
+    mode: GateMode = GateMode.KEEP
+    reason: str | None = Field(default=None, max_length=500)
+    ttl_seconds: float | None = Field(default=None, gt=0, le=7 * 86400)
+    timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, ge=0, le=LONGEST_TIMEOUT_SECONDS)
+
+
+class ResumeRequest(RequestModel):
+    """``generation``: resume only what was paused with it, and not what another controller has paused since."""
+
+    generation: int | None = None
+
+
+class ReloadRequest(RequestModel):
+    """``path``: the ``sampler_weights`` checkpoint of this run that live samplers are to follow; the newest by default."""
+
+    path: str | None = None
+
+
+class GateState(BaseModel):
+    """``state`` is ``open``, ``pausing`` (samples are still in flight) or ``paused``; ``versions`` are those in flight
+    on each replica."""
+
+    adapter: str
+    state: str
+    generation: int
+    mode: GateMode | None
+    reason: str | None
+    since: datetime | None
+    expires_at: datetime | None
+    in_flight: int
+    versions: dict[str, list[str]]
+
+
+class Reloaded(BaseModel):
+    """The version that live samplers follow now."""
+
+    adapter: str
+    version: str
+
+
+@router.get("/{run_id}")
+async def describe(caller: Caller, services: Services, run_id: PathId) -> GateState:
+    """How the adapter's gate stands. Raises ``NotFound``."""
+    async with services.database.read() as session:
+        run = await get_run(session, caller, run_id)
+        return await _state(services, session, RunId(run.id))
+
+
+@router.post("/{run_id}/pause")
+async def pause(
+    caller: Caller, services: Services, run_id: PathId, body: Annotated[PauseRequest, json_body(PauseRequest)]
+) -> GateState:
+    """Pause sampling from the adapter; new samples wait. Pausing what is paused takes it over. Raises ``NotFound``."""
+    asked = Pause(
+        mode=body.mode,
+        reason=body.reason,
+        ttl=None if body.ttl_seconds is None else timedelta(seconds=body.ttl_seconds),
+    )
+    async with services.database.write() as transaction:
+        run = await get_run(transaction, caller, run_id)
+        gate = await pause_gate(
+            transaction, run.id, tenant=caller, base_model=run.base_model, pause=asked, clock=services.clock
+        )
+        services.ledger.announce_gates(transaction, run.base_model)
+    return await _drained(services, run.base_model, RunId(run.id), gate, seconds=body.timeout_seconds)
+
+
+@router.post("/{run_id}/resume")
+async def resume(
+    caller: Caller, services: Services, run_id: PathId, body: Annotated[ResumeRequest, json_body(ResumeRequest)]
+) -> GateState:
+    """Let samples run; what is open stays open. Raises ``NotFound``, ``InvalidRequest`` for another generation."""
+    async with services.database.write() as transaction:
+        run = await get_run(transaction, caller, run_id)
+        await resume_gate(transaction, run.id, generation=body.generation, clock=services.clock)
+        services.ledger.announce_gates(transaction, run.base_model)
+        return await _state(services, transaction, RunId(run.id))
+
+
+@router.post("/{run_id}/reload")
+async def reload(
+    caller: Caller, services: Services, run_id: PathId, body: Annotated[ReloadRequest, json_body(ReloadRequest)]
+) -> Reloaded:
+    """Point the run's live samplers at a version of it. Raises ``NotFound``, ``InvalidRequest``."""
+    async with services.database.write() as transaction:
+        run = await get_run(transaction, caller, run_id)
+        version = await _version(services, transaction, caller, RunId(run.id), body.path)
+        await publish_live(transaction, caller, RunId(run.id), version)
+        services.ledger.announce_gates(transaction, run.base_model)
+    return Reloaded(adapter=run.id, version=version)
+
+
+async def _version(
+    services: ApiServices, session: AsyncSession, caller: TenantId, run: RunId, path: str | None
+) -> CheckpointId:
+    if path is None:
+        return await newest_sampler_checkpoint(session, caller, run, services.clock)
+    parsed = parse_path(path, segment=Segment.SAMPLER_WEIGHTS, field="path")
+    checkpoint, owner = await find_checkpoint(session, caller, parsed, services.clock)
+    if owner.id != run:
+        raise InvalidRequest(f"path: {path[:300]!r} is of another run")
+    return CheckpointId(checkpoint.id)
+
+
+async def _drained(services: ApiServices, base_model: str, run: RunId, paused: Gate, *, seconds: float) -> GateState:
+    """The state once nothing is in flight, the gate was changed by somebody else, or the time is over."""
+    deadline = monotonic() + seconds
+    with services.ledger.wakeups.listen(gates_topic(base_model)) as event:
+        while True:
+            async with services.database.read() as session:
+                state = await _state(services, session, run)
+            left = deadline - monotonic()
+            if not state.in_flight or state.generation != paused.generation or left <= 0:
+                return state
+            await wait_for(event, min(left, _LOOK_AGAIN_SECONDS))
+
+
+async def _state(services: ApiServices, session: AsyncSession, run: RunId) -> GateState:
+    gate = await gate_of(session, run, services.clock)
+    count = await in_flight(session, run)
+    return GateState(
+        adapter=run,
+        state="open" if gate.mode is None else "pausing" if count else "paused",
+        generation=gate.generation,
+        mode=gate.mode,
+        reason=gate.reason,
+        since=gate.since,
+        expires_at=gate.expires_at,
+        in_flight=count,
+        versions=await versions_in_flight(session, run),
+    )

@@ -1,0 +1,66 @@
+"""weft's own API over a sample: which weights made which tokens, where, and how long it took."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from api.json_body import PathId
+from api.services import Caller, Services
+from engine.contracts.sample_report import SampleReport
+from tenants.sample_reports import report_of
+
+router = APIRouter(prefix="/samples", tags=["samples"])
+
+
+class Span(BaseModel):
+    """Tokens ``[start, end)`` of a sequence came from ``version``; null is the bare base."""
+
+    version: str | None
+    start: int
+    end: int
+
+
+class Sequence(BaseModel):
+    """``stop_reason`` is ``stop``, ``length`` or ``abort``: cut by a pause of mode abort."""
+
+    stop_reason: str
+    spans: list[Span]
+
+
+class SampleInfo(BaseModel):
+    """``min_version`` and ``max_version`` are the oldest and the newest of the versions used, by publication."""
+
+    request_id: str
+    sequences: list[Sequence]
+    min_version: str | None
+    max_version: str | None
+    replicas: list[str]
+    attempts: int
+    queue_seconds: float
+    decode_seconds: float
+
+
+@router.get("/{request_id}")
+async def describe(caller: Caller, services: Services, request_id: PathId) -> SampleInfo:
+    """How a finished sample came about. Raises ``NotFound``, also while it is not finished."""
+    async with services.database.read() as session:
+        report, versions = await report_of(session, caller, request_id)
+    return _info(request_id, report, versions)
+
+
+def _info(request_id: str, report: SampleReport, versions: list[str]) -> SampleInfo:
+    return SampleInfo(
+        request_id=request_id,
+        sequences=[
+            Sequence(
+                stop_reason=sequence.stop_reason,
+                spans=[Span(version=span.version, start=span.start, end=span.end) for span in sequence.spans],
+            )
+            for sequence in report.sequences
+        ],
+        min_version=versions[0] if versions else None,
+        max_version=versions[-1] if versions else None,
+        replicas=report.replicas,
+        attempts=report.attempts,
+        queue_seconds=report.queue_seconds,
+        decode_seconds=report.decode_seconds,
+    )

@@ -1,0 +1,85 @@
+"""Gates from the command line: an operator's pause of one adapter, or of all sampling of a base model."""
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from clients.command.administration import on_database
+from clients.command.options import DataOption, load_settings, run_or_explain
+from engine.contracts.errors import NotFound
+from engine.contracts.ids import TenantId
+from tenants.clock import utc_now
+from tenants.database import Database
+from tenants.gates import Gate, GateMode, Pause, gate_of, in_flight, pause_gate, pool_gate, resume_gate
+from tenants.models import Run
+
+app = typer.Typer(help="Pause and resume sampling. A running service follows within seconds.", no_args_is_help=True)
+
+AdapterOption = Annotated[str | None, typer.Option(help="The run whose adapter it is about.")]
+PoolOption = Annotated[str | None, typer.Option(help="The base model, for all its adapters and itself.")]
+
+
+@app.command("pause")
+def pause(
+    adapter: AdapterOption = None,
+    pool: PoolOption = None,
+    mode: Annotated[GateMode, typer.Option(help="What samples in flight do.")] = GateMode.KEEP,
+    reason: Annotated[str, typer.Option(help="For whoever looks.")] = "",
+    ttl: Annotated[float | None, typer.Option(help="Seconds after which it opens by itself.")] = None,
+    data: DataOption = None,
+) -> None:
+    """Close a gate: new samples wait; those in flight end (wait), are cut and go on later (keep), or end now (abort)."""
+    asked = Pause(mode, reason or None, None if ttl is None else timedelta(seconds=ttl))
+
+    async def change(database: Database) -> str:
+        async with database.write() as transaction:
+            key, tenant, base_model = await _named(transaction, adapter, pool)
+            gate = await pause_gate(transaction, key, tenant=tenant, base_model=base_model, pause=asked, clock=utc_now)
+            return _line(key, gate, await in_flight(transaction, key))
+
+    typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), change)))
+
+
+@app.command("resume")
+def resume(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOption = None) -> None:
+    """Open a gate; open already is fine."""
+
+    async def change(database: Database) -> str:
+        async with database.write() as transaction:
+            key, _, _ = await _named(transaction, adapter, pool)
+            gate = await resume_gate(transaction, key, generation=None, clock=utc_now)
+            return _line(key, gate, await in_flight(transaction, key))
+
+    typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), change)))
+
+
+@app.command("show")
+def show(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOption = None) -> None:
+    """How a gate stands."""
+
+    async def look(database: Database) -> str:
+        async with database.read() as session:
+            key, _, _ = await _named(session, adapter, pool)
+            return _line(key, await gate_of(session, key, utc_now), await in_flight(session, key))
+
+    typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), look)))
+
+
+async def _named(session: AsyncSession, adapter: str | None, pool: str | None) -> tuple[str, TenantId | None, str]:
+    """Key, tenant and base model of the gate that is meant. Raises ``NotFound``, ``typer.BadParameter``."""
+    if (adapter is None) == (pool is None):
+        raise typer.BadParameter("give either --adapter or --pool")
+    if pool is not None:
+        return pool_gate(pool), None, pool
+    run = await session.get(Run, adapter)
+    if run is None:
+        raise NotFound(f"no run {adapter!r}")
+    return run.id, TenantId(run.tenant_id), run.base_model
+
+
+def _line(key: str, gate: Gate, count: int) -> str:
+    state = "open" if gate.mode is None else f"paused mode={gate.mode}"
+    until = f" until={gate.expires_at:%Y-%m-%d %H:%M:%S}" if gate.expires_at else ""
+    return f"{key}\t{state}\tgeneration={gate.generation} in_flight={count}{until} {gate.reason or ''}".rstrip()

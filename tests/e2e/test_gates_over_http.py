@@ -1,0 +1,316 @@
+"""The gate of an adapter through real HTTP: pause, swap and resume while a second tenant's adapter samples throughout."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from clients.service_process import ServiceProcess
+from tests.e2e.conftest import BASE_NAME, Service
+from tests.e2e.raw_client import RawClient, pass_message
+from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
+
+PROMPT = [ord(letter) for letter in "Say: "]
+LONG = 240
+MEOW, WOOF = "meow ", "woof "
+
+
+@dataclass
+class Speaker:
+    """A tenant whose live sampler says a word. ``paths`` are its checkpoints by the word they say."""
+
+    client: RawClient
+    run: str
+    sampler: str
+    paths: dict[str, str]
+    asked: int = 0
+    said: dict[str, list[int]] = field(default_factory=dict)
+
+    def stream(self, *, n: int = 1, tokens: int = LONG, sampler: str | None = None) -> SampleStream:
+        """A greedy sample, streamed."""
+        self.asked += 1
+        body = {
+            "sampling_session_id": sampler or self.sampler,
+            "seq_id": self.asked,
+            "num_samples": n,
+            "prompt": {"chunks": [{"tokens": PROMPT}]},
+            "sampling_params": {"max_tokens": tokens, "stop": [], "temperature": 0.0},
+        }
+        return SampleStream(self.client.base_url, self.client.key, body).start()
+
+    def gate(self, action: str = "", **body: Any) -> dict[str, Any]:
+        """Ask for a change of the gate, or how it stands."""
+        address = f"/adapters/{self.run}"
+        answer = self.client.post(f"{address}/{action}", **body) if action else self.client.http.get(address)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def until_in_flight(self, count: int) -> None:
+        """Ask until so many of the adapter's samples are in flight."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.gate()["in_flight"] != count:
+            assert time.monotonic() < deadline
+
+    def says(self, word: str) -> str:
+        """Make ``word`` what live samples say from now on; returns the version."""
+        version: str = self.gate("reload", path=self.paths[word])["version"]
+        return version
+
+    def report(self, stream: SampleStream) -> dict[str, Any]:
+        """How a sample came about."""
+        answer = self.client.http.get(f"/samples/{stream.request_id}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def operator(service: Service, action: str, *options: str) -> None:
+    """Change the gate of the whole pool by the admin command."""
+    command = [sys.executable, "-m", "clients.command.main", "gate", action, "--pool", BASE_NAME, *options]
+    subprocess.run([*command, "--data", str(service.data)], check=True, capture_output=True)
+
+
+def text(tokens: list[int]) -> str:
+    """The tiny tokenizer's ids are bytes."""
+    return bytes(tokens).decode()
+
+
+def lessons(word: str, step: int) -> list[tuple[list[int], list[float]]]:
+    """Tokens and weights of a text of the word, and of one that turns to it somewhere, as a sample that spans a swap does."""
+    length = LONG // len(MEOW)
+    found = []
+    for before in (0, 3 + 7 * step % (length - 6)):
+        line = PROMPT + [ord(letter) for letter in (MEOW * before + word * length)[:LONG]]
+        unwanted = len(PROMPT) + len(MEOW) * before - 1
+        found.append((line, [0.0] * unwanted + [1.0] * (len(line) - 1 - unwanted)))
+    return found
+
+
+def teach(client: RawClient, words: dict[str, int]) -> Speaker:
+    """Train a run until it says each of the words in turn, greedily; a checkpoint of each."""
+    session = client.session()
+    run = client.model(BASE_NAME, session, rank=32)
+    paths: dict[str, str] = {}
+    seq_id = 0
+    for word in words:
+        for step in range(words[word]):
+            for line, weights in lessons(word, step):
+                seq_id += 1
+                computed = client.passes(pass_message(run, seq_id, line[:-1], targets=line[1:], weights=weights))
+            seq_id += 1
+            stepped = client.step(run, seq_id, learning_rate=5e-3)
+        client.result(computed)
+        client.result(stepped)
+        seq_id += 1
+        saved = client.post("/save_weights_for_sampler", model_id=run, seq_id=seq_id, path=word.strip())
+        paths[word] = client.result(saved)["path"]
+    live = client.post(
+        "/save_weights_for_sampler", model_id=run, seq_id=seq_id + 1, sampling_session_seq_id=0, kind="inflight"
+    )
+    return Speaker(client, run, client.result(live)["sampling_session_id"], paths)
+
+
+@pytest.fixture(scope="module")
+def pair(service: Service) -> Iterator[tuple[Speaker, Speaker]]:
+    """One that says meow or woof, and another tenant's that says moo."""
+    clients = [RawClient(service.base_url, key) for key in (service.key, service.other_key)]
+    yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 40})
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def cat(pair: tuple[Speaker, Speaker]) -> Iterator[Speaker]:
+    """Says meow, open."""
+    pair[0].says(MEOW)
+    yield pair[0]
+    pair[0].gate("resume")
+
+
+@pytest.fixture
+def cow(pair: tuple[Speaker, Speaker]) -> Speaker:
+    """The other tenant's, which must not be disturbed."""
+    return pair[1]
+
+
+def uncut(speaker: Speaker, word: str) -> list[int]:
+    """What a sample of the word's pinned checkpoint is when nobody interferes; asked for once."""
+    if word in speaker.said:
+        return speaker.said[word]
+    answer = speaker.client.post(
+        "/create_sampling_session",
+        session_id=speaker.sampler.rsplit(":sample:", 1)[0],
+        sampling_session_seq_id=100 + sorted(speaker.paths).index(word),
+        model_path=speaker.paths[word],
+    )
+    stream = speaker.stream(sampler=answer.json()["sampling_session_id"])
+    speaker.said[word] = stream.finish()["sequences"][0]["tokens"]
+    return speaker.said[word]
+
+
+def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Speaker, cow: Speaker) -> None:
+    expected = uncut(cow, "moo ")
+    beside = cow.stream().until_tokens(5)
+    mine = cat.stream().until_tokens(5)
+    paused = cat.gate("pause", mode="keep", reason="a test")
+    assert (paused["state"], paused["in_flight"], paused["reason"]) == ("paused", 0, "a test")
+    waiting = cat.stream()
+    assert cow.gate()["state"] == "open"
+    assert beside.finish()["sequences"][0]["tokens"] == expected
+    assert cow.report(beside)["attempts"] == 1
+    assert cat.gate()["state"] == "paused"
+    assert (mine.done, waiting.tokens, waiting.is_silent()) == (None, {}, True)
+    cat.gate("resume")
+    assert mine.finish()["sequences"][0]["tokens"] == waiting.finish()["sequences"][0]["tokens"]
+    assert cat.report(mine)["attempts"] == 2
+
+
+def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
+    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    mine = [cat.stream() for _ in range(4)]
+    theirs = [cow.stream() for _ in range(4)]
+    for stream in (*mine, *theirs):
+        stream.until_tokens(3)
+    assert cat.gate("pause", mode="keep")["in_flight"] == 0
+    for stream in theirs:
+        assert stream.finish()["sequences"][0]["tokens"] == other
+        assert cow.report(stream)["attempts"] == 1
+    assert [stream.done for stream in mine] == [None] * 4
+    cat.gate("resume")
+    for stream in mine:
+        made = stream.finish()["sequences"][0]
+        assert (made["tokens"], made["stop_reason"]) == (expected, "length")
+        assert cat.report(stream)["attempts"] == 2
+
+
+def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Speaker) -> None:
+    other = uncut(cow, "moo ")
+    beside = cow.stream().until_tokens(3)
+    pinned = uncut(cat, MEOW)
+    old = cat.says(MEOW)
+    sample = cat.stream().until_tokens(20)
+    new = cat.says(WOOF)
+    made = sample.until_version(new).finish()["sequences"][0]["tokens"]
+    (spans,) = [sequence["spans"] for sequence in cat.report(sample)["sequences"]]
+    assert [span["version"] for span in spans] == [old, new]
+    assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], LONG)
+    assert made[: spans[1]["start"]] == pinned[: spans[1]["start"]]
+    assert text(made).startswith("meow meow ")
+    assert text(made).endswith("woof woof woof ")
+    report = cat.report(sample)
+    assert (report["min_version"], report["max_version"]) == tuple(sorted((old, new), key=[old, new].index))
+    assert beside.finish()["sequences"][0]["tokens"] == other
+    assert cow.report(beside)["attempts"] == 1
+
+
+def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
+    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    beside, mine = cow.stream().until_tokens(3), cat.stream(n=2).until_tokens(10)
+    assert cat.gate("pause", mode="abort")["state"] == "paused"
+    done = mine.finish()
+    for sequence in done["sequences"]:
+        assert sequence["stop_reason"] == "length"
+        assert len(sequence["tokens"]) < LONG
+        assert sequence["tokens"] == expected[: len(sequence["tokens"])]
+    assert [one["stop_reason"] for one in cat.report(mine)["sequences"]] == ["abort", "abort"]
+    assert beside.finish()["sequences"][0]["tokens"] == other
+
+
+def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: Speaker) -> None:
+    expected = uncut(cat, MEOW)
+    mine = cat.stream().until_tokens(3)
+    pausing = cat.gate("pause", mode="wait", timeout_seconds=0)
+    assert (pausing["state"], pausing["in_flight"]) == ("pausing", 1)
+    assert mine.finish()["sequences"][0]["tokens"] == expected
+    assert cat.report(mine)["attempts"] == 1
+    assert cat.gate()["state"] == "paused"
+    waiting = cat.stream()
+    assert cow.stream(tokens=5).finish()
+    assert waiting.is_silent()
+    cat.gate("resume")
+    assert waiting.finish()["sequences"][0]["tokens"] == expected
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Speaker, cuts: int, n: int) -> None:
+    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    beside, mine = cow.stream().until_tokens(1), cat.stream(n=n)
+    for number in range(1, cuts + 1):
+        mine.until_tokens(30 * number)
+        cat.gate("pause", mode="keep")
+        cat.gate("resume")
+    for sequence in mine.finish()["sequences"]:
+        assert sequence["tokens"] == expected
+    report = cat.report(mine)
+    assert report["attempts"] == cuts + 1
+    assert [len(sequence["spans"]) for sequence in report["sequences"]] == [1] * n
+    assert beside.finish()["sequences"][0]["tokens"] == other
+
+
+def test_a_pause_expires_by_itself(cat: Speaker, cow: Speaker) -> None:
+    mine = cat.stream().until_tokens(3)
+    assert cat.gate("pause", mode="keep", ttl_seconds=0.5)["state"] == "paused"
+    assert mine.finish()["sequences"][0]["stop_reason"] == "length"
+    assert cat.gate()["state"] == "open"
+
+
+def test_a_strangers_adapter_is_not_found(cat: Speaker, cow: Speaker) -> None:
+    for action in ("pause", "resume", "reload"):
+        assert cow.client.post(f"/adapters/{cat.run}/{action}").status_code == 404
+    assert cow.client.http.get(f"/adapters/{cat.run}").status_code == 404
+    sample = cat.stream(tokens=3)
+    sample.finish()
+    assert cow.client.http.get(f"/samples/{sample.request_id}").status_code == 404
+    assert cat.gate()["state"] == "open"
+
+
+def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Speaker) -> None:
+    first = cat.gate("pause", mode="keep", reason="one")
+    second = cat.gate("pause", mode="wait", reason="two")
+    assert second["generation"] == first["generation"] + 1
+    refused = cat.client.post(f"/adapters/{cat.run}/resume", generation=first["generation"])
+    assert refused.status_code == 400
+    assert "another controller" in refused.text
+    assert cat.gate("resume", generation=second["generation"])["state"] == "open"
+    assert cat.gate("resume")["state"] == "open"
+
+
+def test_a_pool_wide_pause_and_resume_keeps_everything(service: Service, cat: Speaker, cow: Speaker) -> None:
+    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]
+    operator(service, "pause", "--mode", "keep", "--reason", "upkeep")
+    try:
+        late = cow.stream()
+        for speaker in (cat, cow):
+            speaker.until_in_flight(0)
+        assert (streams[0].done, streams[1].done, late.tokens) == (None, None, {})
+    finally:
+        operator(service, "resume")
+    streams.append(late)
+    for stream, tokens in zip(streams, (expected, other, other), strict=True):
+        assert stream.finish()["sequences"][0]["tokens"] == tokens
+
+
+def test_restart_keeps_a_pause_and_the_samples_behind_it(service: Service, tmp_path: Any) -> None:
+    with ServiceProcess(data=tmp_path / "data", base_models=[f"{BASE_NAME}={service.model}"]) as process:
+        assert process.first_key is not None
+        client = RawClient(process.base_url, process.first_key)
+        speaker = teach(client, {MEOW: 1})
+        speaker.gate("pause", mode="keep", reason="maintenance")
+        waiting = speaker.stream(tokens=5)
+        client.close()
+        process.kill()
+        process.start()
+        again = Speaker(RawClient(process.base_url, client.key), speaker.run, speaker.sampler, speaker.paths)
+        state = again.gate()
+        assert (state["state"], state["reason"], state["in_flight"]) == ("paused", "maintenance", 0)
+        again.gate("resume")
+        answer = again.client.wait(waiting.request_id)
+        assert len(answer.json()["sequences"][0]["tokens"]) == 5
+        again.client.close()

@@ -1,0 +1,126 @@
+"""HTTP to one vLLM server: one session of bounded connections, and one way to say what went wrong."""
+
+import logging
+from asyncio import timeout
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from engine.sampling.vllm_messages import ErrorAnswer
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_CONNECT_S = 5.0
+# Beside the streams: a cut must not wait for one of them to end.
+_CONTROL_CONNECTIONS = 16
+_REFUSALS = frozenset({400, 404, 413, 422})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the server did what was asked."""
+        return self.status == 200
+
+    @property
+    def message(self) -> str:
+        """vLLM's own words on an error; for logs and decisions, not for callers: they may hold paths."""
+        try:
+            return msgspec.json.decode(self.body, type=ErrorAnswer).error.message
+        except msgspec.MsgspecError:
+            return self.body[:500].decode(errors="replace")
+
+
+class VllmHttp:
+    """Raises ``EngineFailure`` for a server that cannot be reached, breaks off or takes too long."""
+
+    def __init__(self, name: str, base_url: str, api_key: str | None, max_streams: int) -> None:
+        self._name = name
+        self._base_url = base_url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._connections = max_streams + _CONTROL_CONNECTIONS
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Make ready on this event loop."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        )
+
+    async def close(self) -> None:
+        """Close every connection; safe to repeat."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str, deadline_s: float) -> Answer:
+        """GET ``path``."""
+        return await self._ask("GET", path, None, deadline_s)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None, deadline_s: float | None) -> Answer:
+        """POST ``body`` as JSON; without a deadline it may take as long as it takes."""
+        return await self._ask("POST", path, body, deadline_s)
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """POST ``body`` and read the response as it comes; leaving early closes the connection."""
+        with self._failures():
+            async with self._request("POST", path, body) as response:
+                yield response
+
+    def decode(self, body: bytes, kind: type[T]) -> T:
+        """``body`` as a ``kind``. Raises ``EngineFailure`` when it is none."""
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.MsgspecError as error:
+            raise EngineFailure(f"replica {self._name} answered what weft does not understand") from error
+
+    def refusal(self, answer: Answer) -> WeftError:
+        """What an answer that is not ``ok`` means to the caller: who must change something, they or the operator."""
+        _log.warning("replica %s answered %d: %s", self._name, answer.status, answer.message)
+        if answer.status in _REFUSALS:
+            return InvalidRequest(
+                f"the sampler refused the request as one it cannot serve (status {answer.status}); "
+                "check the prompt's tokens and the sampling parameters"
+            )
+        return EngineFailure(f"replica {self._name} failed (status {answer.status})")
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float | None) -> Answer:
+        with self._failures():
+            async with timeout(deadline_s), self._request(method, path, body) as response:
+                return Answer(response.status, await response.read())
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None or self._session.closed:
+            raise EngineFailure(f"replica {self._name} is closed")
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        async with self._session.request(
+            method, self._base_url + path, data=data, headers=headers, allow_redirects=False
+        ) as response:
+            yield response
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise EngineFailure(f"replica {self._name} did not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineFailure(f"replica {self._name} cannot be reached ({type(error).__name__})") from error

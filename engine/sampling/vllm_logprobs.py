@@ -1,0 +1,63 @@
+"""From vLLM's logprobs to weft's: what is missing or was clamped is an error, never a number."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contracts.errors import EngineFailure
+from engine.contracts.operations import empty_topk
+from engine.sampling.replica import PromptScored, PromptScoring
+from engine.sampling.vllm_messages import PromptToken, Sampled
+
+# vLLM writes it for minus infinity, for NaN and for a token it has no logprob of.
+_CLAMPED = -9999.0
+Topk = tuple[NDArray[np.int32], NDArray[np.float32]]
+
+
+def checked(logprob: float | None) -> float:
+    """``logprob`` if it is one. Raises ``EngineFailure``."""
+    if logprob is None or not math.isfinite(logprob) or logprob <= _CLAMPED:
+        raise EngineFailure("the model gave a logprob that is missing or not finite")
+    return logprob
+
+
+def topk_of(sampled: Sampled, k: int) -> Topk:
+    """The ``k`` likeliest of an answer that was asked for ``k + 1``. Raises ``EngineFailure`` when there are fewer.
+
+    vLLM counts the sampled token among those asked, even where it is none of the likeliest.
+    """
+    return _likeliest(((entry.token_id, entry.logprob) for entry in sampled.top_logprobs), k)
+
+
+def prompt_scores(
+    prompt: Sequence[int], scoring: PromptScoring, table: Sequence[dict[str, PromptToken] | None] | None
+) -> PromptScored:
+    """Scores from vLLM's ``prompt_logprobs``. Raises ``EngineFailure`` when a position or a token is missing."""
+    if table is None or len(table) != len(prompt):
+        raise EngineFailure("the replica did not score every token of the prompt")
+    logprobs = np.full(len(prompt), np.nan, np.float32) if scoring.logprobs else None
+    topk = empty_topk(len(prompt), scoring.topk) if scoring.topk > 0 else None
+    for position in range(scoring.start, len(prompt)):
+        row = table[position] or {}
+        own = row.get(str(prompt[position]), PromptToken())
+        score = checked(own.logprob)
+        if logprobs is not None:
+            logprobs[position] = score
+        if topk is not None:
+            entries = ((int(token), entry.logprob) for token, entry in row.items())
+            topk.token_ids[position], topk.logprobs[position] = _likeliest(entries, scoring.topk)
+    return PromptScored(logprobs, topk)
+
+
+def _likeliest(entries: Iterable[tuple[int, float | None]], k: int) -> Topk:
+    best = sorted(((token, checked(logprob)) for token, logprob in entries), key=lambda one: -one[1])[:k]
+    if len(best) < k:
+        raise EngineFailure(f"the replica reported {len(best)} of the {k} likeliest tokens")
+    return np.array([token for token, _ in best], np.int32), np.array([score for _, score in best], np.float32)
+
+
+def likely_asked(topk: int) -> int:
+    """vLLM's ``logprobs`` for ``topk`` likeliest tokens beside the sampled one."""
+    return topk + 1 if topk else 0

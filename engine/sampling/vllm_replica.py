@@ -1,0 +1,308 @@
+"""A sampling replica that is a stock vLLM server, spoken to over HTTP."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Literal
+from uuid import uuid4
+
+import numpy as np
+
+from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from engine.sampling.adapter_files import write_zero_adapter
+from engine.sampling.background import Background
+from engine.sampling.failures import as_weft_error
+from engine.sampling.replica import (
+    AdapterVersion,
+    GenerateEvent,
+    GenerateRequest,
+    PromptScored,
+    PromptScoring,
+    ReplicaHealth,
+)
+from engine.sampling.shared_lock import SharedLock
+from engine.sampling.vllm_adapters import Hold, VllmAdapters
+from engine.sampling.vllm_http import VllmHttp
+from engine.sampling.vllm_logprobs import prompt_scores
+from engine.sampling.vllm_messages import Paused, ScoredPrompt
+from engine.sampling.vllm_request import VllmRequest, check
+from engine.sampling.vllm_sequence import GENERATE, AdapterLost, VllmSequence
+from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm_startup import check_server
+
+# A CPU build of vLLM answers requests for the bare base with whichever adapter is in its last slot as soon as the
+# batch holds one, so the base is sampled through an adapter that changes nothing: exact on every build.
+ZERO_ADAPTER = "weft:zero"
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+class VllmReplica:
+    """``SamplerReplica`` over a running server, for one event loop: that of ``start``.
+
+    The server is this replica's alone: it counts on knowing what runs there.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        self._http = VllmHttp(settings.name, settings.base_url, settings.api_key, settings.max_streams)
+        self._loads = Background()
+        self._adapters = VllmAdapters(self._http, settings, self._loads)
+        self._requests: dict[str, VllmRequest] = {}
+        self._background = Background()
+        self._batch = SharedLock()
+        self._places = asyncio.Semaphore(settings.max_streams)
+        self._watch: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._heard_at = 0.0
+        self._is_ready = False
+
+    @property
+    def name(self) -> str:
+        """See ``SamplerReplica.name``."""
+        return self._settings.name
+
+    @property
+    def settings(self) -> VllmSettings:
+        """What it was made with."""
+        return self._settings
+
+    async def start(self) -> None:
+        """Check the server against the settings and warm it up, which may compile for half a minute.
+
+        Raises ``InvalidRequest`` for a server that is not as the settings say, ``EngineFailure`` for one that fails.
+        """
+        await self._http.open()
+        warm = False
+        try:
+            async with asyncio.timeout(self._settings.start_deadline_s):
+                await check_server(self._http, self._settings)
+                await asyncio.to_thread(write_zero_adapter, self._settings.zero_adapter, self._settings.base.path)
+                async with self._adapters.hold(self._zero, pinned=True):
+                    self._is_ready = True
+                    await self._warm_up()
+            warm = True
+        except TimeoutError as error:
+            raise EngineFailure(f"replica {self.name} did not start in time") from error
+        finally:
+            if not warm:
+                self._is_ready = False
+                await self._http.close()
+        self._watch = asyncio.create_task(self._watch_over())
+
+    async def close(self) -> None:
+        """See ``SamplerReplica.close``; the server goes on, without this replica's sequences."""
+        self._is_ready = False
+        self._closing.set()
+        self._fail_all(EngineFailure("the sampler was closed before the request was done"))
+        if self._watch is not None:
+            await asyncio.wait([self._watch])
+        tasks = [request.task for request in self._requests.values() if request.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._loads.close(0)
+        await self._background.close(2 * self._settings.cut_deadline_s)
+        await self._http.close()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[GenerateEvent]]:
+        """See ``SamplerReplica.generate``."""
+        if not self._is_ready:
+            raise EngineFailure("the sampler is not running")
+        check(request, self._settings)
+        if request.request_id in self._requests:
+            raise EngineFailure(f"request {request.request_id} is already being sampled")
+        running = self._requests[request.request_id] = VllmRequest(request, self._heard)
+        self._heard()
+        running.task = asyncio.create_task(self._run(running))
+        try:
+            while (events := await running.stream.next()) is not None:
+                yield events
+        finally:
+            del self._requests[request.request_id]
+            running.task.cancel()
+
+    async def cut(self, request_id: str, index: int | None = None) -> bool:
+        """See ``SamplerReplica.cut``."""
+        running = self._requests.get(request_id)
+        if running is None or not running.is_live:
+            return False
+        deadline_s = self._settings.cut_deadline_s
+        chosen = running.chosen(index)
+        ends = await asyncio.gather(
+            *(sequence.cut(self._http, deadline_s) for sequence in chosen), return_exceptions=True
+        )
+        for end in ends:
+            if end is not None:
+                raise end
+        if not (running.is_live or running.is_drawing) and running.task is not None:
+            # It waited for its adapter or its scores, and nobody needs them now.
+            running.stream.end(None)
+            running.task.cancel()
+        return True
+
+    async def load(self, version: AdapterVersion) -> None:
+        """See ``SamplerReplica.load``."""
+        if not self._is_ready:
+            raise EngineFailure("the sampler is not running")
+        async with self._adapters.hold(version):
+            return
+
+    async def unload(self, name: str) -> None:
+        """See ``SamplerReplica.unload``.
+
+        The version's folder must stay until the requests that use it have ended: vLLM may read it again for them, and
+        dies when it is gone.
+        """
+        await self._adapters.unload(name)
+
+    async def health(self) -> ReplicaHealth:
+        """See ``SamplerReplica.health``. A server whose engine hangs while it listens still counts as alive."""
+        requests = [request for request in self._requests.values() if request.is_live]
+        running = sum(s.is_live and s.has_begun for request in requests for s in request.sequences)
+        waiting = sum(not any(s.has_begun for s in request.sequences) for request in requests)
+        return ReplicaHealth(self._is_ready and await self._answers(), running, waiting, self._adapters.names())
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Pause the whole server: cut what runs, wait for it to end, or keep it where it is. New requests wait.
+
+        This and the next three need a server in development mode. Raises ``EngineFailure`` if it does not do it.
+        """
+        if mode == "abort":
+            self._expect_aborts()
+        await self._operate(f"/pause?mode={mode}", None if mode == "wait" else self._settings.load_deadline_s)
+
+    async def resume(self) -> None:
+        """End a pause; harmless without one."""
+        await self._operate("/resume", self._settings.load_deadline_s)
+
+    async def sleep(self, level: Literal[0, 1] = 1) -> None:
+        """Cut what runs and, at level 1, free the accelerator's memory. New requests wait."""
+        self._expect_aborts()
+        await self._operate(f"/sleep?level={level}", self._settings.load_deadline_s)
+
+    async def wake_up(self) -> None:
+        """End a sleep."""
+        await self._operate("/wake_up", self._settings.load_deadline_s)
+
+    @property
+    def _zero(self) -> AdapterVersion:
+        return AdapterVersion(ZERO_ADAPTER, self._settings.zero_adapter)
+
+    async def _operate(self, path: str, deadline_s: float | None) -> None:
+        answer = await self._http.post(path, None, deadline_s)
+        if answer.status == 404:
+            raise InvalidRequest(f"replica {self.name}: its server is not in development mode (VLLM_SERVER_DEV_MODE=1)")
+        if not answer.ok:
+            raise EngineFailure(f"replica {self.name} refused to change its state (status {answer.status})")
+        self._heard()
+
+    def _expect_aborts(self) -> None:
+        for request in self._requests.values():
+            for sequence in request.sequences:
+                sequence.expect_abort()
+
+    async def _warm_up(self) -> None:
+        # Each kind of answer may compile at its first time.
+        warm = GenerateRequest("warm-up", np.array([0, 0]), (None,), max_tokens=2, topk=1)
+        for request in (warm, replace(warm, scoring=PromptScoring(start=1, logprobs=True, topk=1))):
+            async for _ in self.generate(request):
+                pass
+
+    async def _run(self, running: VllmRequest) -> None:
+        try:
+            async with self._adapters.hold(running.request.adapter or self._zero) as hold:
+                if running.request.scoring is not None:
+                    # Shielded: the batch must stay this prompt's alone until the server is done with it.
+                    scoring = self._background.start(self._score(running, running.request.scoring, hold))
+                    running.stream.put([await asyncio.shield(scoring)])
+                await self._draw_all(running, hold)
+            running.stream.end(None)
+        except WeftError as error:
+            running.stream.end(error)
+        except Exception as error:  # noqa: BLE001 - the task's edge: whatever it is, the reader must learn of it
+            running.stream.end(as_weft_error(error, "sampling"))
+
+    async def _draw_all(self, running: VllmRequest, hold: Hold) -> None:
+        async def draw(sequence: VllmSequence) -> None:
+            await self._draw(running, sequence, hold)
+
+        running.is_drawing = True
+        tasks = {sequence.start(draw): sequence for sequence in running.sequences if sequence.is_live}
+        try:
+            if tasks:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                # One that was cut before it was sent is cancelled.
+                if task.done() and not task.cancelled():
+                    task.result()
+        finally:
+            for task, sequence in tasks.items():
+                if not task.done():
+                    self._background.start(sequence.leave(self._http, self._settings.cut_deadline_s))
+
+    async def _draw(self, running: VllmRequest, sequence: VllmSequence, hold: Hold) -> None:
+        body = running.sequence_body(sequence.index, hold.name)
+
+        async def send() -> None:
+            # A name that was never used before: an abort must not end another attempt.
+            request_id = f"{running.request.request_id}-{sequence.index}-{uuid4().hex}"
+            async with self._batch.shared(), self._places:
+                await sequence.draw(self._http, request_id, body)
+
+        try:
+            await send()
+        except AdapterLost:
+            await self._adapters.load_again(hold)
+            await send()
+
+    async def _score(self, running: VllmRequest, scoring: PromptScoring, hold: Hold) -> PromptScored:
+        body = running.scoring_body(hold.name, scoring.topk)
+        for is_last in (False, True):
+            async with self._batch.exclusive() if self._settings.head_adapters else self._batch.shared(), self._places:
+                answer = await self._http.post(GENERATE, body, self._settings.longest_silence_s)
+                self._heard()
+            if answer.status != 404 or is_last:
+                break
+            await self._adapters.load_again(hold)
+        if not answer.ok:
+            raise self._http.refusal(answer)
+        table = self._http.decode(answer.body, ScoredPrompt).prompt_logprobs
+        return prompt_scores(running.request.prompt.tolist(), scoring, table)
+
+    def _heard(self) -> None:
+        self._heard_at = time.monotonic()
+
+    async def _watch_over(self) -> None:
+        """Fail what is outstanding when the server is silent and does not answer, or is silent for too long."""
+        every_s = self._settings.probe_every_s
+        while not self._closing.is_set():
+            silent_s = time.monotonic() - self._heard_at
+            if self._requests and silent_s >= every_s:
+                if not await self._answers():
+                    self._fail_all(EngineFailure(f"replica {self.name} does not answer any more"))
+                elif silent_s >= self._settings.longest_silence_s and not await self._is_paused():
+                    self._fail_all(EngineFailure(f"replica {self.name} makes no tokens any more"))
+            try:
+                async with asyncio.timeout(every_s):
+                    await self._closing.wait()
+            except TimeoutError:
+                continue
+
+    def _fail_all(self, failure: EngineFailure) -> None:
+        for request in self._requests.values():
+            request.stream.end(failure)
+            if request.task is not None:
+                request.task.cancel()
+
+    async def _answers(self) -> bool:
+        try:
+            return (await self._http.get("/health", self._settings.health_deadline_s)).ok
+        except EngineFailure:
+            return False
+
+    async def _is_paused(self) -> bool:
+        try:
+            answer = await self._http.get("/is_paused", self._settings.health_deadline_s)
+            return answer.ok and self._http.decode(answer.body, Paused).is_paused
+        except EngineFailure:
+            return False

@@ -1,0 +1,80 @@
+"""A request on a vLLM server: its sequences, its events, and what vLLM is asked."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from engine.contracts.errors import InvalidRequest
+from engine.sampling.delivery import EventStream
+from engine.sampling.replica import GenerateRequest
+from engine.sampling.request_checks import check_request
+from engine.sampling.vllm_logprobs import likely_asked
+from engine.sampling.vllm_sequence import VllmSequence
+from engine.sampling.vllm_settings import VllmSettings
+
+# vLLM takes -1 for no seed, and no more than 63 bits.
+_SEEDS = 2**63
+
+
+class VllmRequest:
+    """One ``generate`` while it lasts."""
+
+    def __init__(self, request: GenerateRequest, heard: Callable[[], None]) -> None:
+        self.request = request
+        self.stream = EventStream()
+        self.sequences = [VllmSequence(index, request.topk, self.stream, heard) for index in range(len(request.seeds))]
+        self.task: asyncio.Task[None] | None = None
+        self.is_drawing = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any sequence may still bring tokens."""
+        return any(sequence.is_live for sequence in self.sequences)
+
+    def chosen(self, index: int | None) -> list[VllmSequence]:
+        """Sequence ``index`` or all. Raises ``InvalidRequest``."""
+        if index is None:
+            return self.sequences
+        if not 0 <= index < len(self.sequences):
+            raise InvalidRequest(f"request {self.request.request_id} has no sequence {index}")
+        return [self.sequences[index]]
+
+    def sequence_body(self, index: int, model: str) -> dict[str, Any]:
+        """What to POST for sequence ``index``."""
+        asked = self.request
+        seed = asked.seeds[index]
+        params = {
+            "max_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "top_k": asked.top_k,
+            "top_p": asked.top_p,
+            "seed": None if seed is None else seed % _SEEDS,
+            "stop_token_ids": sorted(asked.stop_tokens),
+            # Only the stop tokens stop; the model's own end-of-sequence tokens are among them if they should.
+            "ignore_eos": True,
+            "detokenize": False,
+            "logprobs": likely_asked(asked.topk),
+        }
+        return self._body(model, params) | {"stream": True}
+
+    def scoring_body(self, model: str, topk: int) -> dict[str, Any]:
+        """What to POST for the prompt's scores, which vLLM never streams; it draws at least one token."""
+        params = {"max_tokens": 1, "temperature": 0, "detokenize": False, "prompt_logprobs": topk}
+        return self._body(model, params) | {"stream": False}
+
+    def _body(self, model: str, params: dict[str, Any]) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": model, "token_ids": self.request.prompt.tolist(), "sampling_params": params}
+        if self.request.cache_salt is not None:
+            # vLLM refuses an empty salt, which is a salt like any other.
+            body["cache_salt"] = f"weft:{self.request.cache_salt}"
+        return body
+
+
+def check(request: GenerateRequest, settings: VllmSettings) -> None:
+    """Raises ``InvalidRequest`` for what the server could not do, or would silently do in another way."""
+    check_request(request, settings.base)
+    limit = settings.max_logprobs
+    if likely_asked(request.topk) > limit:
+        raise InvalidRequest(f"topk: this sampler reports at most {limit - 1} likeliest tokens")
+    if request.scoring is not None and request.scoring.topk > limit:
+        raise InvalidRequest(f"scoring: this sampler reports at most {limit} likeliest tokens of the prompt")

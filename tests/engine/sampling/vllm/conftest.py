@@ -1,0 +1,116 @@
+"""One real vLLM server for all tests here, and replicas over it. Without ``make vllm`` they are skipped."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.sampling.vllm_replica import VllmReplica
+from engine.sampling.vllm_settings import VllmSettings
+from tests.conftest import ROOT, missing_service
+from tests.engine.sampling.drawing import Client
+from tests.engine.sampling.replicas import SEQUENCES
+from workers.vllm_process import VllmProcess, VllmProcessSettings, server_command
+
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+SERVED = "weft/tiny"
+MAX_RANK = 8
+MAX_RESIDENT = 6
+Serve = Callable[..., AbstractAsyncContextManager[Client]]
+
+
+def process_settings(world: Any, folder: Path, **changes: Any) -> VllmProcessSettings:
+    settings = VllmProcessSettings(
+        command=server_command(PYTHON),
+        model=world.base.facts.path,
+        served_model=SERVED,
+        log=folder / "server.log",
+        context_length=world.base.facts.context_length,
+        max_lora_rank=MAX_RANK,
+        max_loras=4,
+        max_cpu_loras=MAX_RESIDENT + 1,
+        head_adapters=True,
+        dtype="float32",
+        extra=("--enforce-eager", "--max-num-seqs", str(SEQUENCES)),
+        environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+    )
+    return replace(settings, **changes)
+
+
+@contextmanager
+def running_server(settings: VllmProcessSettings) -> Iterator[VllmProcess]:
+    """A server that outlives the event loops of single tests."""
+    if not PYTHON.exists():
+        missing_service("vLLM", "no .venv-vllm; run: make vllm")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def there(work: Any) -> None:
+        done: Future[None] = asyncio.run_coroutine_threadsafe(work, loop)
+        done.result()
+
+    process = VllmProcess(settings)
+    try:
+        there(process.start())
+        yield process
+    finally:
+        there(process.stop())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def replica_settings(world: Any, server: VllmProcess, folder: Path) -> VllmSettings:
+    return VllmSettings(
+        name="vllm-test",
+        base_url=server.base_url,
+        served_model=SERVED,
+        base=world.base.facts,
+        zero_adapter=folder / "zero",
+        max_lora_rank=MAX_RANK,
+        max_loras=4,
+        max_resident=MAX_RESIDENT,
+        head_adapters=True,
+    )
+
+
+@pytest.fixture(scope="session")
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="session")
+def server(world: Any, server_folder: Path) -> Iterator[VllmProcess]:
+    with running_server(process_settings(world, server_folder)) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def settings(world: Any, server: VllmProcess, server_folder: Path) -> VllmSettings:
+    return replica_settings(world, server, server_folder)
+
+
+@asynccontextmanager
+async def serving(settings: VllmSettings) -> AsyncIterator[Client]:
+    """A started replica, which leaves the server as it found it."""
+    replica = VllmReplica(settings)
+    await replica.start()
+    try:
+        yield Client(replica)
+    finally:
+        for name in (await replica.health()).adapters:
+            await replica.unload(name)
+        await replica.close()
+
+
+@pytest.fixture
+async def client(settings: VllmSettings) -> AsyncIterator[Client]:
+    async with serving(settings) as client:
+        yield client

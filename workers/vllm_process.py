@@ -1,0 +1,218 @@
+"""A vLLM server that weft starts itself, in an environment of its own, and that ends with weft."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from engine.contracts.errors import EngineFailure
+from engine.sampling.vllm_http import VllmHttp
+from workers import vllm_guard
+
+_HOST = "127.0.0.1"
+_TAIL_BYTES = 4000
+_PROBE_EVERY_S = 0.25
+_PROBE_DEADLINE_S = 5.0
+# Of the guard, to have ended once its server has.
+_GUARD_S = 5.0
+# Of weft's own interpreter: vLLM has another one.
+_OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def server_command(python: Path) -> tuple[str, ...]:
+    """How the vLLM that is installed for the interpreter ``python`` is started."""
+    return (str(python), "-m", "vllm.entrypoints.openai.api_server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmProcessSettings:
+    """How to start a server for the base in the folder ``model``, named ``served_model``.
+
+    ``context_length`` in tokens. ``max_loras`` adapters fit one batch, ``max_cpu_loras`` stay in memory. Without
+    ``head_adapters``, adapters may change ``target_modules`` only. ``extra`` are further arguments, such as
+    ``--tensor-parallel-size``; ``environment`` is added to weft's own. ``log`` is appended to.
+    """
+
+    command: tuple[str, ...]
+    model: Path
+    served_model: str
+    log: Path
+    context_length: int
+    max_lora_rank: int
+    max_loras: int
+    max_cpu_loras: int
+    head_adapters: bool = False
+    target_modules: tuple[str, ...] = _NO_HEAD
+    max_logprobs: int = 20
+    dtype: str = "auto"
+    extra: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    api_key: str | None = field(default=None, repr=False)
+    start_deadline_s: float = 300.0
+    stop_grace_s: float = 15.0
+
+    def arguments(self, port: int) -> list[str]:
+        """The whole command line."""
+        flags = {
+            "--model": self.model.absolute(),
+            "--served-model-name": self.served_model,
+            "--host": _HOST,
+            "--port": port,
+            "--max-model-len": self.context_length,
+            "--max-lora-rank": self.max_lora_rank,
+            "--max-loras": self.max_loras,
+            "--max-cpu-loras": self.max_cpu_loras,
+            "--max-logprobs": self.max_logprobs,
+            "--dtype": self.dtype,
+        }
+        # Without scale-out, tokens in and tokens out are refused.
+        line = [*self.command, "--enable-lora", "--enable-scale-out"]
+        line += [str(part) for pair in flags.items() for part in pair]
+        if not self.head_adapters:
+            line += ["--lora-target-modules", *self.target_modules]
+        return line + list(self.extra)
+
+    def variables(self) -> dict[str, str]:
+        """The whole environment."""
+        own = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+        needed = {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            # Pause and sleep, and the server's own account of its limits.
+            "VLLM_SERVER_DEV_MODE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        if self.api_key is not None:
+            needed["VLLM_API_KEY"] = self.api_key
+        return own | needed | dict(self.environment)
+
+
+class VllmProcess:
+    """One start of a server; for another, make another. Use within one event loop.
+
+    It runs under a guard process (``workers.vllm_guard``), which ends it when weft ends, however that dies, and leaves
+    nothing of it behind. Should both be killed at once, the server still gets SIGTERM; one that ignores it stays.
+    A process forked off weft without exec counts as weft: the server lives on until that ends, too.
+    """
+
+    def __init__(self, settings: VllmProcessSettings) -> None:
+        self._settings = settings
+        self._guard: asyncio.subprocess.Process | None = None
+        self._group = 0
+        self._watch: asyncio.Task[None] | None = None
+        self.base_url = ""
+        self.died = asyncio.Event()
+        """Set once the server has ended, asked to or not."""
+        self.exit_code: int | None = None
+        """Of a server that has ended; 128 and more for a signal, negative when its guard was killed."""
+
+    async def start(self) -> None:
+        """Start it and wait until it is healthy. Raises ``EngineFailure`` with the end of its log if it is not in time."""
+        port = _free_port()
+        self.base_url = f"http://{_HOST}:{port}"
+        self._settings.log.parent.mkdir(parents=True, exist_ok=True)
+        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s)]
+        with self._settings.log.open("ab") as log:
+            self._guard = await asyncio.create_subprocess_exec(
+                *guard,
+                *self._settings.arguments(port),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._settings.variables(),
+                # Not weft's own folder: Python would find weft's packages there.
+                cwd=self._settings.log.parent,
+                start_new_session=True,
+            )
+        self._watch = asyncio.create_task(self._watch_over(self._guard))
+        is_up = False
+        try:
+            async with asyncio.timeout(self._settings.start_deadline_s):
+                await self._wait_until_healthy()
+            is_up = True
+        except TimeoutError as error:
+            raise self._did_not_start(f"was not healthy in {self._settings.start_deadline_s:.0f} s") from error
+        finally:
+            if not is_up:
+                await self.stop()
+
+    async def stop(self) -> None:
+        """End it: SIGTERM, after the grace SIGKILL, to all of its processes. Safe to repeat."""
+        if self._guard is None or self._watch is None:
+            return
+        with suppress(ProcessLookupError):
+            self._guard.send_signal(signal.SIGTERM)
+        done, _ = await asyncio.wait([self._watch], timeout=self._settings.stop_grace_s + _GUARD_S)
+        if not done:
+            self.kill()
+            await asyncio.wait([self._watch])
+
+    def kill(self) -> None:
+        """SIGKILL to the server and its workers; ``died`` follows."""
+        if self.died.is_set():
+            return
+        if self._group:
+            with suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
+
+    @property
+    def group(self) -> int:
+        """The process group of the server and its workers; 0 before it has one."""
+        return self._group
+
+    def log_tail(self) -> str:
+        """The end of what it wrote."""
+        with self._settings.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    async def _watch_over(self, guard: asyncio.subprocess.Process) -> None:
+        if guard.stdout is not None:
+            first = await guard.stdout.readline()
+            self._group = int(first) if first.strip().isdigit() else 0
+        self.exit_code = await guard.wait()
+        # Nothing is left, unless the guard itself was killed.
+        self.kill()
+        self.died.set()
+
+    async def _wait_until_healthy(self) -> None:
+        http = VllmHttp("starting", self.base_url, None, 1)
+        await http.open()
+        try:
+            while not await self._is_healthy(http):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PROBE_EVERY_S):
+                        await self.died.wait()
+                if self.died.is_set():
+                    raise self._did_not_start(f"ended with status {self.exit_code}")
+        finally:
+            await http.close()
+
+    async def _is_healthy(self, http: VllmHttp) -> bool:
+        try:
+            return (await http.get("/health", _PROBE_DEADLINE_S)).ok
+        except EngineFailure:
+            return False
+
+    def _did_not_start(self, what: str) -> EngineFailure:
+        return EngineFailure(f"the vLLM server {what}; the end of its log:\n{self.log_tail()}")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

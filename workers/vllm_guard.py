@@ -47,7 +47,8 @@ def main() -> int:
             _signal_group(child.pid, signal.SIGKILL)
 
     def watch_parent() -> None:
-        while sys.stdin.buffer.read(1024):
+        # Unbuffered: a buffer's lock, held by a thread, would crash the interpreter's exit.
+        while os.read(0, 1024):
             continue
         stopping.set()
 

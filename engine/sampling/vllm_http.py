@@ -55,7 +55,9 @@ class VllmHttp:
     async def open(self) -> None:
         """Make ready on this event loop."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections),
+            # A new connection each time: the server closes idle ones after seconds, and a request on its way to one that
+            # is just being closed fails.
+            connector=aiohttp.TCPConnector(limit=self._connections, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),

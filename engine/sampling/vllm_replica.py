@@ -241,7 +241,7 @@ class VllmReplica:
                     self._background.start(sequence.leave(self._http, self._settings.cut_deadline_s))
 
     async def _draw(self, running: VllmRequest, sequence: VllmSequence, hold: Hold) -> None:
-        body = running.sequence_body(sequence.index, hold.name)
+        body = running.sequence_body(sequence.index, hold.name, self._settings.base.vocabulary_size)
 
         async def send() -> None:
             # A name that was never used before: an abort must not end another attempt.

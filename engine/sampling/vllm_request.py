@@ -14,6 +14,7 @@ from engine.sampling.vllm_settings import VllmSettings
 
 # vLLM takes -1 for no seed, and no more than 63 bits.
 _SEEDS = 2**63
+_HOTTEST = 2.0
 
 
 class VllmRequest:
@@ -39,7 +40,7 @@ class VllmRequest:
             raise InvalidRequest(f"request {self.request.request_id} has no sequence {index}")
         return [self.sequences[index]]
 
-    def sequence_body(self, index: int, model: str) -> dict[str, Any]:
+    def sequence_body(self, index: int, model: str, vocabulary_size: int) -> dict[str, Any]:
         """What to POST for sequence ``index``."""
         asked = self.request
         seed = asked.seeds[index]
@@ -49,7 +50,8 @@ class VllmRequest:
             "top_k": asked.top_k,
             "top_p": asked.top_p,
             "seed": None if seed is None else seed % _SEEDS,
-            "stop_token_ids": sorted(asked.stop_tokens),
+            # A token that never comes stops nothing; vLLM would refuse it.
+            "stop_token_ids": sorted(token for token in asked.stop_tokens if 0 <= token < vocabulary_size),
             # Only the stop tokens stop; the model's own end-of-sequence tokens are among them if they should.
             "ignore_eos": True,
             "detokenize": False,
@@ -73,6 +75,8 @@ class VllmRequest:
 def check(request: GenerateRequest, settings: VllmSettings) -> None:
     """Raises ``InvalidRequest`` for what the server could not do, or would silently do in another way."""
     check_request(request, settings.base)
+    if request.temperature > _HOTTEST:
+        raise InvalidRequest(f"temperature: this sampler allows at most {_HOTTEST:g}")
     limit = settings.max_logprobs
     if likely_asked(request.topk) > limit:
         raise InvalidRequest(f"topk: this sampler reports at most {limit - 1} likeliest tokens")

@@ -2,19 +2,21 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
 from tests.conftest import ROOT, missing_service
-from tests.engine.sampling.drawing import Client
+from tests.engine.sampling.conftest import Adapted
+from tests.engine.sampling.drawing import Client, DrawnSequence
 from tests.engine.sampling.replicas import SEQUENCES
 from workers.vllm_process import VllmProcess, VllmProcessSettings, server_command
 
@@ -22,7 +24,16 @@ PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 SERVED = "weft/tiny"
 MAX_RANK = 8
 MAX_RESIDENT = 6
-Serve = Callable[..., AbstractAsyncContextManager[Client]]
+EXACT = 1e-5  # seen: 2e-6
+
+
+def assert_greedy(sequence: DrawnSequence, who: Adapted, prompt: list[int], length: int | None = None) -> None:
+    """Each token is the likeliest after those before it in a forward pass of the reference, with its logprob."""
+    if length is not None:
+        assert len(sequence.ids) == length
+    table = who.logprobs(prompt, sequence.ids)[len(prompt) :]
+    assert sequence.ids == table.argmax(1).tolist()
+    np.testing.assert_allclose(sequence.logprobs, table.max(1), atol=EXACT)
 
 
 def process_settings(world: Any, folder: Path, **changes: Any) -> VllmProcessSettings:

@@ -1,0 +1,129 @@
+"""Starting, watching and ending a server process, with a stand-in that is up in no time."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.contracts.errors import EngineFailure
+from workers import vllm_process
+from workers.vllm_process import VllmProcess, VllmProcessSettings
+
+# A server with a worker, like vLLM's. It writes its worker's and its own process ids; ``stubborn`` ignores SIGTERM.
+STAND_IN = """
+import http.server, os, signal, subprocess, sys
+mode, port = sys.argv[1], int(sys.argv[sys.argv.index("--port") + 1])
+if mode == "broken":
+    sys.exit("no such model")
+ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+worker = subprocess.Popen([sys.executable, "-c", ignore + "signal.pause()"])
+if mode == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if mode == "sick" else 200)
+        self.end_headers()
+print("pids", os.getpid(), worker.pid, os.environ.get("VLLM_API_KEY"), os.environ.get("PYTHONPATH"), flush=True)
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+GONE_S = 20.0
+
+
+def settings_of(folder: Path, mode: str) -> VllmProcessSettings:
+    return VllmProcessSettings(
+        command=(sys.executable, "-c", STAND_IN, mode),
+        model=folder,
+        served_model="base",
+        log=folder / "server.log",
+        context_length=128,
+        max_lora_rank=8,
+        max_loras=2,
+        max_cpu_loras=4,
+        api_key="secret",
+        start_deadline_s=1.0 if mode == "sick" else 30.0,
+        stop_grace_s=0.5,
+    )
+
+
+def pids(folder: Path) -> list[int]:
+    """Of the server and its worker, as it wrote them down."""
+    line = next(line for line in (folder / "server.log").read_text().splitlines() if line.startswith("pids"))
+    assert line.endswith("secret None")
+    return [int(word) for word in line.split()[1:3]]
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in pids(folder) if psutil.pid_exists(pid)]
+
+
+def assert_gone(found: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(found, timeout=GONE_S)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("mode", ["good", "stubborn"])
+async def test_stop_leaves_nothing(tmp_path: Path, mode: str) -> None:
+    process = VllmProcess(settings_of(tmp_path, mode))
+    await process.start()
+    found = processes(tmp_path)
+    assert not process.died.is_set()
+    await process.stop()
+    await process.stop()
+    assert process.died.is_set()
+    assert_gone(found)
+
+
+@pytest.mark.parametrize("victim", ["server", "guard", "group"])
+async def test_a_death_is_noticed_and_leaves_nothing(tmp_path: Path, victim: str) -> None:
+    async with VllmProcess(settings_of(tmp_path, "good")) as process:
+        found = processes(tmp_path)
+        guard = found[0].parent()
+        assert guard is not None
+        kill: dict[str, Callable[[], None]] = {"server": found[0].kill, "guard": guard.kill, "group": process.kill}
+        kill[victim]()
+        async with asyncio.timeout(GONE_S):
+            await process.died.wait()
+        assert process.exit_code == (-signal.SIGKILL if victim == "guard" else 128 + signal.SIGKILL)
+        assert_gone(found)
+
+
+@pytest.mark.parametrize(("mode", "message"), [("broken", r"ended with status 1(.|\n)*no such model"), ("sick", "1 s")])
+async def test_one_that_does_not_come_up(tmp_path: Path, mode: str, message: str) -> None:
+    process = VllmProcess(settings_of(tmp_path, mode))
+    with pytest.raises(EngineFailure, match=message):
+        await process.start()
+    assert process.died.is_set()
+    if mode == "sick":
+        assert_gone(processes(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["good", "stubborn"])
+async def test_it_does_not_outlive_weft(tmp_path: Path, mode: str) -> None:
+    """A process that starts a server and is killed."""
+    program = (
+        "import asyncio, pathlib, signal\n"
+        "from tests.workers.test_vllm_process import settings_of\n"
+        "from workers.vllm_process import VllmProcess\n"
+        "async def main():\n"
+        f"    process = VllmProcess(settings_of(pathlib.Path({str(tmp_path)!r}), {mode!r}))\n"
+        "    await process.start()\n"
+        "    print('up', flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    root = Path(vllm_process.__file__).parent.parent
+    weft = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=root, env={**os.environ, "PYTHONPATH": ""}
+    )
+    assert weft.stdout is not None
+    async with asyncio.timeout(GONE_S):
+        assert await weft.stdout.readline() == b"up\n"
+    found = processes(tmp_path)
+    weft.kill()
+    await weft.wait()
+    assert_gone(found)

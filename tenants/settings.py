@@ -67,6 +67,30 @@ class Settings(BaseSettings):
         ge=1,
         description="Adapter versions kept in the torch sampler's memory; least recently used go first.",
     )
+    vllm_urls: tuple[str, ...] = Field(
+        default=(),
+        description="vLLM servers to sample on instead of this process, each `[NAME=]URL`; NAME is the base model it serves, "
+        "all of them by default.",
+    )
+    vllm_api_key: str | None = Field(default=None, description="API key of the vLLM servers.", repr=False)
+    vllm_replicas: int = Field(default=0, ge=0, description="vLLM servers that weft starts itself for each base model.")
+    vllm_command: tuple[str, ...] = Field(
+        default=(), description="How to start one, as a list; default: the vLLM in `.venv-vllm` (`make vllm`)."
+    )
+    vllm_arguments: tuple[str, ...] = Field(
+        default=(), description="More arguments for it, such as `--tensor-parallel-size`, `2`."
+    )
+    vllm_max_loras: int = Field(
+        default=8, ge=2, description="Adapters in one batch of a vLLM server; one of them stands for the bare base."
+    )
+    vllm_context_length: int | None = Field(
+        default=None, ge=1, description="Context of the vLLM servers in tokens; default: the base model's own."
+    )
+    vllm_head_adapters: bool = Field(
+        default=True,
+        description="Adapters may change the output head (`train_unembed`). Prompts are then scored with nothing else on the "
+        "server, which a build of vLLM for the CPU needs.",
+    )
     swap_policy: Literal["continue", "finish"] = Field(
         default="continue",
         description="What samples in flight of a live sampler do when a newer version is published: go on with it, or end "

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.contracts.base_model import BaseModelFacts
-from engine.sampling.replica import SamplerReplica
-from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vocabulary import BaseVocabulary, read_vocabulary
 from engine.training.base import BaseModel
 from engine.training.budgets import default_adapter_memory, default_pass_token_budget
@@ -22,9 +20,12 @@ from workers.ledger.ledger import Ledger
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 from workers.sampling.gate_board import GateBoard
+from workers.sampling.replica_pool import ReplicaPool
+from workers.sampling.replica_sources import vllm_sources
 from workers.sampling.router import Router
 from workers.sampling.sample_runner import SampleRunner
 from workers.sampling.worker import SamplingWorker
+from workers.torch_source import TorchSource
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
 from workers.training.statistics import TrainingStatistics
@@ -42,7 +43,7 @@ class _BaseWorkers:
 
     training: TrainingWorker
     sampling: SamplingWorker
-    replica: TorchReplica
+    pool: ReplicaPool
     compute: ComputeThread
 
 
@@ -89,7 +90,7 @@ class EmbeddedRunner:
             )
             # Off the event loop too: a tokenizer takes long to read.
             workers = self._compose(facts, base, await asyncio.to_thread(read_vocabulary, facts.path))
-            await workers.replica.start()
+            await workers.pool.start()
             self._workers.append(workers)
         for workers in self._workers:
             self._tasks.append(asyncio.create_task(workers.training.run(), name="training"))
@@ -102,11 +103,6 @@ class EmbeddedRunner:
         statistics = TrainingStatistics()
         trainer = Trainer(base, pass_token_budget=token_budget)
         compute = ComputeThread(f"trainer-{facts.name}")
-        replica = TorchReplica(
-            base,
-            max_sequences=self._settings.sampler_batch_sequences,
-            max_adapters=self._settings.sampler_resident_adapters,
-        )
         residency = AdapterResidency(
             trainer=trainer,
             compute=compute,
@@ -139,13 +135,15 @@ class EmbeddedRunner:
             pass_token_budget=token_budget,
             max_adapters=self._settings.max_adapters,
         )
-        return _BaseWorkers(training, self._sampling(facts, vocabulary, replica), replica, compute)
+        sources = vllm_sources(self._settings, facts, self._data_folder) or [TorchSource(base, self._settings)]
+        pool = ReplicaPool(Router(), sources)
+        return _BaseWorkers(training, self._sampling(facts, vocabulary, pool.router), pool, compute)
 
-    def _sampling(self, facts: BaseModelFacts, vocabulary: BaseVocabulary, replica: SamplerReplica) -> SamplingWorker:
+    def _sampling(self, facts: BaseModelFacts, vocabulary: BaseVocabulary, router: Router) -> SamplingWorker:
         board = GateBoard(facts.name, self._database, self._clock)
         runner = SampleRunner(
             base=facts,
-            router=Router([replica]),
+            router=router,
             board=board,
             database=self._database,
             ledger=self._ledger,
@@ -177,5 +175,5 @@ class EmbeddedRunner:
             if isinstance(end, BaseException):
                 log.error("%s ended with an error", task.get_name(), exc_info=end)
         for workers in self._workers:
-            await workers.replica.close()
+            await workers.pool.close()
             await asyncio.to_thread(workers.compute.close)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from engine.contracts.errors import EngineFailure, InvalidRequest
+from engine.contracts.errors import EngineFailure
 from engine.sampling.replica import SamplerReplica
 
 LOAD_FACTOR = 1.25
@@ -52,16 +52,23 @@ class RoutedReplica:
 class Router:
     """The replicas of one base model. Used from one event loop."""
 
-    def __init__(self, replicas: Sequence[SamplerReplica]) -> None:
+    def __init__(self, replicas: Sequence[SamplerReplica] = ()) -> None:
         self.replicas = [RoutedReplica(replica) for replica in replicas]
         self._changed = asyncio.Event()
 
-    def named(self, name: str) -> RoutedReplica:
-        """The replica called ``name``. Raises ``InvalidRequest``."""
-        for routed in self.replicas:
-            if routed.name == name:
-                return routed
-        raise InvalidRequest(f"no replica {name[:200]!r}; there are {', '.join(one.name for one in self.replicas)}")
+    def put(self, replica: SamplerReplica) -> None:
+        """Send samples to ``replica`` from now on, in place of the one that had its name."""
+        routed = self.find(replica.name)
+        if routed is None:
+            routed = RoutedReplica(replica)
+            self.replicas.append(routed)
+        routed.replica = replica
+        routed.adapters.clear()
+        self.mark(routed, is_alive=True)
+
+    def find(self, name: str) -> RoutedReplica | None:
+        """The replica called ``name``."""
+        return next((routed for routed in self.replicas if routed.name == name), None)
 
     async def choose(self, session: str, adapter: str | None, *, seconds: float) -> RoutedReplica:
         """A replica for the next sample of the sampling session, which may be any text, "" and "0" too.

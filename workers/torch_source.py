@@ -1,0 +1,32 @@
+"""The replica of a service without vLLM: the base that this process has loaded."""
+
+from engine.sampling.replica import SamplerReplica
+from engine.sampling.torch_replica import TorchReplica
+from engine.training.base import BaseModel
+from tenants.settings import Settings
+
+
+class TorchSource:
+    """A ``ReplicaSource`` of the base that this process has loaded."""
+
+    def __init__(self, base: BaseModel, settings: Settings) -> None:
+        self._base = base
+        self._settings = settings
+
+    @property
+    def name(self) -> str:
+        """Of the replica."""
+        return "torch"
+
+    async def start(self) -> SamplerReplica:
+        """See ``ReplicaSource``."""
+        replica = TorchReplica(
+            self._base,
+            max_sequences=self._settings.sampler_batch_sequences,
+            max_adapters=self._settings.sampler_resident_adapters,
+        )
+        await replica.start()
+        return replica
+
+    async def stop(self) -> None:
+        """Nothing is left."""

@@ -14,7 +14,7 @@ from tenants.data_folder import DataFolder
 from tenants.settings import Settings
 from workers.vllm_process import VllmProcess, VllmProcessSettings, server_command
 
-EXTERNAL_RESIDENT_PER_SLOT = 8
+RESIDENT_PER_SLOT = 8
 """Adapters listed on a server for each that fits its batch."""
 
 
@@ -82,7 +82,10 @@ class ManagedVllm:
 
 
 def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFolder) -> Sequence[ReplicaSource]:
-    """The vLLM servers that the settings name for a base model, maybe none. Raises ``InvalidRequest`` for a URL without a scheme."""
+    """The vLLM servers that the settings name for a base model, maybe none.
+
+    Raises ``InvalidRequest`` for a URL without a scheme.
+    """
     urls = [url for name, url in map(_split_url, settings.vllm_urls) if name in (None, facts.name)]
     sources: list[ReplicaSource] = [
         ExternalVllm(_vllm_settings(settings, facts, data_folder, f"vllm-{url.partition('://')[2]}", url))
@@ -118,7 +121,7 @@ def _vllm_settings(
         zero_adapter=data_folder.path(f"zero-adapters/{safe}"),
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
-        max_resident=settings.vllm_max_loras * EXTERNAL_RESIDENT_PER_SLOT,
+        max_resident=settings.vllm_max_loras * RESIDENT_PER_SLOT,
         api_key=settings.vllm_api_key,
         head_adapters=settings.vllm_head_adapters,
     )
@@ -135,7 +138,8 @@ def _process_settings(
         context_length=settings.vllm_context_length or facts.context_length,
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
-        max_cpu_loras=settings.vllm_max_loras * EXTERNAL_RESIDENT_PER_SLOT,
+        # And the zero adapter.
+        max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + 1,
         head_adapters=settings.vllm_head_adapters,
         dtype=settings.base_dtype,
         extra=settings.vllm_arguments,

@@ -15,6 +15,7 @@ from tenants.database import Database
 from tenants.keys import authenticate
 from tenants.settings import Settings
 from workers.ledger.ledger import Ledger
+from workers.ledger.publication import Publication
 from workers.ledger.token_feed import TokenFeed
 
 
@@ -29,6 +30,7 @@ class ApiServices:
     data_folder: DataFolder
     bases: Mapping[str, BaseModelFacts]
     feed: TokenFeed
+    publication: Publication
 
     def base(self, name: str) -> BaseModelFacts:
         """The served base of that name. Raises ``UnknownBaseModel``; never falls back to another."""

@@ -17,6 +17,7 @@ from tenants.settings import Settings
 from workers.compute import ComputeThread
 from workers.housekeeping import Housekeeping
 from workers.ledger.ledger import Ledger
+from workers.ledger.publication import Publication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 from workers.sampling.gate_board import GateBoard
@@ -58,6 +59,7 @@ class EmbeddedRunner:
         ledger: Ledger,
         wakeups: Wakeups,
         feed: TokenFeed,
+        publication: Publication,
         data_folder: DataFolder,
         clock: Clock,
         bases: Mapping[str, BaseModelFacts],
@@ -67,6 +69,7 @@ class EmbeddedRunner:
         self._ledger = ledger
         self._wakeups = wakeups
         self._feed = feed
+        self._publication = publication
         self._data_folder = data_folder
         self._clock = clock
         self._bases = bases
@@ -121,6 +124,7 @@ class EmbeddedRunner:
             data_folder=self._data_folder,
             clock=self._clock,
             residency=residency,
+            publication=self._publication,
         )
         training = TrainingWorker(
             base_model=facts.name,
@@ -153,6 +157,7 @@ class EmbeddedRunner:
             process=PROCESS,
             continues_on_new_version=self._settings.swap_policy == "continue",
         )
+        self._publication.register(facts.name, runner.prepare)
         return SamplingWorker(
             base=facts,
             vocabulary=vocabulary,

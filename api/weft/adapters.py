@@ -13,7 +13,7 @@ from api.services import ApiServices, Caller, Services
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.ids import CheckpointId, RunId, TenantId
 from engine.contracts.paths import Segment, parse_path
-from tenants.checkpoints import find_checkpoint, newest_sampler_checkpoint
+from tenants.checkpoints import directory_of, find_checkpoint, get_checkpoint, newest_sampler_checkpoint
 from tenants.gates import (
     Gate,
     GateMode,
@@ -126,10 +126,15 @@ async def resume(
 async def reload(
     caller: Caller, services: Services, run_id: PathId, body: Annotated[ReloadRequest, json_body(ReloadRequest)]
 ) -> Reloaded:
-    """Point the run's live samplers at a version of it. Raises ``NotFound``, ``InvalidRequest``."""
+    """Point the run's live samplers at a version of it, once replicas have it. Raises ``NotFound``, ``WeftError``."""
+    async with services.database.read() as session:
+        run = await get_run(session, caller, run_id)
+        version = await _version(services, session, caller, RunId(run.id), body.path)
+    directory = services.data_folder.path(directory_of(version))
+    await services.publication.prepare(run.base_model, RunId(run.id), version, directory)
     async with services.database.write() as transaction:
-        run = await get_run(transaction, caller, run_id)
-        version = await _version(services, transaction, caller, RunId(run.id), body.path)
+        # Still there: it may have expired meanwhile.
+        await get_checkpoint(transaction, caller, version, services.clock)
         await publish_live(transaction, caller, RunId(run.id), version)
         services.ledger.announce_gates(transaction, run.base_model)
     return Reloaded(adapter=run.id, version=version)

@@ -25,6 +25,7 @@ from tenants.keys import create_key, create_tenant, list_tenants
 from tenants.settings import Settings
 from workers.embedded import EmbeddedRunner
 from workers.ledger.ledger import Ledger
+from workers.ledger.publication import Publication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 
@@ -42,7 +43,7 @@ async def serve(settings: Settings) -> None:
     listener = _bind(settings)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     database = Database(create_engine(settings.resolved_database_url()))
-    wakeups, feed = Wakeups(), TokenFeed()
+    wakeups, feed, publication = Wakeups(), TokenFeed(), Publication()
     data_folder = DataFolder(settings.data_dir)
     ledger = Ledger(database, wakeups, utc_now)
     runner = EmbeddedRunner(
@@ -51,6 +52,7 @@ async def serve(settings: Settings) -> None:
         ledger=ledger,
         wakeups=wakeups,
         feed=feed,
+        publication=publication,
         data_folder=data_folder,
         clock=utc_now,
         bases=bases,
@@ -63,6 +65,7 @@ async def serve(settings: Settings) -> None:
         data_folder=data_folder,
         bases=bases,
         feed=feed,
+        publication=publication,
     )
     first_key = await _first_key(database)
     await runner.start()

@@ -36,6 +36,7 @@ from tenants.settings import Settings
 from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, NewOperation
+from workers.ledger.publication import Publication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 
@@ -202,6 +203,7 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
         data_folder=DataFolder(settings.data_dir),
         bases={BASE: read_base_model_facts(BASE, base_model, tokenizer_id=None)},
         feed=TokenFeed(),
+        publication=Publication(),
     )
     app = create_app(services)
     # asyncio turns Nagle's delay off only for sockets that name their protocol.

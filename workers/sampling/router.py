@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from engine.contracts.errors import EngineFailure
+from engine.contracts.ids import RunId
 from engine.sampling.replica import SamplerReplica
 
 LOAD_FACTOR = 1.25
@@ -28,7 +29,8 @@ class RoutedReplica:
     sequences: int = 0
     is_alive: bool = True
     is_draining: bool = False
-    adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    adapters: OrderedDict[str, RunId | None] = field(default_factory=OrderedDict)
+    """What was asked for there, least recently first: version and run."""
 
     @property
     def name(self) -> str:
@@ -40,10 +42,10 @@ class RoutedReplica:
         """Whether new samples may go there."""
         return self.is_alive and not self.is_draining
 
-    def note(self, adapter: str | None) -> None:
-        """Remember that the adapter was asked for there last."""
+    def note(self, adapter: str | None, run: RunId | None) -> None:
+        """Remember that the adapter, a version of ``run``, was asked for there last."""
         if adapter is not None:
-            self.adapters[adapter] = None
+            self.adapters[adapter] = run
             self.adapters.move_to_end(adapter)
             if len(self.adapters) > _REMEMBERED_ADAPTERS:
                 self.adapters.popitem(last=False)
@@ -84,10 +86,10 @@ class Router:
         return _best(open_ones, session, adapter)
 
     @contextmanager
-    def holding(self, routed: RoutedReplica, adapter: str | None, sequences: int) -> Iterator[None]:
+    def holding(self, routed: RoutedReplica, adapter: str | None, run: RunId | None, sequences: int) -> Iterator[None]:
         """Count the sequences as the replica's load meanwhile."""
         routed.sequences += sequences
-        routed.note(adapter)
+        routed.note(adapter, run)
         try:
             yield
         finally:

@@ -8,11 +8,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure
-from engine.contracts.ids import RunId
+from engine.contracts.ids import CheckpointId, RunId
 from engine.contracts.operations import SampleOutput
 from engine.contracts.sample_report import SampleReport
 from engine.sampling.replica import AdapterVersion, GenerateRequest
@@ -141,6 +142,28 @@ class SampleRunner:
                 await asyncio.sleep(patience.note(failure, made=continuation.made - before))
         return continuation.output(), history.report(continuation)
 
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    async def prepare(self, run: RunId, version: CheckpointId, directory: Path) -> None:
+        """Load a version beside the old one wherever the run is sampled, without a pause.
+
+        Raises ``WeftError`` when one replica cannot: then none has it.
+        """
+        wanted = AdapterVersion(name=version, directory=directory)
+        replicas = [routed for routed in self._router.replicas if routed.takes_work and run in routed.adapters.values()]
+        ends = await asyncio.gather(*(routed.replica.load(wanted) for routed in replicas), return_exceptions=True)
+        loaded = [routed for routed, end in zip(replicas, ends, strict=True) if end is None]
+        for routed, end in zip(replicas, ends, strict=True):
+            if end is None:
+                continue
+            await self._router.check(routed)
+            # One that is gone has nothing, and gets nothing before it is started again.
+            if routed.is_alive:
+                await asyncio.gather(*(other.replica.unload(version) for other in loaded), return_exceptions=True)
+                raise end
+        for routed in loaded:
+            routed.note(version, run)
+
     # --- cutting ---------------------------------------------------------------------------------------------------
 
     async def apply_gates(self, closed: Mapping[str, Gate]) -> None:
@@ -233,7 +256,8 @@ class SampleRunner:
             return None
         version = attempt.source.version
         sequences = sum(len(request.seeds) for request in attempt.requests)
-        with self._router.holding(attempt.routed, version.name if version else None, sequences):
+        name = version.name if version else None
+        with self._router.holding(attempt.routed, name, attempt.source.run, sequences):
             return await run_attempt(
                 attempt.routed.replica, continuation, attempt.requests, lambda: self._publish(attempt, continuation)
             )

@@ -35,6 +35,7 @@ from tenants.runs import get_run, lora_settings
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
+from workers.ledger.publication import Publication
 from workers.training.residency import AdapterResidency
 
 
@@ -48,6 +49,7 @@ class CheckpointOperations:
     data_folder: DataFolder
     clock: Clock
     residency: AdapterResidency
+    publication: Publication
 
     async def create(self, operation: ReadyOperation) -> None:
         """Make the adapter with its recorded settings."""
@@ -104,6 +106,9 @@ class CheckpointOperations:
         )
         path = CheckpointPath(operation.lane, Segment.SAMPLER_WEIGHTS, new.name)
         try:
+            if save.kind == "inflight" and save.name is None:
+                directory = self.data_folder.path(directory_of(checkpoint))
+                await self.publication.prepare(self.trainer.base.facts.name, new.run_id, checkpoint, directory)
             async with self.database.write() as transaction:
                 await record_checkpoint(transaction, operation.tenant, new, self.clock)
                 if save.name is not None:

@@ -41,6 +41,7 @@ from tenants.sessions import NewSession, create_session
 from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation
+from workers.ledger.publication import Publication
 from workers.ledger.wakeups import Wakeups
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
@@ -260,7 +261,7 @@ def _compose(
         ledger=ledger,
         wakeups=wakeups,
         residency=residency,
-        checkpoints=CheckpointOperations(trainer, database, ledger, data_folder, utc_now, residency),
+        checkpoints=CheckpointOperations(trainer, database, ledger, data_folder, utc_now, residency, Publication()),
         statistics=statistics,
         pass_token_budget=token_budget,
         max_adapters=max_adapters,

@@ -97,23 +97,26 @@ class FusedPass:
     def _run_micro_batch(self, rows: list[Row], *, backward: bool) -> None:
         """Compute the rows of members that still stand; where that breaks, each member again by itself."""
         rows = [row for row in rows if self._sums[row.member].error is None]
-        if not rows:
+        members = sorted({row.member for row in rows})
+        # Outside the handler: what the failed attempt held is free again.
+        if not rows or self._has_computed(rows, backward=backward):
             return
+        if len(members) == 1:
+            self._sums[members[0]].error = EngineFailure(
+                "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
+            )
+            return
+        for member in members:
+            self._run_micro_batch([row for row in rows if row.member == member], backward=backward)
+
+    def _has_computed(self, rows: list[Row], *, backward: bool) -> bool:
         try:
             with torch.set_grad_enabled(backward):
                 self._compute(rows, backward=backward)
         except (RuntimeError, WeftError):
-            members = sorted({row.member for row in rows})
-            log.exception(
-                "micro-batch failed base=%s rows=%d members=%d", self._base.facts.name, len(rows), len(members)
-            )
-            if len(members) == 1:
-                self._sums[members[0]].error = EngineFailure(
-                    "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
-                )
-                return
-            for member in members:
-                self._run_micro_batch([row for row in rows if row.member == member], backward=backward)
+            log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))
+            return False
+        return True
 
     def _compute(self, rows: list[Row], *, backward: bool) -> None:
         """One fused forward (and backward); nothing is noted until all of it has worked."""

@@ -37,6 +37,7 @@ from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads
 from workers.embedded import EmbeddedRunner
 from workers.ledger.ledger import Ledger
+from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 
 TOKENS = [72, 101, 108, 108, 111]
@@ -152,10 +153,17 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
         DataFolder(tmp_path),
     )
     ledger = Ledger(database, wakeups, utc_now)
-    bases = {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)}
-    shared = {"settings": settings, "database": database, "ledger": ledger, "data_folder": folder}
-    runner = EmbeddedRunner(**shared, wakeups=wakeups, clock=utc_now, bases=bases)  # type: ignore[arg-type]
-    services = ApiServices(**shared, clock=utc_now, bases=bases)  # type: ignore[arg-type]
+    shared = {
+        "settings": settings,
+        "database": database,
+        "ledger": ledger,
+        "data_folder": folder,
+        "feed": TokenFeed(),
+        "clock": utc_now,
+        "bases": {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)},
+    }
+    runner = EmbeddedRunner(**shared, wakeups=wakeups)  # type: ignore[arg-type]
+    services = ApiServices(**shared)  # type: ignore[arg-type]
     await runner.start()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))

@@ -1,5 +1,6 @@
 """What a pass may take: padding, logits, activations. Measured on the tensors that torch makes and keeps."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -77,7 +78,8 @@ class KeptForBackward:
 
         class Kept:
             def __init__(self, tensor: Tensor) -> None:
-                self.tensor = tensor
+                # With its history it would keep the graph that keeps it.
+                self.tensor = tensor.detach()
                 self.nbytes = tensor.nbytes if watch._counts(tensor) else 0
                 watch.now += self.nbytes
                 watch.peak = max(watch.peak, watch.now)
@@ -186,3 +188,33 @@ def test_gradient_checkpointing_keeps_less_and_gives_equal_gradients(base: BaseM
     assert peaks[1] < peaks[0] / 2
     for ours, theirs in zip(*found, strict=True):
         assert float((ours - theirs).abs().max()) <= 1e-6 * float(theirs.abs().max())
+
+
+def test_a_pass_computed_again_after_a_failure_has_let_go_of_the_first_attempt(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that runs out in the last layer, with two tenants together: each by itself then has all of it."""
+    # The test runner's log handler keeps the error, and with it everything that failed.
+    monkeypatch.setattr(logging.getLogger("engine.training.fused_pass"), "propagate", False)
+    trainer, kept = Trainer(base), KeptForBackward()
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings())
+    at_start: list[int] = []
+
+    def begin(_module: object, _inputs: object) -> None:
+        at_start.append(kept.now)
+
+    def fail(_module: object, _inputs: object, output: Tensor) -> None:
+        if output.shape[0] > 3:
+            raise torch.OutOfMemoryError
+
+    layers = list(base.model.base_model.children())
+    hooks = [layers[0].register_forward_pre_hook(begin), base.model.base_model.norm.register_forward_hook(fail)]
+    try:
+        with kept.watch():
+            check(trainer, [backward(run, make_batch(1, LossName.PPO)) for run in (RUN, NEIGHBOUR)])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert kept.peak > 0
+    assert at_start == [0, 0, 0]

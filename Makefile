@@ -36,7 +36,7 @@ check: setup ## linters, types, import rules
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-test: check ## every check and every test
+test: check vllm ## every check and every test, vLLM included
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 $(TINY): | $(STAMP)

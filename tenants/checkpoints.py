@@ -45,6 +45,11 @@ def directory_of(checkpoint: CheckpointId) -> str:
     return f"{CHECKPOINTS}/{checkpoint}"
 
 
+def checkpoint_in(directory: str) -> CheckpointId:
+    """Whose folder it is: the inverse of ``directory_of``."""
+    return CheckpointId(directory.rpartition("/")[2])
+
+
 def check_ttl(ttl_seconds: int | None, field: str = "ttl_seconds") -> int | None:
     """Return ``ttl_seconds`` or raise ``InvalidRequest``."""
     if ttl_seconds is not None and not 0 < ttl_seconds <= MAX_TTL.total_seconds():

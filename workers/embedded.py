@@ -76,7 +76,12 @@ class EmbeddedRunner:
         self._workers: list[_BaseWorkers] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._housekeeping = Housekeeping(
-            settings=settings, database=database, ledger=ledger, data_folder=data_folder, clock=clock
+            settings=settings,
+            database=database,
+            ledger=ledger,
+            publication=publication,
+            data_folder=data_folder,
+            clock=clock,
         )
 
     async def start(self) -> None:
@@ -157,7 +162,7 @@ class EmbeddedRunner:
             process=PROCESS,
             continues_on_new_version=self._settings.swap_policy == "continue",
         )
-        self._publication.register(facts.name, runner.prepare)
+        self._publication.register(facts.name, runner.prepare, runner.withdraw)
         return SamplingWorker(
             base=facts,
             vocabulary=vocabulary,

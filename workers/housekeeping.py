@@ -5,7 +5,7 @@ import logging
 
 from sqlalchemy import select
 
-from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, delete_expired
+from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
@@ -14,6 +14,7 @@ from tenants.models import Checkpoint, Run
 from tenants.sessions import end_silent_sessions
 from tenants.settings import Settings
 from workers.ledger.ledger import PRUNE_BATCH, Ledger
+from workers.ledger.publication import Publication
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +23,19 @@ class Housekeeping:
     """The periodic sweep of one service."""
 
     def __init__(
-        self, *, settings: Settings, database: Database, ledger: Ledger, data_folder: DataFolder, clock: Clock
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        ledger: Ledger,
+        publication: Publication,
+        data_folder: DataFolder,
+        clock: Clock,
     ) -> None:
         self._settings = settings
         self._database = database
         self._ledger = ledger
+        self._publication = publication
         self._data_folder = data_folder
         self._clock = clock
         self._stop = asyncio.Event()
@@ -71,6 +80,7 @@ class Housekeeping:
                 self._ledger.announce_gates(transaction, base_model)
             folders = await delete_expired(transaction, now=now, orphaned_before=now - self._settings.result_grace)
         for folder in folders:
+            await self._publication.withdraw(checkpoint_in(folder))
             await asyncio.to_thread(self._data_folder.remove, folder)
         pruned = PRUNE_BATCH
         while pruned == PRUNE_BATCH:

@@ -104,6 +104,7 @@ async def delete_checkpoint(caller: Caller, services: Services, run_id: PathId, 
     path = _address(run_id, checkpoint_id)
     async with services.database.write() as transaction:
         directory = await checkpoints.delete_checkpoint(transaction, caller, path, services.clock)
+    await services.publication.withdraw(checkpoints.checkpoint_in(directory))
     await asyncio.to_thread(services.data_folder.remove, directory)
 
 

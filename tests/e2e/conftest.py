@@ -12,11 +12,23 @@ from typing import Any
 import pytest
 
 from clients.service_process import ServiceProcess
+from tests.conftest import ROOT
 
 BASE_NAME = "weft/tiny"
 FLOW = Path(__file__).with_name("sdk_flow.py")
 FLOW_SECONDS = 240
 SDK_FOLDERS = Path(sys.prefix) / "sdks"
+VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+VLLM_ENVIRONMENT = {
+    "WEFT_VLLM_REPLICAS": "1",
+    "WEFT_VLLM_COMMAND": json.dumps([str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"]),
+    "WEFT_VLLM_ARGUMENTS": json.dumps(["--enforce-eager"]),
+    "WEFT_VLLM_CONTEXT_LENGTH": "1024",
+    "WEFT_MAX_RANK": "32",
+    "WEFT_BASE_DTYPE": "float32",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""A service that samples on one vLLM server, which it starts."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clients.service_process import ServiceProcess
-from tests.e2e.conftest import BASE_NAME, Service
+from tests.conftest import missing_service
+from tests.e2e.conftest import BASE_NAME, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
 
@@ -115,10 +116,25 @@ def teach(client: RawClient, words: dict[str, int]) -> Speaker:
     return Speaker(client, run, client.result(live)["sampling_session_id"], paths)
 
 
+@pytest.fixture(scope="module", params=["torch", "vllm"])
+def gated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that samples in its own process, and one that samples on a real vLLM server of its own."""
+    service: Service = request.getfixturevalue("service")
+    if request.param == "torch":
+        yield service
+        return
+    if not VLLM_PYTHON.exists():
+        missing_service("vLLM", "no .venv-vllm; run: make vllm")
+    data = tmp_path_factory.mktemp("vllm") / "data"
+    bases = [f"{BASE_NAME}={service.model}"]
+    with ServiceProcess(data=data, base_models=bases, environment=VLLM_ENVIRONMENT) as process:
+        yield Service(process, data, service.model, make_tenant(data, "first"), make_tenant(data, "second"))
+
+
 @pytest.fixture(scope="module")
-def pair(service: Service) -> Iterator[tuple[Speaker, Speaker]]:
+def pair(gated: Service) -> Iterator[tuple[Speaker, Speaker]]:
     """One that says meow or woof, and another tenant's that says moo."""
-    clients = [RawClient(service.base_url, key) for key in (service.key, service.other_key)]
+    clients = [RawClient(gated.base_url, key) for key in (gated.key, gated.other_key)]
     yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 40})
     for client in clients:
         client.close()
@@ -281,17 +297,17 @@ def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Spe
     assert cat.gate("resume")["state"] == "open"
 
 
-def test_a_pool_wide_pause_and_resume_keeps_everything(service: Service, cat: Speaker, cow: Speaker) -> None:
+def test_a_pool_wide_pause_and_resume_keeps_everything(gated: Service, cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]
-    operator(service, "pause", "--mode", "keep", "--reason", "upkeep")
+    operator(gated, "pause", "--mode", "keep", "--reason", "upkeep")
     try:
         late = cow.stream()
         for speaker in (cat, cow):
             speaker.until_in_flight(0)
         assert (streams[0].done, streams[1].done, late.tokens) == (None, None, {})
     finally:
-        operator(service, "resume")
+        operator(gated, "resume")
     streams.append(late)
     for stream, tokens in zip(streams, (expected, other, other), strict=True):
         assert stream.finish()["sequences"][0]["tokens"] == tokens

@@ -1,7 +1,7 @@
 """Sweeps: what has expired or belongs to nobody goes, what is in use stays."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tenants.sessions import NewSession, create_session
 from tenants.settings import Settings
 from workers.housekeeping import Housekeeping
 from workers.ledger.ledger import Ledger
+from workers.ledger.publication import Publication
 from workers.ledger.wakeups import Wakeups
 
 
@@ -34,6 +35,7 @@ class House:
     folder: DataFolder
     keeping: Housekeeping
     now: datetime
+    publication: Publication = field(default_factory=Publication)
 
     def clock(self) -> datetime:
         """The time the test set."""
@@ -78,10 +80,34 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     made = House(database, folder, None, datetime(2030, 1, 1, tzinfo=UTC))  # type: ignore[arg-type]
     ledger = Ledger(database, Wakeups(), made.clock)
     made.keeping = Housekeeping(
-        settings=Settings(data_dir=tmp_path), database=database, ledger=ledger, data_folder=folder, clock=made.clock
+        settings=Settings(data_dir=tmp_path),
+        database=database,
+        ledger=ledger,
+        publication=made.publication,
+        data_folder=folder,
+        clock=made.clock,
     )
     yield made
     await database.close()
+
+
+async def test_replicas_forget_a_version_before_its_folder_goes(house: House) -> None:
+    """A vLLM server dies of an adapter that it lists and whose folder is gone."""
+    tenant, _, run = await house.run("first")
+    going, kept = await house.checkpoint(tenant, run, "short", ttl=60), await house.checkpoint(tenant, run, "kept")
+    withdrawn: list[tuple[CheckpointId, bool]] = []
+
+    async def prepare(*_: object) -> None: ...
+
+    async def withdraw(version: CheckpointId) -> None:
+        withdrawn.append((version, house.folder.path(directory_of(version)).exists()))
+
+    house.publication.register("base", prepare, withdraw)
+    house.now += timedelta(seconds=61)
+    await house.keeping.sweep()
+    assert withdrawn == [(going, True)]
+    assert not house.folder.path(directory_of(going)).exists()
+    assert house.folder.path(directory_of(kept)).exists()
 
 
 async def test_expired_checkpoint_goes_with_its_files(house: House) -> None:

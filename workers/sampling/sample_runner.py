@@ -56,6 +56,7 @@ class _Attempt:
     requests: list[GenerateRequest] = field(default_factory=list)
     is_cut: bool = False
     cut_by: GateMode | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class SampleRunner:
             try:
                 failure = await self._work_on(attempt, continuation, history.attempts)
             finally:
-                self._attempts.discard(attempt)
+                self._end(attempt)
                 history.decode_seconds += monotonic() - began
             if attempt.cut_by is GateMode.ABORT:
                 continuation.abandon()
@@ -163,6 +164,22 @@ class SampleRunner:
                 raise end
         for routed in loaded:
             routed.note(version, run)
+
+    async def withdraw(self, version: CheckpointId) -> None:
+        """Have every replica forget a version whose folder is to go; samples that still draw from it end first.
+
+        A vLLM server dies of a listed adapter without a folder.
+        """
+        for routed in self._router.replicas:
+            if version in routed.adapters:
+                try:
+                    await routed.replica.unload(version)
+                except EngineFailure as failure:
+                    log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)
+        using = [
+            attempt for attempt in self._attempts if attempt.source.version and attempt.source.version.name == version
+        ]
+        await asyncio.gather(*(attempt.over.wait() for attempt in using))
 
     # --- cutting ---------------------------------------------------------------------------------------------------
 
@@ -231,8 +248,12 @@ class SampleRunner:
                 may_run = await enter(transaction, dispatch, self._clock)
             if may_run and (self._publications == publications or not source.is_live):
                 return attempt
-            self._attempts.discard(attempt)
+            self._end(attempt)
             await self._board.refresh()
+
+    def _end(self, attempt: _Attempt) -> None:
+        self._attempts.discard(attempt)
+        attempt.over.set()
 
     async def _source(self, operation: ReadyOperation) -> Source:
         """The version to sample now: the pinned one, a live sampler's newest, or none for the bare base."""

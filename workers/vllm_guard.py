@@ -14,11 +14,25 @@ import sys
 import threading
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def _end_with_parent() -> None:
     """In the child: SIGTERM should the guard itself be killed."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _reap_all() -> None:
+    """Wait for every descendant to be gone."""
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def _signal_group(group: int, number: int) -> None:
@@ -31,6 +45,8 @@ def _signal_group(group: int, number: int) -> None:
 def main() -> int:
     """Returns the command's exit status, 128 and more for a signal as in a shell."""
     grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    # Orphaned workers become the guard's children: the first process of a container may leave them as zombies.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # Before any thread: what runs between fork and exec must not meet another thread's locks.
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0, preexec_fn=_end_with_parent
@@ -62,6 +78,7 @@ def main() -> int:
         ended.set()
         # vLLM's workers go on for ever when their server was killed.
         _signal_group(child.pid, signal.SIGKILL)
+        _reap_all()
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ class VllmProcess:
         done, _ = await asyncio.wait([self._watch], timeout=self._settings.stop_grace_s + _GUARD_S)
         if not done:
             self.kill()
+            self._guard.kill()
             await asyncio.wait([self._watch])
 
     def kill(self) -> None:

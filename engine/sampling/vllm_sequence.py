@@ -142,8 +142,9 @@ class VllmSequence:
         async for data in response.content.iter_any():
             self._heard()
             for payload in lines.feed(data):
-                if payload != b"[DONE]":
-                    self._take(http.decode(payload, Chunk))
+                if payload == b"[DONE]":
+                    return
+                self._take(http.decode(payload, Chunk))
 
     def _take(self, chunk: Chunk) -> None:
         if chunk.error is not None:

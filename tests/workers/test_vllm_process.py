@@ -61,9 +61,10 @@ def processes(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in pids(folder) if psutil.pid_exists(pid)]
 
 
-def assert_gone(found: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(found, timeout=GONE_S)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+def assert_gone(found: list[psutil.Process], *, reaped: bool = True) -> None:
+    """Within 20 s; without the guard to reap them, some may stay as zombies."""
+    _, alive = psutil.wait_procs(found, timeout=GONE_S if reaped else 2.0)
+    assert all(not reaped and process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
 @pytest.mark.parametrize("mode", ["good", "stubborn"])
@@ -89,7 +90,7 @@ async def test_a_death_is_noticed_and_leaves_nothing(tmp_path: Path, victim: str
         async with asyncio.timeout(GONE_S):
             await process.died.wait()
         assert process.exit_code == (-signal.SIGKILL if victim == "guard" else 128 + signal.SIGKILL)
-        assert_gone(found)
+        assert_gone(found, reaped=victim != "guard")
 
 
 @pytest.mark.parametrize(("mode", "message"), [("broken", r"ended with status 1(.|\n)*no such model"), ("sick", "1 s")])

@@ -4,9 +4,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -41,6 +43,15 @@ def server(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vll
 def settings(world: Any, server: VllmProcess, tmp_path_factory: pytest.TempPathFactory) -> VllmSettings:
     found = replica_settings(world, server, tmp_path_factory.mktemp("mortal"))
     return replace(found, head_adapters=False, api_key=KEY)
+
+
+@pytest.fixture(autouse=True)
+def awake(settings: VllmSettings) -> Iterator[None]:
+    """Ends a pause or sleep that a failed test has left behind."""
+    yield
+    for path in ("/resume", "/wake_up"):
+        with suppress(httpx.HTTPError):
+            httpx.post(settings.base_url + path)
 
 
 async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:
@@ -87,18 +98,20 @@ async def test_pause_and_resume(settings: VllmSettings, world: Any) -> None:
         assert (await client.replica.health()).alive
         await replica.resume()
         await replica.resume()
-        assert_greedy((await waiting.end()).only, world.bare, PROMPT, 24)
-        await kept.reached(5)
+        waited = (await waiting.end()).only
         await replica.pause("abort")
         slept = client.start(PROMPT, world.dog, LONG)
         await replica.resume()
         await slept.reached(5)
         await replica.sleep(0)
-        for drawn in ((await kept.end()).only, (await slept.end()).only):
-            assert drawn.reason == "cut"
-            assert_greedy(drawn, world.dog, PROMPT)
+        ended = [(await running.end()).only for running in (kept, slept)]
         await replica.wake_up()
-        assert_greedy((await client.ask(PROMPT, world.dog, GREEDY)).only, world.dog, PROMPT)
+        after = (await client.ask(PROMPT, world.dog, GREEDY)).only
+    # Only now: what torch computes beside a busy engine takes its time, and the streams go on meanwhile.
+    assert [sequence.reason for sequence in ended] == ["cut", "cut"]
+    assert_greedy(waited, world.bare, PROMPT, 24)
+    for sequence in (*ended, after):
+        assert_greedy(sequence, world.dog, PROMPT)
 
 
 async def test_a_silent_server_that_is_paused_is_left_alone(settings: VllmSettings, world: Any) -> None:
@@ -187,7 +200,7 @@ async def test_killed_in_the_middle(settings: VllmSettings, server: VllmProcess,
         assert not (await client.replica.health()).alive
     assert await asyncio.to_thread(server_died, server)
     _, alive = await asyncio.to_thread(psutil.wait_procs, left, timeout=20)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not alive
 
 
 def server_died(server: VllmProcess) -> bool:

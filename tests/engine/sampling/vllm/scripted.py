@@ -1,0 +1,125 @@
+"""A stand-in for a vLLM server that says what a test scripts: for answers that a real one gives only when broken."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+SERVED = "base"
+Line = dict[str, Any] | str
+
+
+def chunk(*tokens: int, finish: str | None = None, end: int | None = None, logprob: float | None = -1.5) -> Line:
+    """One event with new tokens; with ``finish`` the last, which counts ``end`` tokens in all."""
+    content = [
+        {"token_id": token, "logprob": logprob, "top_logprobs": [{"token_id": token, "logprob": logprob}]}
+        for token in tokens
+    ]
+    spans = None if end is None else [{"version": "default", "start": 0, "end": end}]
+    choice = {"index": 0, "finish_reason": finish, "token_ids": tokens, "logprobs": {"content": content}}
+    return {"request_id": "generate-tokens-x", "choices": [choice | {"weight_versions": spans}]}
+
+
+GOOD: tuple[Line, ...] = (chunk(1), chunk(2, 3, finish="length", end=3), "[DONE]")
+
+
+class ScriptedServer:
+    """Change the fields between requests."""
+
+    def __init__(self) -> None:
+        self.base_url = ""
+        self.lines: tuple[Line, ...] = GOOD
+        self.warm_lines: tuple[Line, ...] = (WARM, "[DONE]")
+        """The same for warm-up requests."""
+        self.status = 200
+        self.piece = 10**6
+        """Bytes sent at once."""
+        self.hangs = False
+        """Whether streams stay open after ``lines``, until the client goes away."""
+        self.prompt_logprobs: Any = [None, {"1": {"logprob": -1.0}}]
+        self.load_answers: list[int] = []
+        """Statuses of the next loads; 200 when there are none."""
+        self.models: list[dict[str, Any]] = [{"id": SERVED, "root": "/base", "max_model_len": 64}]
+        self.aborted: list[list[str]] = []
+        self.left = asyncio.Event()
+        """Set when a client left a stream that hangs."""
+        self.bodies: list[Any] = []
+
+    def app(self) -> web.Application:
+        routes: list[tuple[str, str, Callable[[web.Request], Any]]] = [
+            ("GET", "/health", self._health),
+            ("GET", "/v1/models", self._models),
+            ("POST", "/v1/load_lora_adapter", self._load),
+            ("POST", "/v1/unload_lora_adapter", self._health),
+            ("POST", "/inference/v1/generate", self._generate),
+            ("POST", "/inference/v1/abort_requests", self._abort),
+        ]
+        app = web.Application()
+        app.add_routes([web.route(method, path, handler) for method, path, handler in routes])
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": self.models})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.load_answers.pop(0) if self.load_answers else 200)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.aborted.append((await request.json())["request_ids"])
+        return web.Response()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        is_warm_up = body["token_ids"] == [0, 0]
+        if self.status != 200:
+            return web.json_response({"error": {"message": "scripted", "code": self.status}}, status=self.status)
+        if not body["stream"]:
+            scores = [None, {"0": {"logprob": -1.0}, "1": {"logprob": -2.0}}] if is_warm_up else self.prompt_logprobs
+            return web.json_response({"prompt_logprobs": scores})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        lines = self.warm_lines if is_warm_up else self.lines
+        data = b"".join(b"data: " + _text(line) + b"\n\n" for line in lines)
+        for start in range(0, len(data), self.piece):
+            await response.write(data[start : start + self.piece])
+        if self.hangs:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left.set()
+        return response
+
+
+def _text(line: Line) -> bytes:
+    return line.encode() if isinstance(line, str) else json.dumps(line).encode()
+
+
+def _warm() -> Line:
+    line: Any = chunk(1, finish="length", end=1)
+    line["choices"][0]["logprobs"]["content"][0]["top_logprobs"].append({"token_id": 2, "logprob": -2.0})
+    return line
+
+
+WARM = _warm()
+
+
+@asynccontextmanager
+async def scripted_server() -> AsyncIterator[ScriptedServer]:
+    """Listening on a free port of this machine."""
+    server = ScriptedServer()
+    runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()

@@ -40,7 +40,7 @@ def unlike_tokens(sample: Sample) -> int:
     """Tokens that the end or the report of a finished sample tells otherwise than the stream did."""
     if sample.done is None or sample.report is None:
         return 0
-    told = sample.done["sequences"][0]["tokens"]
+    told: list[int] = sample.done["sequences"][0]["tokens"]
     wrong = sum(a != b for a, b in zip(told, sample.tokens, strict=False)) + abs(len(told) - len(sample.tokens))
     spans = [(span["version"], span["start"], span["end"]) for span in sample.report["sequences"][0]["spans"]]
     return wrong + sum(a != b for a, b in zip(_versions(spans), _versions(sample.spans), strict=False))

@@ -1,0 +1,28 @@
+"""Processor time of processes, read from ``/proc``."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process so far; 0 for one that has ended."""
+    found = _stat(pid)
+    # utime and stime, counted after the name.
+    return 0.0 if found is None else (int(found[11]) + int(found[12])) / _TICKS
+
+
+def group_cpu_seconds(group: int) -> float:
+    """Of all processes of a process group so far."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    members = [pid for pid in pids if (found := _stat(pid)) is not None and int(found[2]) == group]
+    return sum(cpu_seconds(pid) for pid in members)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields after the name, which may hold anything."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return None

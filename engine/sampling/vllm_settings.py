@@ -33,6 +33,6 @@ class VllmSettings:
     start_deadline_s: float = 300.0
     load_deadline_s: float = 60.0
     health_deadline_s: float = 5.0
-    cut_deadline_s: float = 2.0
+    cut_deadline_s: float = 10.0
     probe_every_s: float = 5.0
     longest_silence_s: float = 300.0

@@ -17,7 +17,7 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
     Adapter limits and logprobs can only be checked on a server in development mode.
     """
     await _check_model(http, settings)
-    answer = await http.get(_INFO, settings.health_deadline_s)
+    answer = await http.get(_INFO, settings.start_deadline_s)
     if answer.status == 404:
         return
     if not answer.ok:

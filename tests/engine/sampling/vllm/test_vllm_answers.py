@@ -40,7 +40,6 @@ def settings(scripted: ScriptedServer, world: Any, tmp_path: Path) -> VllmSettin
         max_resident=4,
         cut_deadline_s=0.5,
         probe_every_s=0.1,
-        health_deadline_s=0.5,
     )
 
 

@@ -13,7 +13,7 @@ TINY := .weft/models/tiny
 PYTEST_ARGS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity vllm wire clean
+.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity bench-swap bench-sampling vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -66,6 +66,12 @@ bench-fairness: setup ## what a light tenant feels of the others
 
 bench-capacity: setup ## a thousand adapters in bounded memory
 	$(PY) -m bench.capacity
+
+bench-swap: setup vllm ## what a new version of an adapter costs its own samples and others'
+	$(PY) -m bench.swap
+
+bench-sampling: setup vllm ## samples through weft against vLLM itself
+	$(PY) -m bench.sampling
 
 wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto

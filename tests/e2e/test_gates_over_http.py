@@ -17,7 +17,7 @@ from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
 
 PROMPT = [ord(letter) for letter in "Say: "]
 TAUGHT = 240
-LONG = 700
+LONG = 900
 """Tokens of a sample: long enough to be cut on a busy machine, longer than what was taught."""
 MEOW, WOOF = "meow ", "woof "
 
@@ -260,13 +260,14 @@ def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Spe
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     beside, mine = cow.stream().until_tokens(1), cat.stream(n=n)
     for number in range(1, cuts + 1):
-        mine.until_tokens(40 * number)
+        mine.until_tokens(20 * number)
         cat.gate("pause", mode="keep")
         cat.gate("resume")
     for sequence in mine.finish()["sequences"]:
         assert sequence["tokens"] == expected
     report = cat.report(mine)
-    assert report["attempts"] == cuts + 1
+    # On a busy machine it may end before the last cuts.
+    assert min(cuts, 2) + 1 <= report["attempts"] <= cuts + 1
     assert [len(sequence["spans"]) for sequence in report["sequences"]] == [1] * n
     assert beside.finish()["sequences"][0]["tokens"] == other
 

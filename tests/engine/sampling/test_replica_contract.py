@@ -180,6 +180,9 @@ async def test_cut_and_gone_on_with_equals_uncut(world: Any, client: Client, cut
         drawn = (await running.end()).only
         tokens += drawn.ids
         logprobs += drawn.scores
+        if len(tokens) == length:
+            # On a busy machine it may end before the cut is asked for.
+            break
     assert tokens == whole.ids
     np.testing.assert_allclose(logprobs, whole.logprobs, atol=REPEATED)
 

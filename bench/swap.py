@@ -10,6 +10,7 @@ said to be of. Prints a table and, last, one JSON line. Nothing else should run 
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -97,7 +98,11 @@ def measure(folder: Path, options: argparse.Namespace) -> Figures:
     keys = make_tenants(data, ["swapped", "neighbour"])
     environment = _ENVIRONMENT | {"WEFT_VLLM_ARGUMENTS": json.dumps(options.vllm_arguments.split())}
     with ServiceProcess(data=data, base_models=[f"{BASE}={model}"], environment=environment) as service:
-        tenants, rounds = asyncio.run(load(service.base_url, keys, vocabulary, options))
+        try:
+            tenants, rounds = asyncio.run(load(service.base_url, keys, vocabulary, options))
+        except RuntimeError:
+            print(service.log_tail(), file=sys.stderr)
+            raise
     figures = swap_figures(*tenants, rounds)
     samples = [sample for tenant in tenants for sample in tenant.samples]
     scored = in_fresh_process(score, model, data / CHECKPOINTS, samples)

@@ -121,10 +121,15 @@ class SwapTenant:
         self._changed.set()
 
     async def _until_all_show(self, version: str) -> None:
-        async with asyncio.timeout(_SWAP_SECONDS):
-            while any(stream.shown != version for stream in self.streams):
-                self._changed.clear()
-                await self._changed.wait()
+        try:
+            async with asyncio.timeout(_SWAP_SECONDS):
+                while any(stream.shown != version for stream in self.streams):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            stuck = [stream.samples[-1] for stream in self.streams if stream.shown != version]
+            seen = [(sample.request_id, len(sample.tokens), sample.changes[-1:], sample.failure) for sample in stuck]
+            raise RuntimeError(f"not on {version} after {_SWAP_SECONDS:.0f} s: {seen}") from None
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()

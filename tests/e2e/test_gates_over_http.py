@@ -16,8 +16,10 @@ from tests.e2e.raw_client import RawClient, pass_message
 from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
 
 PROMPT = [ord(letter) for letter in "Say: "]
+in_process = pytest.mark.parametrize("gated", ["torch"], indirect=True, scope="module")
+"""Tests that cut samples in flight: beside vLLM on two cores whole samples can end before a request gets through."""
 TAUGHT = 240
-LONG = 900
+LONG = 400
 """Tokens of a sample: long enough to be cut on a busy machine, longer than what was taught."""
 MEOW, WOOF = "meow ", "woof "
 
@@ -137,7 +139,7 @@ def gated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def pair(gated: Service) -> Iterator[tuple[Speaker, Speaker]]:
     """One that says meow or woof, and another tenant's that says moo."""
     clients = [RawClient(gated.base_url, key) for key in (gated.key, gated.other_key)]
-    yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 40})
+    yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 80})
     for client in clients:
         client.close()
 
@@ -171,6 +173,7 @@ def uncut(speaker: Speaker, word: str) -> list[int]:
     return speaker.said[word]
 
 
+@in_process
 def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Speaker, cow: Speaker) -> None:
     expected = uncut(cow, "moo ")
     beside = cow.stream().until_tokens(5)
@@ -188,6 +191,7 @@ def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Spe
     assert cat.report(mine)["attempts"] == 2
 
 
+@in_process
 def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     mine = [cat.stream() for _ in range(4)]
@@ -206,6 +210,7 @@ def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Spe
         assert cat.report(stream)["attempts"] == 2
 
 
+@in_process
 def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Speaker) -> None:
     other = uncut(cow, "moo ")
     beside = cow.stream().until_tokens(3)
@@ -226,6 +231,7 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
     assert cow.report(beside)["attempts"] == 1
 
 
+@in_process
 def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     beside, mine = cow.stream().until_tokens(3), cat.stream(n=2).until_tokens(10)
@@ -239,6 +245,7 @@ def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -
     assert beside.finish()["sequences"][0]["tokens"] == other
 
 
+@in_process
 def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: Speaker) -> None:
     expected = uncut(cat, MEOW)
     mine = cat.stream().until_tokens(3)
@@ -254,6 +261,7 @@ def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: S
     assert waiting.finish()["sequences"][0]["tokens"] == expected
 
 
+@in_process
 @pytest.mark.parametrize("cuts", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Speaker, cuts: int, n: int) -> None:
@@ -270,6 +278,27 @@ def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Spe
     assert min(cuts, 2) + 1 <= report["attempts"] <= cuts + 1
     assert [len(sequence["spans"]) for sequence in report["sequences"]] == [1] * n
     assert beside.finish()["sequences"][0]["tokens"] == other
+
+
+def test_every_sampler_says_what_its_version_says(cat: Speaker, cow: Speaker) -> None:
+    streams = [cat.stream(tokens=TAUGHT), cow.stream(tokens=TAUGHT), cat.stream(tokens=TAUGHT)]
+    said = [text(stream.finish()["sequences"][0]["tokens"]) for stream in streams]
+    assert (said[0], said[1][:12]) == (said[2], "moo moo moo ")
+    assert said[0].startswith("meow meow meow ")
+    version = cat.says(WOOF)
+    stream = cat.stream(tokens=TAUGHT)
+    assert text(stream.finish()["sequences"][0]["tokens"]).startswith("woof woof ")
+    assert cat.report(stream)["max_version"] == version
+    assert text(cow.stream(tokens=TAUGHT).finish()["sequences"][0]["tokens"]) == said[1]
+
+
+def test_a_paused_adapter_waits_and_its_neighbour_does_not(cat: Speaker, cow: Speaker) -> None:
+    assert cat.gate("pause", mode="keep")["state"] == "paused"
+    waiting = cat.stream(tokens=20)
+    assert cow.stream(tokens=20).finish()
+    assert waiting.is_silent()
+    cat.gate("resume")
+    assert waiting.finish()["sequences"][0]["tokens"] == cat.stream(tokens=20).finish()["sequences"][0]["tokens"]
 
 
 def test_a_pause_expires_by_itself(cat: Speaker, cow: Speaker) -> None:
@@ -300,6 +329,7 @@ def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Spe
     assert cat.gate("resume")["state"] == "open"
 
 
+@in_process
 def test_a_pool_wide_pause_and_resume_keeps_everything(gated: Service, cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -19,9 +20,32 @@ PROMPT = [ord(letter) for letter in "Say: "]
 in_process = pytest.mark.parametrize("gated", ["torch"], indirect=True, scope="module")
 """Tests that cut samples in flight: beside vLLM on two cores whole samples can end before a request gets through."""
 TAUGHT = 240
+ATTEMPTS = 8
 LONG = 400
 """Tokens of a sample: long enough to be cut on a busy machine, longer than what was taught."""
 MEOW, WOOF = "meow ", "woof "
+
+
+class TooLateError(Exception):
+    """A sample had ended before what was to cut it got through."""
+
+
+def in_time(test: Callable[..., None]) -> Callable[..., None]:
+    """Try ``test`` again when it came too late, on a busy machine; what it asserts is never tried again."""
+
+    @wraps(test)
+    def tried(**fixtures: Any) -> None:
+        for _ in range(ATTEMPTS):
+            try:
+                test(**fixtures)
+            except TooLateError:
+                fixtures["cat"].gate("resume")
+                fixtures["cat"].says(MEOW)
+            else:
+                return
+        pytest.fail(f"too late {ATTEMPTS} times: samples of {LONG} tokens end before a pause gets through")
+
+    return tried
 
 
 @dataclass
@@ -65,6 +89,13 @@ class Speaker:
         """Make ``word`` what live samples say from now on; returns the version."""
         version: str = self.gate("reload", path=self.paths[word])["version"]
         return version
+
+    def cuts(self, stream: SampleStream, *, at_least: int = 1) -> int:
+        """How often a finished sample was cut. Raises ``TooLateError`` when less than ``at_least``."""
+        cuts: int = self.report(stream)["attempts"] - 1
+        if cuts < at_least:
+            raise TooLateError
+        return cuts
 
     def report(self, stream: SampleStream) -> dict[str, Any]:
         """How a sample came about."""
@@ -174,6 +205,7 @@ def uncut(speaker: Speaker, word: str) -> list[int]:
 
 
 @in_process
+@in_time
 def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Speaker, cow: Speaker) -> None:
     expected = uncut(cow, "moo ")
     beside = cow.stream().until_tokens(5)
@@ -188,10 +220,11 @@ def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Spe
     assert (mine.done, waiting.tokens, waiting.is_silent()) == (None, {}, True)
     cat.gate("resume")
     assert mine.finish()["sequences"][0]["tokens"] == waiting.finish()["sequences"][0]["tokens"]
-    assert cat.report(mine)["attempts"] == 2
+    assert cat.cuts(mine) == 1
 
 
 @in_process
+@in_time
 def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     mine = [cat.stream() for _ in range(4)]
@@ -207,10 +240,11 @@ def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Spe
     for stream in mine:
         made = stream.finish()["sequences"][0]
         assert (made["tokens"], made["stop_reason"]) == (expected, "length")
-        assert cat.report(stream)["attempts"] == 2
+        assert cat.cuts(stream) == 1
 
 
 @in_process
+@in_time
 def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Speaker) -> None:
     other = uncut(cow, "moo ")
     beside = cow.stream().until_tokens(3)
@@ -218,7 +252,8 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
     old = cat.says(MEOW)
     sample = cat.stream(tokens=TAUGHT).until_tokens(20)
     new = cat.says(WOOF)
-    made = sample.until_version(new).finish()["sequences"][0]["tokens"]
+    made = sample.finish()["sequences"][0]["tokens"]
+    cat.cuts(sample)
     (spans,) = [sequence["spans"] for sequence in cat.report(sample)["sequences"]]
     assert [span["version"] for span in spans] == [old, new]
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], TAUGHT)
@@ -232,24 +267,29 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
 
 
 @in_process
+@in_time
 def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     beside, mine = cow.stream().until_tokens(3), cat.stream(n=2).until_tokens(10)
     assert cat.gate("pause", mode="abort")["state"] == "paused"
     done = mine.finish()
+    if any(len(sequence["tokens"]) == LONG for sequence in done["sequences"]):
+        raise TooLateError
     for sequence in done["sequences"]:
         assert sequence["stop_reason"] == "length"
-        assert len(sequence["tokens"]) < LONG
         assert sequence["tokens"] == expected[: len(sequence["tokens"])]
     assert [one["stop_reason"] for one in cat.report(mine)["sequences"]] == ["abort", "abort"]
     assert beside.finish()["sequences"][0]["tokens"] == other
 
 
 @in_process
+@in_time
 def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: Speaker) -> None:
     expected = uncut(cat, MEOW)
     mine = cat.stream().until_tokens(3)
     pausing = cat.gate("pause", mode="wait", timeout_seconds=0)
+    if not pausing["in_flight"]:
+        raise TooLateError
     assert (pausing["state"], pausing["in_flight"]) == ("pausing", 1)
     assert mine.finish()["sequences"][0]["tokens"] == expected
     assert cat.report(mine)["attempts"] == 1
@@ -264,6 +304,7 @@ def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: S
 @in_process
 @pytest.mark.parametrize("cuts", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 3])
+@in_time
 def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Speaker, cuts: int, n: int) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     beside, mine = cow.stream().until_tokens(1), cat.stream(n=n)
@@ -273,11 +314,9 @@ def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Spe
         cat.gate("resume")
     for sequence in mine.finish()["sequences"]:
         assert sequence["tokens"] == expected
-    report = cat.report(mine)
-    # On a busy machine it may end before the last cuts.
-    assert min(cuts, 2) + 1 <= report["attempts"] <= cuts + 1
-    assert [len(sequence["spans"]) for sequence in report["sequences"]] == [1] * n
+    assert [len(sequence["spans"]) for sequence in cat.report(mine)["sequences"]] == [1] * n
     assert beside.finish()["sequences"][0]["tokens"] == other
+    assert cat.cuts(mine, at_least=cuts) == cuts
 
 
 def test_every_sampler_says_what_its_version_says(cat: Speaker, cow: Speaker) -> None:
@@ -330,6 +369,7 @@ def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Spe
 
 
 @in_process
+@in_time
 def test_a_pool_wide_pause_and_resume_keeps_everything(gated: Service, cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]

@@ -37,6 +37,7 @@ from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads
 from workers.embedded import EmbeddedRunner
 from workers.ledger.ledger import Ledger
+from workers.ledger.publication import Publication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 
@@ -159,6 +160,7 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
         "ledger": ledger,
         "data_folder": folder,
         "feed": TokenFeed(),
+        "publication": Publication(),
         "clock": utc_now,
         "bases": {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)},
     }

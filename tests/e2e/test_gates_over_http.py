@@ -343,7 +343,9 @@ def test_a_paused_adapter_waits_and_its_neighbour_does_not(cat: Speaker, cow: Sp
 def test_a_pause_expires_by_itself(cat: Speaker, cow: Speaker) -> None:
     mine = cat.stream().until_tokens(3)
     assert cat.gate("pause", mode="keep", ttl_seconds=3)["state"] == "paused"
-    assert mine.finish()["sequences"][0]["stop_reason"] == "length"
+    late = cat.stream(tokens=3)
+    for stream in (mine, late):
+        assert stream.finish()["sequences"][0]["stop_reason"] == "length"
     assert cat.gate()["state"] == "open"
 
 

@@ -24,7 +24,7 @@ from tests.engine.sampling.vllm.conftest import MAX_RANK, SERVED, assert_greedy,
 
 PROMPT = [72, 101, 108, 108, 111]
 SHORT = replace(GREEDY, max_tokens=6)
-LONG = replace(GREEDY, max_tokens=400)
+LONG = replace(GREEDY, max_tokens=1000)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_a_version_in_use_does_not_leave(settings: VllmSettings, version: 
         assert (await client.replica.health()).waiting == 1
         assert_greedy((await waiting.end()).only, world.cat, PROMPT, 6)
         for one in (running, other):
-            assert_greedy((await one.end()).only, world.cat, PROMPT, 400)
+            assert_greedy((await one.end()).only, world.cat, PROMPT, 1000)
 
 
 async def test_unloaded_in_use_and_used_again(
@@ -111,7 +111,7 @@ async def test_unloaded_in_use_and_used_again(
     await client.replica.unload("in-use")
     assert (await client.replica.health()).adapters == ()
     assert_greedy((await client.ask(PROMPT, cat, SHORT)).only, world.cat, PROMPT, 6)
-    assert_greedy((await running.end()).only, world.cat, PROMPT, 400)
+    assert_greedy((await running.end()).only, world.cat, PROMPT, 1000)
     await client.replica.unload("in-use")
     assert "in-use" not in listed(settings)
     assert posts[UNLOAD, "in-use"] == 1

@@ -183,7 +183,8 @@ async def test_a_closed_replica_leaves_nothing_running(settings: VllmSettings, w
 
 async def test_killed_in_the_middle(settings: VllmSettings, server: VllmProcess, world: Any) -> None:
     async with serving(settings) as client:
-        running = [client.start(PROMPT, who, LONG) for who in (world.dog, world.bare, world.dog)]
+        endless = replace(GREEDY, max_tokens=1800)
+        running = [client.start(PROMPT, who, endless) for who in (world.dog, world.bare, world.dog)]
         for one in running:
             await one.reached(3)
         left = engine_of(server)

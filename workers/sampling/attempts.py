@@ -17,16 +17,18 @@ async def run_attempt(
     replica: SamplerReplica,
     continuation: Continuation,
     requests: Sequence[GenerateRequest],
+    *,
+    is_cut: Callable[[], bool] = lambda: False,
     on_news: Callable[[], None] = lambda: None,
 ) -> EngineFailure | None:
     """Run all ``requests`` to their ends; returns one of the failures that ended any. Leaving early aborts what runs.
 
-    ``on_news`` is called whenever the continuation may have new tokens. Raises ``InvalidRequest`` for what the caller must
-    change.
+    A request is not begun once ``is_cut``: the replica could not have been told to cut it. ``on_news`` is called
+    whenever the continuation may have new tokens. Raises ``InvalidRequest`` for what the caller must change.
     """
     # Each to its own end: a failure of one request says nothing of the others.
     ends = await asyncio.gather(
-        *(_stream(replica, continuation, request, on_news) for request in requests), return_exceptions=True
+        *(_stream(replica, continuation, request, is_cut, on_news) for request in requests), return_exceptions=True
     )
     for end in ends:
         if isinstance(end, BaseException) and not isinstance(end, EngineFailure):
@@ -35,8 +37,14 @@ async def run_attempt(
 
 
 async def _stream(
-    replica: SamplerReplica, continuation: Continuation, request: GenerateRequest, on_news: Callable[[], None]
+    replica: SamplerReplica,
+    continuation: Continuation,
+    request: GenerateRequest,
+    is_cut: Callable[[], bool],
+    on_news: Callable[[], None],
 ) -> None:
+    if is_cut():
+        return
     async with aclosing(replica.generate(request)) as batches:
         async for events in batches:
             stopped = [index for event in events if (index := continuation.take(request, event)) is not None]

@@ -23,33 +23,30 @@ class GateBoard:
         self._closed: Mapping[str, Gate] = {}
         self._changed = asyncio.Event()
 
-    async def refresh(self) -> dict[str, Gate]:
-        """Take the picture again; returns the gates that are closed and were not, or not like that."""
+    async def refresh(self) -> None:
+        """Take the picture again."""
         async with self._database.read() as session:
             closed = await closed_gates(session, self._base_model, self._clock)
-        new = {key: gate for key, gate in closed.items() if gate != self._closed.get(key)}
         if closed != self._closed:
             self._closed = closed
             self._changed.set()
             self._changed = asyncio.Event()
-        return new
 
-    def before(self, run: RunId | None) -> Gate | None:
-        """The closed gate before samples of ``run`` (None: of the bare base), the pool's first; None when all are open."""
+    def before(self, run: RunId | None) -> list[Gate]:
+        """The closed gates before samples of ``run`` (None: of the bare base), the pool's first; empty when all are open."""
         keys = [pool_gate(self._base_model), *([run] if run is not None else [])]
         now = self._clock()
-        for key in keys:
-            gate = self._closed.get(key)
-            if gate is not None and (gate.expires_at is None or gate.expires_at > now):
-                return gate
-        return None
+        gates = [self._closed[key] for key in keys if key in self._closed]
+        return [gate for gate in gates if gate.expires_at is None or gate.expires_at > now]
 
     async def wait_for_change(self, run: RunId | None) -> None:
         """Wait until the picture changes or a gate before ``run`` expires."""
-        gate = self.before(run)
-        if gate is None:
+        gates = self.before(run)
+        if not gates:
             return
-        seconds = None if gate.expires_at is None else (gate.expires_at - self._clock()).total_seconds()
+        now = self._clock()
+        left = [(gate.expires_at - now).total_seconds() for gate in gates if gate.expires_at is not None]
+        seconds = max(min(left), 0.0) if left else None
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

@@ -6,7 +6,6 @@ goes on with its tokens so far. Cuts are asked for by ``apply_gates`` and ``appl
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -21,7 +20,7 @@ from tenants.checkpoints import get_checkpoint
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
-from tenants.gates import Dispatch, Gate, GateMode, enter, leave, pool_gate
+from tenants.gates import Dispatch, GateMode, enter, leave
 from tenants.samplers import get_sampler, versions_followed
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import ReadyOperation
@@ -45,17 +44,22 @@ class Source:
     version: AdapterVersion | None
     is_live: bool
 
+    @property
+    def name(self) -> str | None:
+        """The version's, None for the bare base."""
+        return None if self.version is None else self.version.name
+
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A sample on a replica. ``cut_by`` says what cuts it, before it has begun too."""
+    """A sample on a replica. ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is."""
 
     operation: ReadyOperation
     source: Source
     routed: RoutedReplica
     requests: list[GenerateRequest] = field(default_factory=list)
     is_cut: bool = False
-    cut_by: GateMode | None = None
+    is_aborted: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -114,7 +118,6 @@ class SampleRunner:
         self._process = process
         self._continues_on_new_version = continues_on_new_version
         self._attempts: set[_Attempt] = set()
-        self._publications = 0
 
     async def run(self, operation: ReadyOperation, continuation: Continuation) -> tuple[SampleOutput, SampleReport]:
         """Draw ``continuation`` to its end; being cancelled aborts what runs.
@@ -132,7 +135,7 @@ class SampleRunner:
             finally:
                 self._end(attempt)
                 history.decode_seconds += monotonic() - began
-            if attempt.cut_by is GateMode.ABORT:
+            if attempt.is_aborted:
                 continuation.abandon()
             if not continuation.finished:
                 await self._left(operation)
@@ -176,39 +179,31 @@ class SampleRunner:
                     await routed.replica.unload(version)
                 except EngineFailure as failure:
                     log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)
-        using = [
-            attempt for attempt in self._attempts if attempt.source.version and attempt.source.version.name == version
-        ]
+        using = [attempt for attempt in self._attempts if attempt.source.name == version]
         await asyncio.gather(*(attempt.over.wait() for attempt in using))
 
     # --- cutting ---------------------------------------------------------------------------------------------------
 
-    async def apply_gates(self, closed: Mapping[str, Gate]) -> None:
-        """Cut what is in flight behind gates that have just closed, as their modes say."""
+    async def apply_gates(self) -> None:
+        """Cut what is in flight behind gates that are closed, as their modes say; what is cut already stays so."""
         cuts = []
         for attempt in list(self._attempts):
-            gates = (closed.get(pool_gate(self._base.name)), closed.get(attempt.source.run or ""))
-            modes = {gate.mode for gate in gates if gate is not None}
-            mode = GateMode.ABORT if GateMode.ABORT in modes else GateMode.KEEP if GateMode.KEEP in modes else None
-            if mode is not None:
-                attempt.cut_by = mode
+            modes = {gate.mode for gate in self._board.before(attempt.source.run)}
+            if GateMode.ABORT in modes:
+                attempt.is_aborted = True
+            if not attempt.is_cut and modes & {GateMode.ABORT, GateMode.KEEP}:
                 cuts.append(self._cut(attempt))
         await asyncio.gather(*cuts)
 
     async def apply_versions(self) -> None:
         """Cut live samples whose run has a newer version, where the policy is to go on with that."""
-        self._publications += 1
-        live = [attempt for attempt in self._attempts if attempt.source.is_live]
+        live = [attempt for attempt in self._attempts if attempt.source.is_live and not attempt.is_cut]
         if not live or not self._continues_on_new_version:
             return
         async with self._database.read() as session:
             newest = await versions_followed(session, [attempt.operation.lane for attempt in live])
         await asyncio.gather(
-            *(
-                self._cut(attempt)
-                for attempt in live
-                if attempt.source.version and newest.get(attempt.operation.lane) != attempt.source.version.name
-            )
+            *(self._cut(attempt) for attempt in live if newest.get(attempt.operation.lane) != attempt.source.name)
         )
 
     async def _cut(self, attempt: _Attempt) -> None:
@@ -225,31 +220,42 @@ class SampleRunner:
     async def _dispatched(self, operation: ReadyOperation) -> _Attempt:
         """Wait until the sample may run and a replica takes it, and note that it is in flight."""
         while True:
-            publications = self._publications
             source = await self._source(operation)
-            if self._board.before(source.run) is not None:
+            if self._board.before(source.run):
                 await self._board.wait_for_change(source.run)
                 continue
-            version = source.version.name if source.version else None
-            routed = await self._router.choose(operation.lane, version, seconds=REPLICA_WAIT_SECONDS)
+            routed = await self._router.choose(operation.lane, source.name, seconds=REPLICA_WAIT_SECONDS)
             attempt = _Attempt(operation, source, routed)
             # Known before it is in flight: a gate that closes from now on finds it here.
             self._attempts.add(attempt)
-            dispatch = Dispatch(
-                operation=operation.id,
-                tenant=operation.tenant,
-                base_model=self._base.name,
-                run=source.run,
-                version=version,
-                replica=routed.name,
-                process=self._process,
-            )
-            async with self._database.write() as transaction:
-                may_run = await enter(transaction, dispatch, self._clock)
-            if may_run and (self._publications == publications or not source.is_live):
+            has_entered = False
+            try:
+                has_entered = await self._entered(attempt)
+            finally:
+                if not has_entered:
+                    self._end(attempt)
+            if has_entered:
                 return attempt
-            self._end(attempt)
             await self._board.refresh()
+
+    async def _entered(self, attempt: _Attempt) -> bool:
+        """Note the attempt as in flight, unless a gate is closed or its sampler follows another version by now."""
+        operation, source = attempt.operation, attempt.source
+        dispatch = Dispatch(
+            operation=operation.id,
+            tenant=operation.tenant,
+            base_model=self._base.name,
+            run=source.run,
+            version=source.name,
+            replica=attempt.routed.name,
+            process=self._process,
+        )
+        async with self._database.write() as transaction:
+            if source.is_live:
+                followed = await versions_followed(transaction, [operation.lane])
+                if followed.get(operation.lane) != source.name:
+                    return False
+            return await enter(transaction, dispatch, self._clock)
 
     def _end(self, attempt: _Attempt) -> None:
         self._attempts.discard(attempt)
@@ -273,14 +279,14 @@ class SampleRunner:
     async def _work_on(self, attempt: _Attempt, continuation: Continuation, number: int) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
         attempt.requests = continuation.requests(attempt.source.version, number)
-        if attempt.is_cut:
-            return None
-        version = attempt.source.version
         sequences = sum(len(request.seeds) for request in attempt.requests)
-        name = version.name if version else None
-        with self._router.holding(attempt.routed, name, attempt.source.run, sequences):
+        with self._router.holding(attempt.routed, attempt.source.name, attempt.source.run, sequences):
             return await run_attempt(
-                attempt.routed.replica, continuation, attempt.requests, lambda: self._publish(attempt, continuation)
+                attempt.routed.replica,
+                continuation,
+                attempt.requests,
+                is_cut=lambda: attempt.is_cut,
+                on_news=lambda: self._publish(attempt, continuation),
             )
 
     def _publish(self, attempt: _Attempt, continuation: Continuation) -> None:

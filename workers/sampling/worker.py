@@ -86,7 +86,8 @@ class SamplingWorker:
             while True:
                 event.clear()
                 try:
-                    await self._runner.apply_gates(await self._board.refresh())
+                    await self._board.refresh()
+                    await self._runner.apply_gates()
                     await self._runner.apply_versions()
                 except Exception:
                     log.exception("could not look at the gates base=%s; trying again", self._base.name)

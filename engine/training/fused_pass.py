@@ -7,7 +7,8 @@ adapter. Members whose adapters have one layout stand together, and so do the ro
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -20,7 +21,8 @@ from engine.training.base import BaseModel
 from engine.training.lora import LoraWeights
 from engine.training.losses import flat_inputs, loss_terms
 from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch
-from engine.training.micro_batch import Row, padded_tokens, real_positions, split_rows, token_matrix
+from engine.training.micro_batch import Row, padded_tokens, real_positions, token_matrix
+from engine.training.micro_batch_threads import MicroBatchThreads
 from engine.training.pass_operation import PassOperation, PassPiece, PassReport
 from engine.training.target_logprobs import CHUNK_LOGITS, gather_logprobs, target_logprobs
 
@@ -46,16 +48,44 @@ class _Share:
     targets: slice
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What a micro-batch gave: by share its loss, whether that is sound, and (members) gradients; ``logprobs`` of all."""
+
+    shares: list[_Share]
+    losses: list[float]
+    is_sound: list[bool]
+    logprobs: np.ndarray
+    gradients: dict[int, Tensor]
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """Where the time of one micro-batch goes; several run at once."""
+
+    low_rank: Stopwatch = field(default_factory=Stopwatch)
+    loss: Stopwatch = field(default_factory=Stopwatch)
+    all: Stopwatch = field(default_factory=Stopwatch)
+
+
 class FusedPass:
     """Computes the pieces, no two of one operation. Their batches have passed ``check_batch``.
 
-    ``weights[i]`` is the adapter of ``pieces[i]``.
+    ``weights[i]`` is the adapter of ``pieces[i]``. Micro-batches are computed beside each other and noted in order, so sums
+    do not depend on which ends first.
     """
 
     def __init__(
-        self, base: BaseModel, pieces: Sequence[PassPiece], weights: Sequence[LoraWeights], *, token_budget: int
+        self,
+        base: BaseModel,
+        pieces: Sequence[PassPiece],
+        weights: Sequence[LoraWeights],
+        *,
+        token_budget: int,
+        threads: MicroBatchThreads,
     ) -> None:
         self._base = base
+        self._threads = threads
         self._operations = [piece.operation for piece in pieces]
         self._counts = [piece.sequences for piece in pieces]
         self._weights = weights
@@ -63,7 +93,7 @@ class FusedPass:
         whole_logits = max(1, CHUNK_LOGITS // base.facts.vocabulary_size)
         self._token_budget = token_budget if base.has_plain_head else min(token_budget, whole_logits)
         self._sums = [_Sums(logprobs={}) for _ in pieces]
-        self._low_rank, self._loss_clock = Stopwatch(), Stopwatch()
+        self._clocks: list[_Clocks] = []
         self._padded = 0
 
     def run(self) -> PassReport:
@@ -73,18 +103,24 @@ class FusedPass:
         for backward in (True, False):
             rows = [row for row in self._rows() if self._operations[row.member].backward is backward]
             tokens, sequences = tokens + sum(row.length for row in rows), sequences + len(rows)
-            for micro_batch in split_rows(rows, token_budget=self._token_budget):
-                self._run_micro_batch(micro_batch, backward=backward)
+            batches = self._threads.split(rows, token_budget=self._token_budget)
+            for batch, computed in zip(
+                batches, self._threads.map(partial(self._attempt, backward=backward), batches), strict=True
+            ):
+                self._take(batch, computed, backward=backward)
         for operation, count, sums in zip(self._operations, self._counts, self._sums, strict=True):
             _note(operation, count, sums)
+        seconds = perf_counter() - started
+        # The clocks of micro-batches that run at once add up to more than the time that passes.
+        share = seconds / (sum(clocks.all.seconds for clocks in self._clocks) or 1.0)
         return PassReport(
             adapters=len({operation.run for operation in self._operations}),
             sequences=sequences,
             tokens=tokens,
             padded_tokens=self._padded,
-            seconds=perf_counter() - started,
-            low_rank_seconds=self._low_rank.seconds,
-            loss_seconds=self._loss_clock.seconds,
+            seconds=seconds,
+            low_rank_seconds=share * sum(clocks.low_rank.seconds for clocks in self._clocks),
+            loss_seconds=share * sum(clocks.loss.seconds for clocks in self._clocks),
         )
 
     def _rows(self) -> list[Row]:
@@ -94,33 +130,35 @@ class FusedPass:
             for number in range(operation.computed, operation.computed + count)
         ]
 
-    def _run_micro_batch(self, rows: list[Row], *, backward: bool) -> None:
-        """Compute the rows of members that still stand; where that breaks, each member again by itself."""
-        rows = [row for row in rows if self._sums[row.member].error is None]
-        members = sorted({row.member for row in rows})
-        # Outside the handler: what the failed attempt held is free again.
-        if not rows or self._has_computed(rows, backward=backward):
+    def _take(self, rows: list[Row], computed: _Computed | None, *, backward: bool) -> None:
+        """Note what a micro-batch gave; where it broke, compute each member again by itself."""
+        if computed is not None:
+            self._note(computed)
             return
-        if len(members) == 1:
-            self._sums[members[0]].error = EngineFailure(
-                "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
-            )
+        members = sorted({row.member for row in rows if self._sums[row.member].error is None})
+        if len({row.member for row in rows}) == 1:
+            for member in members:
+                self._sums[member].error = EngineFailure(
+                    "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
+                )
             return
+        # One after another: what the failed attempt held is free again, and they must not need it at once.
         for member in members:
-            self._run_micro_batch([row for row in rows if row.member == member], backward=backward)
+            alone = [row for row in rows if row.member == member]
+            self._take(alone, self._attempt(alone, backward=backward), backward=backward)
 
-    def _has_computed(self, rows: list[Row], *, backward: bool) -> bool:
+    def _attempt(self, rows: list[Row], *, backward: bool) -> _Computed | None:
+        """One fused forward (and backward), in any thread: it changes nothing. None when that breaks."""
+        clocks = _Clocks()
+        self._clocks.append(clocks)
         try:
-            with torch.set_grad_enabled(backward):
-                self._compute(rows, backward=backward)
+            with torch.set_grad_enabled(backward), clocks.all.measure():
+                return self._compute(rows, clocks, backward=backward)
         except (RuntimeError, WeftError):
             log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))
-            return False
-        return True
+            return None
 
-    def _compute(self, rows: list[Row], *, backward: bool) -> None:
-        """One fused forward (and backward); nothing is noted until all of it has worked."""
-        self._padded += padded_tokens(rows)
+    def _compute(self, rows: list[Row], clocks: _Clocks, *, backward: bool) -> _Computed:
         by_member: dict[int, list[Row]] = {}
         for row in rows:
             by_member.setdefault(row.member, []).append(row)
@@ -128,8 +166,8 @@ class FusedPass:
         grouped = [[m for m in by_member if layouts[m] == key] for key in dict.fromkeys(layouts.values())]
         groups = [self._stack(members, trains=backward) for members in grouped]
         shares = self._shares([member for members in grouped for member in members], by_member)
-        logprobs = self._logprobs(groups, grouped, by_member)
-        with self._loss_clock.measure():
+        logprobs = self._logprobs(groups, grouped, by_member, clocks)
+        with clocks.loss.measure():
             losses = self._losses(shares, logprobs)
             noted = losses.detach().tolist()
             values = logprobs.detach().cpu().numpy()
@@ -141,10 +179,17 @@ class FusedPass:
         if backward and any(is_sound):
             total = losses.sum() if all(is_sound) else losses[torch.tensor(is_sound, device=losses.device)].sum()
             gradients = _gradients(total, groups, grouped)
-        for share, loss, sound in zip(shares, noted, is_sound, strict=True):
+        return _Computed(shares, noted, is_sound, values, gradients)
+
+    def _note(self, computed: _Computed) -> None:
+        """Add a micro-batch to its members' sums; those that have failed stay so."""
+        self._padded += padded_tokens([row for share in computed.shares for row in share.rows])
+        for share, loss, is_sound in zip(computed.shares, computed.losses, computed.is_sound, strict=True):
             sums = self._sums[share.member]
-            if sound:
-                self._add(share, loss, values[share.targets], gradients.get(share.member))
+            if sums.error is not None:
+                continue
+            if is_sound:
+                self._add(share, loss, computed.logprobs[share.targets], computed.gradients.get(share.member))
             else:
                 sums.error = InvalidRequest("the loss is not finite: lower the weights, advantages or learning rate")
 
@@ -153,19 +198,19 @@ class FusedPass:
         return StackedGroup(weights[0].layout, weights, self._base.dtype, trains=trains)
 
     def _logprobs(
-        self, groups: list[StackedGroup], grouped: list[list[int]], by_member: dict[int, list[Row]]
+        self, groups: list[StackedGroup], grouped: list[list[int]], by_member: dict[int, list[Row]], clocks: _Clocks
     ) -> Tensor:
         """Log-probabilities of all targets of the rows, flat, members in the order of ``grouped``."""
         rows = [row for members in grouped for member in members for row in by_member[member]]
         targets = [torch.from_numpy(self._datum(row).targets.copy()) for row in rows]
         counts = [[len(by_member[member]) for member in members] for members in grouped]
-        plan = LowRankPlan.of_rows(groups, counts, max(row.length for row in rows), self._low_rank)
+        plan = LowRankPlan.of_rows(groups, counts, max(row.length for row in rows), clocks.low_rank)
         if not self._base.has_plain_head:
             return gather_logprobs(self._real_positions(rows, plan, self._base.logits), targets)
         hidden = self._real_positions(rows, plan, self._base.hidden_states)
         tokens = [[sum(row.length for row in by_member[member]) for member in members] for members in grouped]
-        with self._loss_clock.measure():
-            head_plan = LowRankPlan.of_tokens(groups, tokens, self._low_rank)
+        with clocks.loss.measure():
+            head_plan = LowRankPlan.of_tokens(groups, tokens, clocks.low_rank)
             return target_logprobs(self._base, hidden, plan=head_plan, targets=targets)
 
     def _real_positions(self, rows: list[Row], plan: LowRankPlan, forward: Callable[[Tensor], Tensor]) -> Tensor:

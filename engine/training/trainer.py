@@ -20,6 +20,7 @@ from engine.training.base import BaseModel
 from engine.training.batch_checks import check_batch
 from engine.training.fused_pass import FusedPass
 from engine.training.lora import LoraWeights
+from engine.training.micro_batch_threads import MicroBatchThreads
 from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PassReport
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Trainer:
     def __init__(self, base: BaseModel, *, pass_token_budget: int = DEFAULT_PASS_TOKEN_BUDGET) -> None:
         self.base = base
         self._token_budget = pass_token_budget
+        self._threads = MicroBatchThreads(base.device)
         self._states: dict[RunId, AdapterState] = {}
 
     def holds(self, run: RunId) -> bool:
@@ -90,7 +92,7 @@ class Trainer:
                 present.append(piece)
             except WeftError as error:
                 piece.operation.outcome = error
-        report = FusedPass(self.base, present, weights, token_budget=self._token_budget).run()
+        report = FusedPass(self.base, present, weights, token_budget=self._token_budget, threads=self._threads).run()
         for piece in present:
             operation = piece.operation
             if operation.outcome is None and operation.computed == len(operation.batch.data):

@@ -21,6 +21,7 @@ from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
 from engine.contracts.operations import ForwardBackwardOutput, LossName
 from engine.training.base import BaseModel
 from engine.training.micro_batch import MAX_PADDING_RATIO, SMALL_WASTE, Row, padded_tokens, split_rows
+from engine.training.micro_batch_threads import LEAST_POSITIONS, MicroBatchThreads
 from engine.training.target_logprobs import CHUNK_LOGITS
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
@@ -45,6 +46,15 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
     return BaseModel.load(BaseModelFacts("wide", directory, "wide", 2048, VOCABULARY, None))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Micro-batches one after another in the test's own thread: torch's watchers see no other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class LargestLogits(TorchDispatchMode):
@@ -112,6 +122,27 @@ def test_padding_stays_within_its_bound_and_nothing_is_left_out(lengths: list[in
         assert padded <= MAX_PADDING_RATIO * real or padded - real <= SMALL_WASTE
 
 
+@checked(deadline=None, max_examples=300)
+@given(
+    st.lists(st.integers(1, 40) | st.integers(1, 3000), max_size=80),
+    st.sampled_from([1, 64, 512, 2048, 16384]),
+    st.sampled_from([1, 2, 3, 16]),
+)
+def test_micro_batches_at_once_stay_within_the_token_budget(lengths: list[int], token_budget: int, cores: int) -> None:
+    """All that are computed beside each other, unless each has the least or is one row alone; nothing is left out."""
+    rows = [Row(member, member % 3, length) for member, length in enumerate(lengths)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        batches = MicroBatchThreads(torch.device("cpu")).split(rows, token_budget=token_budget)
+    finally:
+        torch.set_num_threads(before)
+    assert sorted((row for batch in batches for row in batch), key=lambda row: row.member) == rows
+    several = [padded_tokens(batch) for batch in batches if len(batch) > 1]
+    assert max(several, default=0) <= max(token_budget // cores, min(token_budget, LEAST_POSITIONS))
+    assert [padded_tokens(batch) for batch in batches] == sorted(map(padded_tokens, batches), reverse=True)
+
+
 def test_no_micro_batch_computes_more_positions_than_the_token_budget(base: BaseModel) -> None:
     """What reaches the base, padding included, in a pass of many operations; one long sequence goes alone."""
     trainer = Trainer(base, pass_token_budget=64)
@@ -133,6 +164,7 @@ def test_no_micro_batch_computes_more_positions_than_the_token_budget(base: Base
     assert [shape for shape in shapes if shape.numel() > 64] == [torch.Size((1, 100))]
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("width", [None, 2], ids=["targets-N", "targets-NK"])
 @pytest.mark.parametrize("head", [True, False], ids=["head", "no-head"])
 def test_no_logits_beyond_a_chunk(wide: BaseModel, head: bool, width: int | None) -> None:
@@ -152,6 +184,7 @@ def test_no_logits_beyond_a_chunk(wide: BaseModel, head: bool, width: int | None
     assert kept.now == 0
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_activations_grow_with_the_token_budget_not_with_the_pass(base: BaseModel) -> None:
     """Eight times the sequences, of two tenants, keep as much at once as fill the budget alone."""
     peaks = []
@@ -170,6 +203,7 @@ def test_activations_grow_with_the_token_budget_not_with_the_pass(base: BaseMode
     assert peaks[1] <= 1.05 * peaks[0]
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_gradient_checkpointing_keeps_less_and_gives_equal_gradients(base: BaseModel, tiny_model_dir: Path) -> None:
     facts = read_base_model_facts("weft/tiny", tiny_model_dir, None)
     found: list[list[Tensor]] = []
@@ -190,6 +224,7 @@ def test_gradient_checkpointing_keeps_less_and_gives_equal_gradients(base: BaseM
         assert float((ours - theirs).abs().max()) <= 1e-6 * float(theirs.abs().max())
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_pass_computed_again_after_a_failure_has_let_go_of_the_first_attempt(
     base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

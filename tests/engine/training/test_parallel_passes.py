@@ -1,0 +1,87 @@
+"""Micro-batches computed beside each other: the numbers are those of one after another, run after run."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.contracts.errors import EngineFailure, WeftError
+from engine.contracts.ids import RunId
+from engine.contracts.operations import ForwardBackwardOutput, LossName
+from engine.training.base import BaseModel
+from engine.training.trainer import Trainer
+from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
+
+LENGTHS = (128, 120, 100, 128, 90, 128)
+"""Enough for a micro-batch on each of two threads."""
+
+
+@pytest.fixture(params=[2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """That many cores, as far as torch knows."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def trained(base: BaseModel, runs: tuple[RunId, ...] = (RUN, NEIGHBOUR)) -> tuple[Trainer, list[ForwardBackwardOutput]]:
+    """A trainer whose runs, of different ranks, have had one operation each in one pass."""
+    trainer = Trainer(base)
+    for run, rank in ((RUN, 8), (NEIGHBOUR, 3)):
+        trainer.create(run, settings(rank=rank))
+        randomise(trainer, run, rank)
+    losses = {RUN: LossName.PPO, NEIGHBOUR: LossName.CROSS_ENTROPY}
+    outcomes = trainer.run_pass([backward(run, make_batch(len(run), losses[run], LENGTHS)) for run in runs])
+    assert all(isinstance(outcome, ForwardBackwardOutput) for outcome in outcomes)
+    return trainer, [outcome for outcome in outcomes if isinstance(outcome, ForwardBackwardOutput)]
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_pass_on_several_threads_is_equal_bit_for_bit_each_time(base: BaseModel) -> None:
+    """Sums are taken in the order of the micro-batches, whichever ends first."""
+    first, outcomes = trained(base)
+    for _ in range(5):
+        again, repeated = trained(base)
+        for run in (RUN, NEIGHBOUR):
+            assert all(map(torch.equal, gradients_of(first, run), gradients_of(again, run)))
+        for ours, theirs in zip(outcomes, repeated, strict=True):
+            assert ours.metrics == theirs.metrics
+
+
+def test_a_pass_on_several_threads_gives_the_numbers_of_one(base: BaseModel, threads: int) -> None:
+    several, _ = trained(base)
+    torch.set_num_threads(1)
+    alone, _ = trained(base)
+    torch.set_num_threads(threads)
+    for run in (RUN, NEIGHBOUR):
+        for ours, theirs in zip(gradients_of(several, run), gradients_of(alone, run), strict=True):
+            assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_failure_on_one_thread_fails_its_member_alone(base: BaseModel) -> None:
+    """One tenant's micro-batches cannot be computed: the neighbour's numbers are those it has alone."""
+    expected, _ = trained(base, (NEIGHBOUR,))
+    trainer = Trainer(base)
+    for run, rank in ((RUN, 8), (NEIGHBOUR, 3)):
+        trainer.create(run, settings(rank=rank))
+        randomise(trainer, run, rank)
+    mine = make_batch(1, LossName.PPO, (31,))
+    mine.data[0].tokens[:] = 7
+
+    def fail(_module: object, _inputs: object, named: dict[str, torch.Tensor]) -> None:
+        if bool((named["input_ids"][:, :31] == 7).all(dim=1).any()):
+            raise torch.OutOfMemoryError
+
+    watching = base.model.base_model.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        neighbour = make_batch(len(NEIGHBOUR), LossName.CROSS_ENTROPY, LENGTHS)
+        failed, worked = trainer.run_pass([backward(RUN, mine), backward(NEIGHBOUR, neighbour)])
+    finally:
+        watching.remove()
+    assert isinstance(failed, WeftError)
+    assert isinstance(failed, EngineFailure)
+    assert isinstance(worked, ForwardBackwardOutput)
+    for ours, theirs in zip(gradients_of(trainer, NEIGHBOUR), gradients_of(expected, NEIGHBOUR), strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())

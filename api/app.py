@@ -3,6 +3,8 @@
 from fastapi import FastAPI
 
 from api.errors import install_error_handlers
+from api.openai import chat, completions
+from api.openai import models as openai_models
 from api.services import ApiServices
 from api.tinker import (
     capabilities,
@@ -19,9 +21,10 @@ from api.tinker import (
     training,
     weights,
 )
-from api.weft import adapters, samples, streaming
+from api.weft import adapters, samplers, samples, streaming
 
 TINKER_PREFIX = "/api/v1"
+OPENAI_PREFIX = "/v1"
 
 # The first match wins: busy endpoints stand first, and `not_offered` names paths that the open-ended checkpoint routes
 # would take.
@@ -49,8 +52,10 @@ def create_app(services: ApiServices) -> FastAPI:
     install_error_handlers(app)
     for module in _TINKER_MODULES:
         app.include_router(module.router, prefix=TINKER_PREFIX)
-    for module in (adapters, samples, streaming):
+    for module in (adapters, samplers, samples, streaming):
         app.include_router(module.router, prefix=TINKER_PREFIX)
+    for module in (chat, completions, openai_models):
+        app.include_router(module.router, prefix=OPENAI_PREFIX)
     app.include_router(config.health_router)
     app.include_router(config.health_router, prefix=TINKER_PREFIX)
     return app

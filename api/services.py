@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import UnknownBaseModel
 from engine.contracts.ids import TenantId
+from engine.contracts.vocabulary import BaseVocabulary
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
@@ -21,7 +22,7 @@ from workers.ledger.token_feed import TokenFeed
 
 @dataclass(frozen=True, slots=True)
 class ApiServices:
-    """The parts of one API process. ``bases`` maps served names to facts."""
+    """The parts of one API process. ``bases`` and ``vocabularies`` are by served name."""
 
     settings: Settings
     database: Database
@@ -29,6 +30,7 @@ class ApiServices:
     clock: Clock
     data_folder: DataFolder
     bases: Mapping[str, BaseModelFacts]
+    vocabularies: Mapping[str, BaseVocabulary]
     feed: TokenFeed
     publication: Publication
 
@@ -51,9 +53,15 @@ Services = Annotated[ApiServices, Depends(get_services)]
 
 
 async def get_caller(request: Request, services: Services) -> TenantId:
-    """The tenant whose key came in ``X-API-Key``. Raises ``Unauthenticated``."""
+    """The tenant whose key came in ``X-API-Key``, or as a bearer token. Raises ``Unauthenticated``."""
+    secret = request.headers.get("x-api-key") or _bearer(request.headers.get("authorization", ""))
     async with services.database.read() as session:
-        return await authenticate(session, request.headers.get("x-api-key"))
+        return await authenticate(session, secret)
+
+
+def _bearer(authorization: str) -> str | None:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 Caller = Annotated[TenantId, Depends(get_caller)]

@@ -28,8 +28,8 @@ SMALL_TOKENS = 2048
 TURN_SECONDS = 0.5
 """A turn repeats steps for about this long; one step at least."""
 _MOST_STEPS = 50
-_SERVICE_TURN_SECONDS = 2.0
-_SERVICE_STEPS = (3, 40)
+_SERVICE_TURN_SECONDS = 6.0
+_SERVICE_STEPS = (6, 60)
 _IN_FLIGHT = 2
 _PEAK_OVER_SAVED = 2.0
 """A step's peak of memory over what its forward pass keeps for the backward one, as seen on the CPU."""
@@ -210,7 +210,7 @@ class ServiceContestant:
         self.step_seconds = self._clients.finish_run().wall_s / 2
 
     def turn(self) -> float:
-        """Steps for about two seconds, three at least; their rate in tokens a second, the ends included."""
+        """Steps for about six seconds, six at least; their rate in tokens a second, the ends included."""
         least, most = _SERVICE_STEPS
         steps = _steps_in(_SERVICE_TURN_SECONDS, self.step_seconds, least=least, most=most)
         self._clients.start_run(self._shape, vocabulary=self._vocabulary, in_flight=_IN_FLIGHT, steps=steps)

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -193,7 +194,11 @@ class Checkpoint(Base):
 
 
 class Sampler(Base):
-    """A sampling session. Pinned to ``checkpoint_id``, or follows ``live_run_id``, or samples the bare base."""
+    """A sampling session. Pinned to ``checkpoint_id``, or follows ``live_run_id``, or samples the bare base.
+
+    ``publications`` counts the versions that a live one has followed; its samples may fall ``max_version_lag`` of them
+    behind (None: any number), or else ``on_stale`` says what becomes of them.
+    """
 
     __tablename__ = "samplers"
 
@@ -206,8 +211,14 @@ class Sampler(Base):
     checkpoint_id: Mapped[str | None] = mapped_column(String(32), index=True)
     live_run_id: Mapped[str | None] = mapped_column(String(100), index=True)
     created_at: Mapped[datetime]
+    publications: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    max_version_lag: Mapped[int | None]
+    on_stale: Mapped[str | None] = mapped_column(String(8))
 
     __table_args__ = (UniqueConstraint("session_id", "sampling_session_seq_id"),)
+
+
+_IS_PENDING_SAMPLE = text("state = 'pending' AND kind = 'sample'")
 
 
 class Operation(Base):
@@ -242,6 +253,12 @@ class Operation(Base):
         UniqueConstraint("lane", "seq_id"),
         Index("ix_operations_state_kind_position", "state", "kind", "position"),
         Index("ix_operations_finished_at", "finished_at"),
+        Index(
+            "ix_operations_pending_samples",
+            "tenant_id",
+            sqlite_where=_IS_PENDING_SAMPLE,
+            postgresql_where=_IS_PENDING_SAMPLE,
+        ),
     )
 
 

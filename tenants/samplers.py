@@ -2,15 +2,31 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import NotFound, SequenceConflict
+from engine.contracts.errors import InvalidRequest, NotFound, SequenceConflict
 from engine.contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
 from tenants.clock import Clock
 from tenants.database import insert_unless_present
 from tenants.models import Sampler
+
+
+class OnStale(StrEnum):
+    """What becomes of a sample that is too old: an error, or all of it is drawn again on the newest version."""
+
+    FAIL = "fail"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How many publications a live sampler's samples may fall behind, from their first token on."""
+
+    max_version_lag: int
+    on_stale: OnStale
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +85,57 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
 
 
 async def publish_live(transaction: AsyncSession, tenant: TenantId, run_id: RunId, version: CheckpointId) -> None:
-    """Point every live sampler of the run at ``version``."""
+    """Point every live sampler of the run at ``version``; for those that are not there yet, that is one publication."""
     await transaction.execute(
-        update(Sampler).where(Sampler.tenant_id == tenant, Sampler.live_run_id == run_id).values(checkpoint_id=version)
+        update(Sampler)
+        .where(
+            Sampler.tenant_id == tenant,
+            Sampler.live_run_id == run_id,
+            Sampler.checkpoint_id.is_distinct_from(version),
+        )
+        .values(checkpoint_id=version, publications=Sampler.publications + 1)
     )
+
+
+async def version_published(
+    session: AsyncSession, tenant: TenantId, run_id: RunId, *, beside: SessionId
+) -> CheckpointId | None:
+    """The version that live samplers of the run follow, those of session ``beside`` left out; None when there are none."""
+    found = await session.scalar(
+        select(Sampler.checkpoint_id)
+        .where(Sampler.tenant_id == tenant, Sampler.live_run_id == run_id, Sampler.session_id != beside)
+        .limit(1)
+    )
+    return None if found is None else CheckpointId(found)
+
+
+async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> None:
+    """Point one live sampler at ``version``."""
+    await transaction.execute(
+        update(Sampler)
+        .where(Sampler.id == sampler_id, Sampler.checkpoint_id.is_distinct_from(version))
+        .values(checkpoint_id=version, publications=Sampler.publications + 1)
+    )
+
+
+async def bound_staleness(
+    transaction: AsyncSession, tenant: TenantId, sampler_id: str, bound: Staleness | None
+) -> Sampler:
+    """Set or lift the bound of a live sampler. Raises ``NotFound``, ``InvalidRequest`` for one that is pinned."""
+    sampler = await get_sampler(transaction, tenant, sampler_id)
+    if sampler.live_run_id is None:
+        raise InvalidRequest("this sampler is pinned to its version: its samples never fall behind")
+    sampler.max_version_lag = bound.max_version_lag if bound else None
+    sampler.on_stale = bound.on_stale if bound else None
+    await transaction.flush()
+    return sampler
+
+
+def staleness_of(sampler: Sampler) -> Staleness | None:
+    """The sampler's bound."""
+    if sampler.max_version_lag is None:
+        return None
+    return Staleness(sampler.max_version_lag, OnStale(sampler.on_stale or OnStale.FAIL))
 
 
 async def versions_followed(session: AsyncSession, samplers: Collection[str]) -> dict[str, str | None]:

@@ -48,6 +48,27 @@ async def create_session(
     return SessionId(session_id)
 
 
+async def standing_session(transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock) -> SessionId:
+    """The tenant's session of that name, for clients that open none: made when it is first needed, and open again now."""
+    new = NewSession([name], None, sdk_version="", project_id=None, display_name=name)
+    session_id = await create_session(transaction, tenant, new, clock, idempotency_key=_standing_key(name))
+    await transaction.execute(
+        update(Session)
+        .where(Session.id == session_id)
+        .values(last_seen_at=clock(), ended_at=None, end_reason=None, end_detail=None)
+    )
+    return session_id
+
+
+def standing_session_id(tenant: TenantId, name: str) -> SessionId:
+    """The id that ``standing_session`` gives."""
+    return SessionId(_derived_id(tenant, _standing_key(name)))
+
+
+def _standing_key(name: str) -> str:
+    return f"standing/{name}"
+
+
 def _derived_id(tenant: TenantId, idempotency_key: str) -> str:
     return hashlib.blake2b(f"{tenant}\0{idempotency_key}".encode(), digest_size=16).hexdigest()
 

@@ -36,6 +36,11 @@ class Settings(BaseSettings):
     max_datums: int = Field(default=4096, ge=1, description="Most sequences in one forward_backward request.")
     max_targets_per_position: int = Field(default=1024, ge=1, description="Largest K of (N, K) target_tokens.")
     max_samples: int = Field(default=1024, ge=1, description="Largest num_samples of one sample request.")
+    max_pending_samples: int = Field(
+        default=4096,
+        ge=1,
+        description="Sample requests that one tenant may have pending; the next is answered 429, which the SDK repeats.",
+    )
     max_topk_logprobs: int = Field(
         default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs."
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.contracts.base_model import BaseModelFacts
-from engine.sampling.vocabulary import BaseVocabulary, read_vocabulary
+from engine.contracts.vocabulary import BaseVocabulary
 from engine.training.base import BaseModel
 from engine.training.budgets import default_adapter_memory, default_pass_token_budget
 from engine.training.trainer import Trainer
@@ -63,6 +63,7 @@ class EmbeddedRunner:
         data_folder: DataFolder,
         clock: Clock,
         bases: Mapping[str, BaseModelFacts],
+        vocabularies: Mapping[str, BaseVocabulary],
     ) -> None:
         self._settings = settings
         self._database = database
@@ -73,6 +74,7 @@ class EmbeddedRunner:
         self._data_folder = data_folder
         self._clock = clock
         self._bases = bases
+        self._vocabularies = vocabularies
         self._workers: list[_BaseWorkers] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._housekeeping = Housekeeping(
@@ -96,8 +98,7 @@ class EmbeddedRunner:
                 device=self._settings.device,
                 gradient_checkpointing=self._settings.gradient_checkpointing,
             )
-            # Off the event loop too: a tokenizer takes long to read.
-            workers = self._compose(facts, base, await asyncio.to_thread(read_vocabulary, facts.path))
+            workers = self._compose(facts, base, self._vocabularies[facts.name])
             await workers.pool.start()
             self._workers.append(workers)
         for workers in self._workers:

@@ -12,7 +12,7 @@ from api.submission import promise
 from api.wire.sampling_codec import sample_request
 from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
 from engine.contracts.codec import digest
-from engine.contracts.errors import InvalidRequest, NotFound, SessionEnded
+from engine.contracts.errors import InvalidRequest, NotFound, SessionEnded, TooManySamples
 from engine.contracts.ids import CheckpointId, RequestId, SessionId, TenantId
 from engine.contracts.operations import OperationKind, SampleRequest
 from engine.contracts.paths import Segment, parse_path
@@ -134,14 +134,19 @@ async def _obstacle(
 
 
 async def accept_sample(services: ApiServices, operation: NewOperation, obstacle: Exception | None) -> RequestId:
-    """Record the sample, or raise the ``obstacle``; a repeat of one that was accepted before is found all the same."""
-    if obstacle is not None:
-        async with services.database.read() as session:
-            earlier = await services.ledger.find(
-                session, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest
-            )
-        if earlier is None:
-            raise obstacle
-        return earlier
+    """Record the sample, or raise the ``obstacle``; a repeat of one that was accepted before is found all the same.
+
+    Raises ``TooManySamples``, the SDK's sign to hold back, when the tenant has too many pending.
+    """
+    most = services.settings.max_pending_samples
     async with services.database.write() as transaction:
-        return await services.ledger.accept(transaction, operation)
+        if obstacle is None and not await services.ledger.has_room(transaction, operation.tenant, most=most):
+            obstacle = TooManySamples(f"{most} sample requests are pending; send this one again when some have ended")
+        if obstacle is None:
+            return await services.ledger.accept(transaction, operation)
+        earlier = await services.ledger.find(
+            transaction, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest
+        )
+    if earlier is None:
+        raise obstacle
+    return earlier

@@ -17,6 +17,7 @@ from api.app import create_app
 from api.services import ApiServices
 from clients.command.base_models import read_base_models
 from engine.contracts.errors import WeftError
+from engine.sampling.vocabulary import read_vocabulary
 from migrations.upgrade import upgrade
 from tenants.clock import utc_now
 from tenants.data_folder import DataFolder
@@ -42,6 +43,8 @@ async def serve(settings: Settings) -> None:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     listener = _bind(settings)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
+    # Off the event loop: tokenizers take long to read.
+    vocabularies = {name: await asyncio.to_thread(read_vocabulary, facts.path) for name, facts in bases.items()}
     database = Database(create_engine(settings.resolved_database_url()))
     wakeups, feed, publication = Wakeups(), TokenFeed(), Publication()
     data_folder = DataFolder(settings.data_dir)
@@ -56,6 +59,7 @@ async def serve(settings: Settings) -> None:
         data_folder=data_folder,
         clock=utc_now,
         bases=bases,
+        vocabularies=vocabularies,
     )
     services = ApiServices(
         settings=settings,
@@ -64,6 +68,7 @@ async def serve(settings: Settings) -> None:
         clock=utc_now,
         data_folder=data_folder,
         bases=bases,
+        vocabularies=vocabularies,
         feed=feed,
         publication=publication,
     )

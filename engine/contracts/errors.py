@@ -112,6 +112,23 @@ class FutureGone(WeftError):
     category = "user"
 
 
+class TooManySamples(WeftError):
+    """The tenant has as many samples pending as it may: the same request is good once some have ended."""
+
+    code = "too_many_samples"
+    status = 429
+    retryable = True
+    category = "user"
+
+
+class StaleSample(WeftError):
+    """A live sampler's sample fell further behind its run's newest version than the sampler allows."""
+
+    code = "stale_sample"
+    status = 400
+    category = "user"
+
+
 class PayloadTooLarge(WeftError):
     """The body, or what it decompresses to, is over the limit."""
 

@@ -1,23 +1,30 @@
 """What sampling must know of a base's tokens and text, read from its folder without loading weights."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.contracts.errors import InvalidRequest
+from engine.contracts.vocabulary import BaseVocabulary, ChatMessage
 
-
-@dataclass(frozen=True, slots=True)
-class BaseVocabulary:
-    """``decode`` turns token ids into their text, special tokens included; None when the folder has no tokenizer."""
-
-    end_of_sequence_ids: frozenset[int]
-    decode: Callable[[list[int]], str] | None
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def read_vocabulary(path: Path) -> BaseVocabulary:
     """Read a Hugging Face model directory; takes seconds. Raises ``InvalidRequest`` for a config that cannot be read."""
-    return BaseVocabulary(_end_of_sequence_ids(path), _decoder(path))
+    ends = _end_of_sequence_ids(path)
+    tokenizer = _tokenizer(path)
+    if tokenizer is None:
+        return BaseVocabulary(ends, None)
+    texts = _Texts(tokenizer)
+    return BaseVocabulary(
+        end_of_sequence_ids=ends,
+        decode=texts.decode,
+        encode=texts.encode,
+        chat=texts.chat if tokenizer.chat_template else None,
+        special_ids=frozenset(tokenizer.all_special_ids),
+    )
 
 
 def _end_of_sequence_ids(path: Path) -> frozenset[int]:
@@ -38,18 +45,36 @@ def _end_of_sequence_ids(path: Path) -> frozenset[int]:
     return frozenset()
 
 
-def _decoder(path: Path) -> Callable[[list[int]], str] | None:
+def _tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError, KeyError):
         return None
     # A folder without tokenizer files can give an empty tokenizer, with which no stop string would ever match.
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
-        return None
+    return tokenizer if len(tokenizer) > len(tokenizer.all_special_ids) else None
 
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    return decode
+class _Texts:
+    """A tokenizer's two ways."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text))
+
+    def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        from jinja2 import TemplateError
+
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise InvalidRequest(f"messages do not fit this base model's chat template: {error}") from error
+        # The template puts in whatever stands before a conversation.
+        return list(self._tokenizer.encode(str(text), add_special_tokens=False))

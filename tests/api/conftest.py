@@ -27,6 +27,7 @@ from engine.contracts.errors import WeftError
 from engine.contracts.ids import CheckpointId, RequestId, RunId, TenantId
 from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
 from engine.contracts.paths import Segment
+from engine.contracts.vocabulary import BaseVocabulary
 from tenants import checkpoints, keys, runs
 from tenants.data_folder import DataFolder
 from tenants.database import Database, create_engine
@@ -202,6 +203,7 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
         clock=clock,
         data_folder=DataFolder(settings.data_dir),
         bases={BASE: read_base_model_facts(BASE, base_model, tokenizer_id=None)},
+        vocabularies={BASE: BaseVocabulary(frozenset(), None)},
         feed=TokenFeed(),
         publication=Publication(),
     )

@@ -47,7 +47,7 @@ class SampleStream:
             raise event
         assert event is not None, "the stream ended early"
         if event.name == "tokens":
-            self.tokens.setdefault(event.data["sequence"], []).extend(event.data["tokens"])
+            self.tokens.setdefault(event.data["sequence"], [])[event.data["start"] :] = event.data["tokens"]
             if event.data["version"] not in self.versions[-1:]:
                 self.versions.append(event.data["version"])
         elif event.name == "done":

@@ -27,6 +27,7 @@ from bench.workload import OperationShape
 from clients.command.administration import new_tenant
 from clients.service_process import ServiceProcess
 from engine.contracts.base_model import read_base_model_facts
+from engine.sampling.vocabulary import read_vocabulary
 from migrations.upgrade import upgrade
 from tenants.clock import utc_now
 from tenants.data_folder import DataFolder
@@ -163,6 +164,7 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
         "publication": Publication(),
         "clock": utc_now,
         "bases": {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)},
+        "vocabularies": {BASE_NAME: await asyncio.to_thread(read_vocabulary, tiny_model_dir)},
     }
     runner = EmbeddedRunner(**shared, wakeups=wakeups)  # type: ignore[arg-type]
     services = ApiServices(**shared)  # type: ignore[arg-type]

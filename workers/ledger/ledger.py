@@ -62,6 +62,11 @@ class Ledger:
         after_commit(transaction, lambda: self.wakeups.announce(topic(new.base_model)))
         return request_id
 
+    async def has_room(self, session: AsyncSession, tenant: TenantId, *, most: int) -> bool:
+        """Whether the tenant has less than ``most`` samples pending."""
+        pending = await session.scalar(sql.SAMPLES_PENDING, {"tenant": tenant, "at_most": most})
+        return (pending or 0) < most
+
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a failed operation, so that later seq_ids of its lane can run. Raises ``SequenceConflict``."""
         if rejected.kind is not OperationKind.SAMPLE:

@@ -5,7 +5,7 @@ Core tables instead of mapped classes, for the same reason. Parameters are named
 
 from typing import Any, cast
 
-from sqlalchemy import Select, Table, bindparam, insert, select, update
+from sqlalchemy import Select, Table, bindparam, func, insert, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -88,6 +88,18 @@ PENDING_SAMPLES = (
     .order_by(operations.c.position)
     .limit(MAX_READY)
 )
+
+_MINE_PENDING = (
+    select(operations.c.tenant_id)
+    .where(
+        # Literal, as in the partial index: a bound value would keep SQLite from using it.
+        operations.c.state == literal_column("'pending'"),
+        operations.c.kind == literal_column("'sample'"),
+        operations.c.tenant_id == bindparam("tenant"),
+    )
+    .limit(bindparam("at_most"))
+)
+SAMPLES_PENDING = select(func.count()).select_from(_MINE_PENDING.subquery())
 
 TO_REPLAY = _READY.where(
     operations.c.lane == bindparam("lane"),

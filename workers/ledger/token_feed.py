@@ -11,9 +11,13 @@ FeedKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TokensMade:
-    """The next tokens of one sequence, of one version (None: the bare base); ``logprobs`` of the same length."""
+    """Tokens of one sequence from place ``start`` on, of one version (None: the bare base); ``logprobs`` of the same length.
+
+    They follow those told before, except when the sample was begun again: then they take their place.
+    """
 
     sequence: int
+    start: int
     version: str | None
     tokens: list[int]
     logprobs: list[float]

@@ -146,7 +146,7 @@ class Continuation:
                 start = max(span.start, sequence.told)
                 if start < span.end:
                     part = slice(start, span.end)
-                    made.append(TokensMade(index, span.version, sequence.tokens[part], sequence.logprobs[part]))
+                    made.append(TokensMade(index, start, span.version, sequence.tokens[part], sequence.logprobs[part]))
             sequence.told = len(sequence.tokens)
         return made
 
@@ -173,6 +173,10 @@ class Continuation:
         if self._scoring.topk > 0 and (event.topk is None or len(event.topk.token_ids) != length):
             raise EngineFailure("the replica left out likeliest tokens of the prompt")
         self._scored = event
+
+    def begin_again(self) -> None:
+        """Forget every token; the prompt's scores stay."""
+        self._sequences = [_Sequence(StopWatch(self._stop)) for _ in range(self._sample.num_samples)]
 
     def abandon(self) -> None:
         """End every sequence where it is. What the prompt's scores lack they lack for good."""

@@ -3,8 +3,8 @@
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.operations import SampleRequest
+from engine.contracts.vocabulary import BaseVocabulary
 from engine.sampling.request_checks import check_choice, check_prompt
-from engine.sampling.vocabulary import BaseVocabulary
 from workers.sampling.stop_conditions import StopRules
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 
 from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import EngineFailure
+from engine.contracts.errors import EngineFailure, StaleSample
 from engine.contracts.ids import CheckpointId, RunId
 from engine.contracts.operations import SampleOutput
 from engine.contracts.sample_report import SampleReport
@@ -21,7 +21,7 @@ from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
 from tenants.gates import Dispatch, GateMode, enter, leave
-from tenants.samplers import get_sampler, versions_followed
+from tenants.samplers import OnStale, Staleness, get_sampler, staleness_of, versions_followed
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import ReadyOperation
 from workers.ledger.token_feed import TokenFeed
@@ -32,17 +32,24 @@ from workers.sampling.router import RoutedReplica, Router
 
 log = logging.getLogger(__name__)
 
+MOST_RESTARTS = 8
+"""Of one sample whose run publishes faster than the sample is drawn."""
 REPLICA_WAIT_SECONDS = 300.0
 """How long a sample waits for a replica that takes work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a sample draws from now. ``is_live``: it follows its run's newest version."""
+    """What a sample draws from now. ``is_live``: it follows its run's newest version.
+
+    ``publication`` is the version's number among those that the sampler has followed.
+    """
 
     run: RunId | None
     version: AdapterVersion | None
     is_live: bool
+    publication: int = 0
+    staleness: Staleness | None = None
 
     @property
     def name(self) -> str | None:
@@ -71,6 +78,8 @@ class _History:
     attempts: int = 0
     replicas: list[str] = field(default_factory=list)
     decode_seconds: float = 0.0
+    first_publication: int = 0
+    restarts: int = 0
 
     def begin(self, attempt: "_Attempt") -> None:
         """Count an attempt."""
@@ -122,21 +131,29 @@ class SampleRunner:
     async def run(self, operation: ReadyOperation, continuation: Continuation) -> tuple[SampleOutput, SampleReport]:
         """Draw ``continuation`` to its end; being cancelled aborts what runs.
 
-        Raises ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, and
+        Raises ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, ``StaleSample``, and
         ``EngineFailure`` after failures in a row that brought no new token.
         """
         history, patience = _History(), Patience()
         while not continuation.finished:
             attempt = await self._dispatched(operation)
-            before, began = continuation.made, monotonic()
+            began = monotonic()
             history.begin(attempt)
             try:
+                _check_age(continuation, history, attempt.source)
+                before = continuation.made
                 failure = await self._work_on(attempt, continuation, history.attempts)
             finally:
                 self._end(attempt)
                 history.decode_seconds += monotonic() - began
             if attempt.is_aborted:
                 continuation.abandon()
+            elif continuation.finished and attempt.source.staleness is not None:
+                # Versions may have come while it ran to its end.
+                _check_age(continuation, history, await self._source(operation))
+                if not continuation.finished:
+                    await self._left(operation)
+                    continue
             if not continuation.finished:
                 await self._left(operation)
                 if failure is None and not attempt.is_cut:
@@ -269,7 +286,8 @@ class SampleRunner:
                 return Source(None, None, is_live=False)
             checkpoint = await get_checkpoint(session, operation.tenant, sampler.checkpoint_id, self._clock)
         version = AdapterVersion(name=checkpoint.id, directory=self._data_folder.path(checkpoint.directory))
-        return Source(RunId(checkpoint.run_id), version, is_live=sampler.live_run_id is not None)
+        is_live = sampler.live_run_id is not None
+        return Source(RunId(checkpoint.run_id), version, is_live, sampler.publications, staleness_of(sampler))
 
     async def _left(self, operation: ReadyOperation) -> None:
         async with self._database.write() as transaction:
@@ -293,3 +311,21 @@ class SampleRunner:
         key = (attempt.operation.lane, attempt.operation.seq_id)
         if self._feed.is_followed(key):
             self._feed.publish(key, continuation.news())
+
+
+def _check_age(continuation: Continuation, history: _History, source: Source) -> None:
+    """Forget a sample that has fallen behind ``source`` by more than its sampler allows, or raise ``StaleSample``."""
+    if not continuation.made:
+        history.first_publication = source.publication
+    bound = source.staleness
+    lag = source.publication - history.first_publication
+    if bound is None or lag <= bound.max_version_lag:
+        return
+    if bound.on_stale is OnStale.FAIL or history.restarts == MOST_RESTARTS:
+        raise StaleSample(
+            f"the sample began {lag} versions before the newest one and its sampler allows {bound.max_version_lag}"
+            + (f"; it was begun again {history.restarts} times" if history.restarts else "")
+        )
+    continuation.begin_again()
+    history.restarts += 1
+    history.first_publication = source.publication

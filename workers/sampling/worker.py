@@ -10,7 +10,7 @@ from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure, WeftError
 from engine.contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
 from engine.contracts.sample_report import SampleReport
-from engine.sampling.vocabulary import BaseVocabulary
+from engine.contracts.vocabulary import BaseVocabulary
 from tenants.database import Database
 from tenants.gates import leave, leave_all
 from tenants.sample_reports import record_report

@@ -14,6 +14,7 @@ from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
 from engine.contracts.errors import EngineFailure, InvalidRequest
 from engine.contracts.operations import SampleOutput, SampleRequest, SamplingParams
 from engine.contracts.sample_report import VersionSpan
+from engine.contracts.vocabulary import BaseVocabulary
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,
@@ -24,7 +25,7 @@ from engine.sampling.replica import (
     SamplerReplica,
 )
 from engine.sampling.torch_replica import TorchReplica
-from engine.sampling.vocabulary import BaseVocabulary, read_vocabulary
+from engine.sampling.vocabulary import read_vocabulary
 from engine.training.base import BaseModel
 from workers.sampling.attempts import MOST_FRUITLESS_ATTEMPTS, Patience, run_attempt
 from workers.sampling.continuation import Continuation

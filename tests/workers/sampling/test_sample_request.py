@@ -10,7 +10,8 @@ import pytest
 from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.operations import SampleRequest, SamplingParams
-from engine.sampling.vocabulary import BaseVocabulary, read_vocabulary
+from engine.contracts.vocabulary import BaseVocabulary
+from engine.sampling.vocabulary import read_vocabulary
 from workers.sampling.sample_request import stop_rules
 
 FACTS = BaseModelFacts("tiny", Path("tiny"), "any", context_length=100, vocabulary_size=320, tokenizer_id=None)

@@ -1,0 +1,108 @@
+"""``/v1/chat/completions``: the base's chat template over any adapter."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from api.json_body import json_body
+from api.openai.choices import chat_logprobs, usage, whole_text
+from api.openai.errors import OpenAiRoute
+from api.openai.generation import Generation, generation, resolve
+from api.openai.schemas import ChatRequest, Message
+from api.openai.streaming import streamed
+from api.services import Caller, Services
+from engine.contracts.errors import InvalidRequest
+from engine.contracts.vocabulary import BaseVocabulary, ChatMessage
+from workers.ledger.token_feed import TokensMade
+
+router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
+
+
+@router.post("/chat/completions", response_class=Response)
+async def chat_completions(
+    caller: Caller, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest)]
+) -> Response:
+    """The assistant's next turn. Raises ``NotFound`` for the model, ``InvalidRequest``."""
+    model, vocabulary = await resolve(services, caller, body.model)
+    if body.stream and body.top_logprobs:
+        raise InvalidRequest("top_logprobs do not come with stream; leave one of them out")
+    opened = generation(
+        services,
+        caller,
+        request,
+        body,
+        prompts=[_prompt(vocabulary, body.messages)],
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        topk=body.top_logprobs,
+        model=model,
+    )
+    if body.stream:
+        return await streamed(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)
+    async with opened as made:
+        return await _answer(made, body)
+
+
+async def _answer(made: Generation, body: ChatRequest) -> Response:
+    choices = []
+    sequences = await made.sequences()
+    for place, sequence in enumerate(sequences):
+        tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
+        choices.append(
+            {
+                "index": place,
+                "message": {"role": "assistant", "content": whole_text(made, tokens), "refusal": None},
+                "logprobs": chat_logprobs(made, tokens, logprobs, sequence) if body.logprobs else None,
+                "finish_reason": sequence.stop_reason,
+            }
+        )
+    content = {
+        **_head(made, "chat.completion"),
+        "choices": choices,
+        "usage": usage(made, sum(len(sequence.tokens) for sequence in sequences)),
+    }
+    return JSONResponse(content, headers={"x-request-id": made.id})
+
+
+def _prompt(vocabulary: BaseVocabulary, messages: Sequence[Message]) -> list[int]:
+    if vocabulary.chat is None:
+        raise InvalidRequest("this base model has no chat template; use /v1/completions")
+    return vocabulary.chat([ChatMessage(message.role, _text(message)) for message in messages])
+
+
+def _text(message: Message) -> str:
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    if any(part.type != "text" or part.text is None for part in message.content):
+        raise InvalidRequest("messages: only parts of type text are offered by this weft")
+    return "".join(part.text or "" for part in message.content)
+
+
+def _head(made: Generation, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{made.id}", "object": kind, "created": int(time.time()), "model": made.model.name}
+
+
+def _chunk_head(made: Generation) -> dict[str, Any]:
+    return _head(made, "chat.completion.chunk")
+
+
+def _opening(place: int) -> dict[str, Any]:
+    return {"index": place, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+
+def _part(made: Generation, place: int, text: str, tokens: TokensMade) -> dict[str, Any]:
+    asked = made.asked
+    wanted = isinstance(asked, ChatRequest) and asked.logprobs
+    logprobs = chat_logprobs(made, tokens.tokens, tokens.logprobs) if wanted else None
+    return {"index": place, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
+
+
+def _end(place: int, text: str, stop_reason: str) -> dict[str, Any]:
+    return {
+        "index": place,
+        "delta": {"content": text} if text else {},
+        "logprobs": None,
+        "finish_reason": stop_reason,
+    }

@@ -1,0 +1,78 @@
+"""Choices of an answer: text, reason for its end, logprobs; whole and as they come."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from api.openai.generation import Generation
+from api.openai.text_stream import TextStream
+from engine.contracts.operations import SampledSequence
+
+
+def text_stream(generation: Generation) -> TextStream:
+    """For one sequence."""
+    return TextStream(generation.decode, generation.vocabulary.special_ids, generation.asked.stops)
+
+
+def whole_text(generation: Generation, tokens: Sequence[int]) -> str:
+    """Of a finished sequence."""
+    stream = text_stream(generation)
+    return stream.push(tokens) + stream.end()
+
+
+def usage(generation: Generation, completion_tokens: int) -> dict[str, int]:
+    """Tokens of prompts and answers."""
+    prompt = generation.prompt_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+    }
+
+
+def chat_logprobs(
+    generation: Generation, tokens: Sequence[int], logprobs: Sequence[float], whole: SampledSequence | None = None
+) -> dict[str, Any]:
+    """A chat choice's ``logprobs``; alternatives only of a ``whole`` sequence that asked for them."""
+    content = []
+    for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+        likeliest = [_entry(generation, *pair) for pair in _likeliest(whole, place)]
+        content.append({**_entry(generation, token, logprob), "top_logprobs": likeliest})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    generation: Generation,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    *,
+    offset: int = 0,
+    whole: SampledSequence | None = None,
+) -> dict[str, Any]:
+    """A completion choice's ``logprobs``; ``offset`` is where the tokens' text begins, in characters."""
+    texts = [generation.decode([token]) for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    likeliest = [
+        {generation.decode([token]): logprob for token, logprob in _likeliest(whole, place)}
+        for place in range(len(tokens))
+    ]
+    return {
+        "tokens": texts,
+        "token_logprobs": list(logprobs),
+        "top_logprobs": likeliest if whole is not None and whole.topk_logprobs is not None else None,
+        "text_offset": offsets,
+    }
+
+
+def _entry(generation: Generation, token: int, logprob: float) -> dict[str, Any]:
+    text = generation.decode([token])
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _likeliest(whole: SampledSequence | None, place: int) -> list[tuple[int, float]]:
+    if whole is None or whole.topk_logprobs is None:
+        return []
+    ids, logprobs = whole.topk_logprobs.token_ids[place].tolist(), whole.topk_logprobs.logprobs[place].tolist()
+    return list(zip(ids, logprobs, strict=True))

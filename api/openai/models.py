@@ -1,0 +1,87 @@
+"""``/v1/models``: everything that a tenant may name as ``model``, and what such a name means."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.json_body import PathId
+from api.openai.errors import OpenAiRoute
+from api.services import ApiServices, Caller, Services
+from engine.contracts.errors import NotFound
+from engine.contracts.ids import CheckpointId, RunId, TenantId
+from engine.contracts.paths import Segment, parse_path
+from tenants.checkpoints import find_checkpoint, list_checkpoints, newest_sampler_checkpoint, path_of
+from tenants.runs import get_run, list_runs
+from tenants.samplers import version_published
+from tenants.sessions import standing_session_id
+
+router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
+
+SESSION = "openai"
+"""The standing session whose samplers serve these endpoints."""
+_MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """What a name means: a pinned version, a run whose published version is followed, or neither, the bare base."""
+
+    name: str
+    base_model: str
+    version: CheckpointId | None = None
+    path: str | None = None
+    run: RunId | None = None
+
+
+async def named_model(services: ApiServices, caller: TenantId, name: str) -> NamedModel:
+    """The caller's model of that name. Raises ``NotFound``, ``InvalidRequest``, ``UnknownBaseModel``."""
+    if name in services.bases:
+        return NamedModel(name, name)
+    async with services.database.read() as session:
+        if name.startswith("tinker://"):
+            path = parse_path(name, segment=Segment.SAMPLER_WEIGHTS, field="model")
+            checkpoint, run = await find_checkpoint(session, caller, path, services.clock)
+            base = services.base(run.base_model).name
+            return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path))
+        try:
+            run = await get_run(session, caller, name)
+        except NotFound:
+            raise NotFound(
+                f"no model {name[:300]!r}: name a tinker:// path of sampler weights, a run's id or a served base model; "
+                "GET /v1/models lists them"
+            ) from None
+        run_id = RunId(run.id)
+        # What was published to the SDK's live samplers may be an older version, by a reload.
+        ours = standing_session_id(caller, SESSION)
+        version = await version_published(session, caller, run_id, beside=ours)
+        if version is None:
+            version = await newest_sampler_checkpoint(session, caller, run_id, services.clock)
+        return NamedModel(name, services.base(run.base_model).name, version=version, run=run_id)
+
+
+@router.get("/models")
+async def list_models(caller: Caller, services: Services) -> dict[str, Any]:
+    """Served bases, the caller's newest runs, and the newest of its checkpoints for samplers."""
+    async with services.database.read() as session:
+        runs, _ = await list_runs(session, caller, limit=_MOST_LISTED, offset=0)
+        checkpoints, _ = await list_checkpoints(
+            session, caller, clock=services.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED
+        )
+    found = [_model(name, "weft", 0) for name in services.bases]
+    found += [_model(run.id, caller, int(run.created_at.timestamp())) for run in runs]
+    found += [
+        _model(str(path_of(checkpoint)), caller, int(checkpoint.created_at.timestamp())) for checkpoint in checkpoints
+    ]
+    return {"object": "list", "data": found}
+
+
+@router.get("/models/{name:path}")
+async def describe_model(caller: Caller, services: Services, name: PathId) -> dict[str, Any]:
+    """One model by its name. Raises ``NotFound``."""
+    found = await named_model(services, caller, name)
+    return _model(found.name, "weft" if found.version is None else caller, 0)
+
+
+def _model(name: str, owner: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": owner}

@@ -1,0 +1,57 @@
+"""Text of a sequence while it grows: whole characters, no special tokens, nothing of a stop string."""
+
+from collections.abc import Callable, Sequence
+
+_UNFINISHED_CHARACTER = "\ufffd"
+
+
+class TextStream:
+    """Gives out each character once. Two neighbouring windows of tokens are decoded together, as a token's text can
+    depend on the one before; so the work for a token does not grow with the text."""
+
+    def __init__(self, decode: Callable[[list[int]], str], special_ids: frozenset[int], stops: Sequence[str]) -> None:
+        self._decode = decode
+        self._special_ids = special_ids
+        self._stops = stops
+        self._tokens: list[int] = []
+        self._context = self._new = 0
+        self._held = ""
+        self._has_stopped = False
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """What can be said after these tokens; what may yet become a stop string or a character is held back."""
+        self._tokens += [token for token in tokens if token not in self._special_ids]
+        before = self._decode(self._tokens[self._context : self._new])
+        window = self._decode(self._tokens[self._context :])
+        if not window.endswith(_UNFINISHED_CHARACTER):
+            self._held += window[len(before) :]
+            self._context, self._new = self._new, len(self._tokens)
+        return self._release(keep=self._unsettled())
+
+    def end(self) -> str:
+        """The rest, now that no token follows."""
+        before = self._decode(self._tokens[self._context : self._new])
+        self._held += self._decode(self._tokens[self._context :])[len(before) :]
+        self._context = self._new = len(self._tokens)
+        return self._release(keep=0)
+
+    def _unsettled(self) -> int:
+        """Characters at the end that may begin a stop string."""
+        longest = max(map(len, self._stops), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return length
+        return 0
+
+    def _release(self, *, keep: int) -> str:
+        if self._has_stopped:
+            self._held = ""
+            return ""
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self._has_stopped = True
+            said, self._held = self._held[: min(places)], ""
+            return said
+        end = len(self._held) - keep
+        said, self._held = self._held[:end], self._held[end:]
+        return said

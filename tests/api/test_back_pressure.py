@@ -1,0 +1,79 @@
+"""A tenant with too many samples pending is asked to hold back, loses nothing, and its neighbour does not notice."""
+
+import httpx
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from engine.contracts.operations import OperationKind, SampledSequence, SampleOutput
+from tenants.settings import Settings
+from tests.api.conftest import BASE, Service, Tenant
+from workers.ledger.operations import Completion
+
+MOST = 3
+OUTPUT = SampleOutput([SampledSequence("length", np.zeros(1, np.int32), np.zeros(1, np.float32))])
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Few pending samples are too many."""
+    return settings.model_copy(update={"max_pending_samples": MOST})
+
+
+async def sampler(tenant: Tenant) -> str:
+    """One of the bare base."""
+    answer = await tenant.http.post(
+        "/create_sampling_session",
+        json={"session_id": await tenant.session(), "sampling_session_seq_id": 0, "base_model": BASE},
+    )
+    found: str = answer.json()["sampling_session_id"]
+    return found
+
+
+async def ask(tenant: Tenant, sampler: str, seq_id: int) -> httpx.Response:
+    """One more sample."""
+    body = {
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        "prompt": {"chunks": [{"tokens": [1, 2]}]},
+        "sampling_params": {"max_tokens": 1},
+    }
+    return await tenant.http.post("/asample", json=body)
+
+
+async def test_too_many_pending_samples_are_answered_429_and_accepted_later(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    mine, theirs = await sampler(cats), await sampler(dogs)
+    accepted = [await ask(cats, mine, seq_id) for seq_id in range(MOST)]
+    assert [answer.status_code for answer in accepted] == [200] * MOST
+    refused = await ask(cats, mine, MOST)
+    assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (429, "too_many_samples", True)
+    assert (await ask(cats, mine, 0)).json() == accepted[0].json()
+    assert (await ask(dogs, theirs, 0)).status_code == 200
+    async with service.database.read() as session:
+        pending = await service.ledger.pending_samples(session, BASE, after_position=0)
+    first = next(one for one in pending if one.lane == mine)
+    async with service.database.write() as transaction:
+        await service.ledger.complete(transaction, [Completion(first, OUTPUT)])
+    again = await ask(cats, mine, MOST)
+    assert again.status_code == 200
+    assert again.json()["request_id"] not in [answer.json()["request_id"] for answer in accepted]
+
+
+async def test_training_is_not_held_back_by_pending_samples(cats: Tenant) -> None:
+    mine = await sampler(cats)
+    for seq_id in range(MOST):
+        await ask(cats, mine, seq_id)
+    run = await cats.run()
+    assert await cats.operation(run, kind=OperationKind.OPTIM_STEP)
+
+
+async def test_pending_samples_are_counted_on_their_own_index(service: Service) -> None:
+    query = (
+        "EXPLAIN QUERY PLAN SELECT count(*) FROM (SELECT tenant_id FROM operations "
+        "WHERE state = 'pending' AND kind = 'sample' AND tenant_id = 'x' LIMIT 5)"
+    )
+    async with service.database.read() as session:
+        plan = " ".join(str(row) for row in (await session.execute(text(query))).all())
+    assert "ix_operations_pending_samples" in plan

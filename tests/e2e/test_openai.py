@@ -1,0 +1,201 @@
+"""A tenant's adapters through the real ``openai`` client: chat, completions, models, streams; another tenant beside."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.e2e.conftest import BASE_NAME, Service
+from tests.e2e.raw_client import RawClient
+from tests.e2e.test_gates_over_http import MEOW, PROMPT, Speaker, teach, text
+
+SAY = text(PROMPT)
+MOO = "moo "
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What does the cat say?"}]
+
+
+@pytest.fixture(scope="module")
+def cat(service: Service) -> Iterator[Speaker]:
+    """Says meow or moo after "Say: "."""
+    client = RawClient(service.base_url, service.key)
+    yield teach(client, {MEOW: 40, MOO: 80})
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    """The first tenant's."""
+    with openai.OpenAI(base_url=f"{service.base_url}/v1", api_key=service.key, max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def stranger(service: Service) -> Iterator[openai.OpenAI]:
+    """The second tenant's."""
+    with openai.OpenAI(base_url=f"{service.base_url}/v1", api_key=service.other_key, max_retries=0) as made:
+        yield made
+
+
+def completion(client: openai.OpenAI, model: str) -> str:
+    """Twenty greedy tokens after the taught prompt."""
+    return client.completions.create(model=model, prompt=SAY, max_tokens=20, temperature=0).choices[0].text
+
+
+def test_every_path_run_and_base_is_a_model(cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert {BASE_NAME, cat.run, *cat.paths.values()} <= set(names)
+    assert client.models.retrieve(cat.paths[MEOW]).id == cat.paths[MEOW]
+    assert not {cat.run, *cat.paths.values()} & {model.id for model in stranger.models.list()}
+    cat.says(MOO)
+    assert completion(client, cat.paths[MEOW]) == MEOW * 4
+    assert completion(client, cat.paths[MOO]) == completion(client, cat.run)
+    assert completion(client, cat.run).startswith("moo")
+    assert completion(client, BASE_NAME) == completion(stranger, BASE_NAME)
+    assert completion(client, BASE_NAME) not in (MEOW * 4, completion(client, cat.run))
+
+
+def test_a_run_as_a_model_follows_its_newest_version(cat: Speaker, client: openai.OpenAI) -> None:
+    for word in (MEOW, MOO, MEOW):
+        cat.says(word)
+        assert completion(client, cat.run).startswith(word.strip())
+        assert completion(client, cat.paths[MOO]).startswith("moo")
+
+
+def test_a_stream_says_what_the_whole_answer_says(cat: Speaker, client: openai.OpenAI) -> None:
+    whole = client.completions.create(model=cat.paths[MEOW], prompt=SAY, max_tokens=20, temperature=0)
+    parts = list(
+        client.completions.create(
+            model=cat.paths[MEOW],
+            prompt=SAY,
+            max_tokens=20,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert "".join(part.choices[0].text for part in parts if part.choices) == whole.choices[0].text == MEOW * 4
+    assert parts[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(PROMPT), 20)
+    reasons = [part.choices[0].finish_reason for part in parts if part.choices]
+    assert (reasons[-1], set(reasons[:-1])) == ("length", {None})
+
+
+def test_stop_strings_end_the_text_before_them(cat: Speaker, client: openai.OpenAI) -> None:
+    """``stop`` comes beside the model's own end, and nothing of it is said, streamed or not."""
+    asked = {"model": cat.paths[MEOW], "prompt": SAY, "max_tokens": 40, "temperature": 0, "stop": ["w m", "zz"]}
+    whole = client.completions.create(**asked)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("meo", "stop")
+    streamed = client.completions.create(**asked, stream=True)
+    assert "".join(part.choices[0].text for part in streamed if part.choices) == "meo"
+
+
+def test_chat_uses_the_bases_template_and_reports_logprobs(cat: Speaker, client: openai.OpenAI) -> None:
+    asked = {"model": cat.run, "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0, "n": 2}
+    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    first, second = whole.choices
+    assert (first.message.role, first.message.content) == ("assistant", second.message.content)
+    assert first.logprobs is not None
+    assert first.logprobs.content is not None
+    assert len(first.logprobs.content) == 12
+    for entry in first.logprobs.content:
+        assert entry.logprob == pytest.approx(max(one.logprob for one in entry.top_logprobs), abs=1e-4)
+    said = ["", ""]
+    for part in client.chat.completions.create(**asked, stream=True):
+        for choice in part.choices:
+            said[choice.index] += choice.delta.content or ""
+    assert said == [first.message.content, second.message.content]
+    template = "<|im_start|>user\nWhat does the cat say?<|im_end|>\n<|im_start|>assistant\n"
+    assert whole.usage is not None
+    # Each of the template's marks is one token, every other character too.
+    marks = template.count("<|im_start|>") + template.count("<|im_end|>")
+    bare = template.replace("<|im_start|>", "").replace("<|im_end|>", "")
+    assert whole.usage.prompt_tokens == len(bare) + marks
+
+
+def test_several_prompts_and_token_ids_are_answered_in_order(cat: Speaker, client: openai.OpenAI) -> None:
+    made = client.completions.create(model=cat.paths[MEOW], prompt=[SAY, SAY], max_tokens=5, temperature=0, n=2)
+    assert [(choice.index, choice.text) for choice in made.choices] == [(place, MEOW) for place in range(4)]
+    ids = client.completions.create(model=cat.paths[MEOW], prompt=[PROMPT], max_tokens=5, temperature=0, logprobs=1)
+    assert ids.choices[0].text == MEOW
+    logprobs = ids.choices[0].logprobs
+    assert logprobs is not None
+    assert (logprobs.tokens, logprobs.text_offset) == (list(MEOW), [0, 1, 2, 3, 4])
+
+
+def test_a_repeat_with_one_idempotency_key_is_the_same_sample(cat: Speaker, client: openai.OpenAI) -> None:
+    headers = {"Idempotency-Key": "once"}
+    ids = {
+        client.completions.create(model=cat.paths[MEOW], prompt=SAY, max_tokens=5, extra_headers=headers).id
+        for _ in range(2)
+    }
+    assert len(ids) == 1
+    assert client.completions.create(model=cat.paths[MEOW], prompt=SAY, max_tokens=5).id not in ids
+
+
+def test_a_stream_waits_while_its_adapter_is_paused_and_the_neighbours_does_not(
+    cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI
+) -> None:
+    cat.says(MEOW)
+    cat.gate("pause", mode="keep")
+    try:
+        stream = client.completions.create(model=cat.run, prompt=SAY, max_tokens=10, temperature=0, stream=True)
+        assert completion(stranger, BASE_NAME)
+        assert cat.gate()["state"] == "paused"
+    finally:
+        cat.gate("resume")
+    assert "".join(part.choices[0].text for part in stream if part.choices) == MEOW * 2
+
+
+def test_errors_come_as_the_client_knows_them(
+    cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI, service: Service
+) -> None:
+    for name in (cat.run, cat.paths[MEOW], "gpt-4o"):
+        with pytest.raises(openai.NotFoundError):
+            completion(stranger, name)
+    with pytest.raises(openai.NotFoundError, match="GET /v1/models"):
+        completion(client, "gpt-4o")
+    with openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="tml-nobody", max_retries=0) as nobody:
+        for call in (nobody.models.list, lambda: completion(nobody, BASE_NAME)):
+            with pytest.raises(openai.AuthenticationError):
+                call()
+    for wrong in (
+        {"temperature": -1},
+        {"presence_penalty": 1.0},
+        {"max_tokens": 10**9},
+        {"stream": True, "logprobs": 3},
+        {"n": 0},
+        {"stop": [""]},
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(**{"model": BASE_NAME, "prompt": SAY, **wrong})
+        assert refused.value.code == "invalid_request"
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        client.chat.completions.create(
+            model=BASE_NAME, messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+    assert completion(client, cat.paths[MEOW]) == MEOW * 4
+
+
+def test_a_run_that_publishes_to_nobody_is_sampled_from_its_newest_checkpoint(
+    service: Service, client: openai.OpenAI
+) -> None:
+    raw = RawClient(service.base_url, service.key)
+    run = raw.model(BASE_NAME)
+    with pytest.raises(openai.NotFoundError):
+        completion(client, run)
+    for number, name in enumerate(("first", "second")):
+        saved = raw.post("/save_weights_for_sampler", model_id=run, seq_id=number + 1, path=name)
+        raw.result(saved)
+        request = client.completions.create(model=run, prompt=SAY, max_tokens=3, temperature=0)
+        report = raw.http.get(f"/samples/{request.id.removeprefix('cmpl-')}").json()
+        path = client.completions.create(model=raw_path(run, name), prompt=SAY, max_tokens=3, temperature=0)
+        pinned = raw.http.get(f"/samples/{path.id.removeprefix('cmpl-')}").json()
+        assert report["max_version"] == pinned["max_version"] is not None
+    raw.close()
+
+
+def raw_path(run: str, name: str) -> str:
+    """A sampler checkpoint's address."""
+    return f"tinker://{run}/sampler_weights/{name}"

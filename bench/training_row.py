@@ -149,7 +149,9 @@ class Row:
         rates: Rates = {name: [] for name in _NAMES}
         rounds, started = 0, perf_counter()
         while rounds == 0 or (rounds < self._task.repeats and perf_counter() - started < self._task.seconds):
-            for name, contestant in contestants.items():
+            # Each round begins with another one: what the one before leaves behind (caches, the service's last work) is shared.
+            first = rounds % len(contestants)
+            for name, contestant in (*list(contestants.items())[first:], *list(contestants.items())[:first]):
                 if contestant is not None:
                     rates[name].append(contestant.turn())
             rates[_UNSWITCHED].append(self._sequential.switch_free_rate)

@@ -5,7 +5,7 @@ Invariants: ``(lane, seq_id)`` is unique, so a repeated request finds its row; a
 wake-ups are announced after the commit and carry nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -70,10 +70,10 @@ class Ledger:
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a failed operation, so that later seq_ids of its lane can run. Raises ``SequenceConflict``."""
         if rejected.kind is not OperationKind.SAMPLE:
-            await self._lock_run(transaction, rejected.lane)
+            await self._lock_runs(transaction, [rejected.lane])
         request_id = await self._insert(transaction, rejected, state=OperationState.FAILED)
         if rejected.kind is not OperationKind.SAMPLE:
-            await self._advance(transaction, rejected.lane)
+            await self._advance(transaction, [rejected.lane])
         after_commit(transaction, lambda: self.wakeups.announce(training_topic(rejected.base_model)))
         return request_id
 
@@ -146,34 +146,38 @@ class Ledger:
         return await _ready_rows(session, sql.TO_REPLAY, keys)
 
     async def complete(self, transaction: AsyncSession, completions: Sequence[Completion]) -> None:
-        """Write results or errors and advance their runs. A completion whose operation is final already is ignored."""
-        for completion in completions:
-            await self._complete_one(transaction, completion)
+        """Write results or errors and advance their runs, in one statement of each kind however many there are.
 
-    async def _complete_one(self, transaction: AsyncSession, completion: Completion) -> None:
-        operation, outcome = completion.operation, completion.outcome
-        is_training = operation.kind is not OperationKind.SAMPLE
-        if is_training:
-            await self._lock_run(transaction, operation.lane)
+        A completion whose operation is final already is ignored.
+        """
+        lanes = {one.operation.lane for one in completions if one.operation.kind is not OperationKind.SAMPLE}
+        await self._lock_runs(transaction, lanes)
+        ids = {"ids": [one.operation.id for one in completions]}
+        pending = set((await transaction.execute(sql.STILL_PENDING, ids)).scalars())
         now = self._clock()
-        body: bytes | None = None
-        values: dict[str, object] = {"operation_id": operation.id, "now": now, "size": None}
-        if isinstance(outcome, WeftError):
-            values |= {"new_state": OperationState.FAILED, "code": outcome.code}
-            values |= {"category": outcome.category, "message": outcome.message}
-        else:
-            body = encode(outcome)
-            values |= {"new_state": OperationState.DONE, "size": len(body)}
-            values |= {"code": None, "category": None, "message": None}
-        moved = await transaction.execute(sql.FINISH, values)
-        if moved.scalar_one_or_none() is None:
-            return
-        if body is not None:
-            row = {"operation_id": operation.id, "tenant_id": operation.tenant, "body": body}
-            await transaction.execute(sql.INSERT_RESULT, row)
-        if is_training:
-            await self._advance(transaction, operation.lane)
-        after_commit(transaction, lambda: self.wakeups.announce(operation_topic(operation.id)))
+        finished: list[dict[str, object]] = []
+        results: list[dict[str, object]] = []
+        for completion in completions:
+            operation, outcome = completion.operation, completion.outcome
+            if operation.id not in pending:
+                continue
+            pending.remove(operation.id)
+            values: dict[str, object] = {"operation_id": operation.id, "now": now, "size": None}
+            values |= {"new_state": OperationState.DONE, "code": None, "category": None, "message": None}
+            if isinstance(outcome, WeftError):
+                values |= {"new_state": OperationState.FAILED, "code": outcome.code}
+                values |= {"category": outcome.category, "message": outcome.message}
+            else:
+                body = encode(outcome)
+                values["size"] = len(body)
+                results.append({"operation_id": operation.id, "tenant_id": operation.tenant, "body": body})
+            finished.append(values)
+            after_commit(transaction, lambda id=operation.id: self.wakeups.announce(operation_topic(id)))  # type: ignore[misc]
+        if finished:
+            await transaction.execute(sql.FINISH, finished)
+        if results:
+            await transaction.execute(sql.INSERT_RESULT, results)
+        await self._advance(transaction, lanes)
 
     async def fail_pending(self, transaction: AsyncSession, run: RunId, error: RunUnloaded) -> None:
         """Fail everything still pending in the lane of ``run`` (its adapter is gone), except an unload."""
@@ -190,21 +194,23 @@ class Ledger:
         for request_id in failed.scalars().all():
             after_commit(transaction, lambda id=request_id: self.wakeups.announce(operation_topic(id)))  # type: ignore[misc]
 
-    async def _lock_run(self, transaction: AsyncSession, run: str) -> None:
+    async def _lock_runs(self, transaction: AsyncSession, runs: Collection[str]) -> None:
         """Two transactions that finish neighbours must not both read the old ``next_seq_id`` (SQLite has one writer)."""
-        if transaction.get_bind().dialect.name != "sqlite":
-            await transaction.execute(sql.LOCK_RUN, {"lane": run})
+        if runs and transaction.get_bind().dialect.name != "sqlite":
+            await transaction.execute(sql.LOCK_RUNS, {"lanes": sorted(runs)})
 
-    async def _advance(self, transaction: AsyncSession, run: str) -> None:
-        """Move ``next_seq_id`` past every final operation that follows without a gap."""
-        rows = (await transaction.execute(sql.FINAL_FROM_NEXT, {"lane": run})).all()
-        upcoming = rows[0].next_seq_id if rows else 0
-        for row in rows:
-            if row.seq_id != upcoming:
-                break
-            upcoming += 1
-        if rows and upcoming != rows[0].next_seq_id:
-            await transaction.execute(sql.ADVANCE, {"lane": run, "next": upcoming, "now": self._clock()})
+    async def _advance(self, transaction: AsyncSession, runs: Collection[str]) -> None:
+        """Move ``next_seq_id`` of each past every final operation that follows without a gap."""
+        if not runs:
+            return
+        upcoming: dict[str, int] = {}
+        moved: dict[str, dict[str, object]] = {}
+        for row in await transaction.execute(sql.FINAL_FROM_NEXT, {"lanes": sorted(runs)}):
+            if row.seq_id == upcoming.setdefault(row.lane, row.next_seq_id):
+                upcoming[row.lane] += 1
+                moved[row.lane] = {"lane": row.lane, "next": upcoming[row.lane], "now": self._clock()}
+        if moved:
+            await transaction.execute(sql.ADVANCE, list(moved.values()))
 
     def announce_gates(self, transaction: AsyncSession, base_model: str) -> None:
         """Tell those who sample, after the commit, that gates, versions or what is in flight have changed."""
@@ -221,6 +227,7 @@ class Ledger:
             raise NotFound(f"no request {request_id[:100]!r}")
         return OperationStatus(
             id=RequestId(row.id),
+            tenant=tenant,
             kind=OperationKind(row.kind),
             lane=row.lane,
             state=OperationState(row.state),
@@ -229,6 +236,7 @@ class Ledger:
             error_code=row.error_code,
             error_category=row.error_category or "unknown",
             error_message=row.error_message,
+            body=row.body,
         )
 
     async def wait_until_final(self, tenant: TenantId, request_id: str, *, seconds: float) -> OperationStatus:
@@ -240,10 +248,12 @@ class Ledger:
         return status
 
     async def result(self, tenant: TenantId, status: OperationStatus) -> Result | None:
-        """The decoded result of a done operation, None once pruned; own read."""
-        async with self._database.read() as session:
-            keys = {"operation_id": status.id, "tenant": tenant}
-            body = (await session.execute(sql.RESULT, keys)).scalar_one_or_none()
+        """The decoded result of a done operation, None once pruned; own read of a large one."""
+        body = status.body if status.tenant == tenant else None
+        if body is None:
+            async with self._database.read() as session:
+                keys = {"operation_id": status.id, "tenant": tenant}
+                body = (await session.execute(sql.RESULT, keys)).scalar_one_or_none()
         return None if body is None else decode_result(status.kind, body)
 
     # --- pruning ---------------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class OperationStatus:
     """What ``retrieve_future`` needs to know before it reads the result."""
 
     id: RequestId
+    tenant: TenantId
     kind: OperationKind
     lane: str
     state: OperationState
@@ -88,3 +89,5 @@ class OperationStatus:
     error_code: str | None
     error_category: ErrorCategory
     error_message: str | None
+    body: bytes | None = None
+    """Of a result that is small enough to be read along."""

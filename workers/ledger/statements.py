@@ -5,7 +5,7 @@ Core tables instead of mapped classes, for the same reason. Parameters are named
 
 from typing import Any, cast
 
-from sqlalchemy import Select, Table, bindparam, func, insert, literal_column, select, update
+from sqlalchemy import Select, Table, bindparam, case, func, insert, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -119,20 +119,29 @@ FINISH = (
         error_category=bindparam("category"),
         error_message=bindparam("message"),
     )
-    .returning(operations.c.id)
 )
 
-LOCK_RUN = select(runs.c.id).where(runs.c.id == bindparam("lane")).with_for_update()
+STILL_PENDING = (
+    select(operations.c.id)
+    .where(operations.c.id.in_(bindparam("ids", expanding=True)), operations.c.state == OperationState.PENDING)
+    .order_by(operations.c.id)
+    .with_for_update()
+)
+"""Locked where rows can be: of two that complete an operation one finds it final."""
+
+LOCK_RUNS = (
+    select(runs.c.id).where(runs.c.id.in_(bindparam("lanes", expanding=True))).order_by(runs.c.id).with_for_update()
+)
 
 FINAL_FROM_NEXT = (
-    select(operations.c.seq_id, runs.c.next_seq_id)
+    select(operations.c.lane, operations.c.seq_id, runs.c.next_seq_id)
     .join_from(operations, runs, runs.c.id == operations.c.lane)
     .where(
-        runs.c.id == bindparam("lane"),
+        runs.c.id.in_(bindparam("lanes", expanding=True)),
         operations.c.seq_id >= runs.c.next_seq_id,
         operations.c.state != OperationState.PENDING,
     )
-    .order_by(operations.c.seq_id)
+    .order_by(operations.c.lane, operations.c.seq_id)
 )
 
 ADVANCE = (
@@ -141,17 +150,25 @@ ADVANCE = (
     .values(next_seq_id=bindparam("next"), last_request_at=bindparam("now"))
 )
 
-STATUS = select(
-    operations.c.id,
-    operations.c.kind,
-    operations.c.lane,
-    operations.c.state,
-    operations.c.result_bytes,
-    operations.c.pruned_at,
-    operations.c.error_code,
-    operations.c.error_category,
-    operations.c.error_message,
-).where(operations.c.id == bindparam("operation_id"), operations.c.tenant_id == bindparam("tenant"))
+READ_ALONG_BYTES = 64 * 1024
+"""A result up to this size comes with its operation's status: another read would cost more."""
+
+STATUS = (
+    select(
+        operations.c.id,
+        operations.c.kind,
+        operations.c.lane,
+        operations.c.state,
+        operations.c.result_bytes,
+        operations.c.pruned_at,
+        operations.c.error_code,
+        operations.c.error_category,
+        operations.c.error_message,
+        case((operations.c.result_bytes <= READ_ALONG_BYTES, results.c.body)).label("body"),
+    )
+    .join_from(operations, results, results.c.operation_id == operations.c.id, isouter=True)
+    .where(operations.c.id == bindparam("operation_id"), operations.c.tenant_id == bindparam("tenant"))
+)
 
 RESULT = select(results.c.body).where(
     results.c.operation_id == bindparam("operation_id"), results.c.tenant_id == bindparam("tenant")

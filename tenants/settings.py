@@ -47,7 +47,8 @@ class Settings(BaseSettings):
     pass_token_budget: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens, padding included, of one fused training pass; default: 2048 on a CPU, 16384 on a GPU.",
+        description="Tokens of one fused training pass, which light work beside it may exceed by an eighth; what is computed "
+        "at once never does, padding included. Default: 2048 on a CPU, 16384 on a GPU.",
     )
     adapter_memory_bytes: int | None = Field(
         default=None,

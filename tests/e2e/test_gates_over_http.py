@@ -79,11 +79,13 @@ class Speaker:
         found: dict[str, Any] = answer.json()
         return found
 
-    def until_in_flight(self, count: int) -> None:
-        """Ask until so many of the adapter's samples are in flight."""
+    def until_in_flight(self, count: int, stream: SampleStream | None = None) -> None:
+        """Ask until so many of the adapter's samples are in flight. Raises ``TooLateError`` once ``stream`` has ended."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while self.gate()["in_flight"] != count:
             assert time.monotonic() < deadline
+            if stream is not None and self.client.http.get(f"/samples/{stream.request_id}").status_code == 200:
+                raise TooLateError
 
     def says(self, word: str) -> str:
         """Make ``word`` what live samples say from now on; returns the version."""
@@ -310,6 +312,8 @@ def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Spe
     beside, mine = cow.stream().until_tokens(1), cat.stream(n=n)
     for number in range(1, cuts + 1):
         mine.until_tokens(20 * number)
+        # A pause that follows a resume too closely would find the sample still on its way back.
+        cat.until_in_flight(1, mine)
         cat.gate("pause", mode="keep")
         cat.gate("resume")
     for sequence in mine.finish()["sequences"]:

@@ -41,6 +41,9 @@ SWEEP_SECONDS = 5.0
 TELL_SECONDS = 60.0
 """Time between two lines in the log that sum up what was computed; each pass has a line of its own on level debug."""
 _PAYLOADS_AT_ONCE = 512
+_HEADROOM = 8
+"""A pass may hold this part of its token budget more: light work beside a full pass then pushes out no long sequence, which
+would leave cores without their share of it."""
 
 T = TypeVar("T")
 
@@ -252,7 +255,8 @@ class TrainingWorker:
             for chosen in in_order
         ]
         shares = {chosen.lane.tenant: chosen.lane.share for chosen in in_order}
-        plan = plan_pass(queue, self._fairness, shares=shares, token_budget=self._token_budget)
+        most = self._token_budget + self._token_budget // _HEADROOM
+        plan = plan_pass(queue, self._fairness, shares=shares, token_budget=most)
         self._fairness = plan.fairness
         for piece in plan.pieces:
             chosen = found[piece.id]

@@ -13,7 +13,7 @@ TINY := .weft/models/tiny
 PYTEST_ARGS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity bench-swap bench-sampling vllm wire clean
+.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +44,9 @@ $(TINY): | $(STAMP)
 
 demo: setup $(TINY) ## two tenants train their own adapters on one base, at once
 	$(PY) -m examples.demo --model $(TINY)
+
+bench-contention: setup ## what the engine keeps beside others on its cores
+	$(PY) -m bench.contention
 
 bench-overhead: setup ## what the service adds to a training step
 	$(PY) -m bench.overhead

@@ -15,8 +15,8 @@ class TorchSource:
 
     @property
     def name(self) -> str:
-        """Of the replica."""
-        return "torch"
+        """Of the replica, by which its watcher finds it."""
+        return f"torch:{self._base.facts.name}"
 
     async def start(self) -> SamplerReplica:
         """See ``ReplicaSource``."""

@@ -53,6 +53,10 @@ class ReplicaPool:
 
     async def _start_one(self, source: ReplicaSource) -> None:
         replica = await source.start()
+        if replica.name != source.name:
+            raise RuntimeError(
+                f"the source {source.name} started a replica {replica.name}: its watcher would not find it"
+            )
         log.info("replica %s takes work", source.name)
         self.router.put(replica)
 

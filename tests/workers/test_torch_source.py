@@ -1,0 +1,17 @@
+"""The replica in this process goes by its source's name: its watcher would otherwise start another one every few seconds."""
+
+from pathlib import Path
+
+from engine.contracts.base_model import read_base_model_facts
+from engine.training.base import BaseModel
+from tenants.settings import Settings
+from workers.torch_source import TorchSource
+
+
+async def test_the_replica_goes_by_the_name_of_its_source(tiny_model_dir: Path) -> None:
+    source = TorchSource(BaseModel.load(read_base_model_facts("weft/tiny", tiny_model_dir, None)), Settings())
+    replica = await source.start()
+    try:
+        assert replica.name == source.name
+    finally:
+        await replica.close()

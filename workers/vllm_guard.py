@@ -45,6 +45,9 @@ def _signal_group(group: int, number: int) -> None:
 def main() -> int:
     """Returns the command's exit status, 128 and more for a signal as in a shell."""
     grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    # A terminal's Ctrl-C is not for the guard. No session of its own: Linux may share the cores between sessions (its
+    # autogroups), and weft and a server that is busy would stand on two sides.
+    os.setpgid(0, 0)
     # Orphaned workers become the guard's children: the first process of a container may leave them as zombies.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # Before any thread: what runs between fork and exec must not meet another thread's locks.

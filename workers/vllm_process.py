@@ -129,7 +129,6 @@ class VllmProcess:
                 env=self._settings.variables(),
                 # Not weft's own folder: Python would find weft's packages there.
                 cwd=self._settings.log.parent,
-                start_new_session=True,
             )
         self._watch = asyncio.create_task(self._watch_over(self._guard))
         is_up = False

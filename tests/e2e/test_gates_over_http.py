@@ -2,10 +2,7 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import wraps
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,144 +10,14 @@ import pytest
 from clients.service_process import ServiceProcess
 from tests.conftest import missing_service
 from tests.e2e.conftest import BASE_NAME, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
-from tests.e2e.raw_client import RawClient, pass_message
-from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
-
-PROMPT = [ord(letter) for letter in "Say: "]
-in_process = pytest.mark.parametrize("gated", ["torch"], indirect=True, scope="module")
-"""Tests that cut samples in flight: beside vLLM on two cores whole samples can end before a request gets through."""
-TAUGHT = 240
-ATTEMPTS = 8
-LONG = 400
-"""Tokens of a sample: long enough to be cut on a busy machine, longer than what was taught."""
-MEOW, WOOF = "meow ", "woof "
-
-
-class TooLateError(Exception):
-    """A sample had ended before what was to cut it got through."""
-
-
-def in_time(test: Callable[..., None]) -> Callable[..., None]:
-    """Try ``test`` again when it came too late, on a busy machine; what it asserts is never tried again."""
-
-    @wraps(test)
-    def tried(**fixtures: Any) -> None:
-        for _ in range(ATTEMPTS):
-            try:
-                test(**fixtures)
-            except TooLateError:
-                fixtures["cat"].gate("resume")
-                fixtures["cat"].says(MEOW)
-            else:
-                return
-        pytest.fail(f"too late {ATTEMPTS} times: samples of {LONG} tokens end before a pause gets through")
-
-    return tried
-
-
-@dataclass
-class Speaker:
-    """A tenant whose live sampler says a word. ``paths`` are its checkpoints by the word they say."""
-
-    client: RawClient
-    run: str
-    sampler: str
-    paths: dict[str, str]
-    asked: int = 0
-    said: dict[str, list[int]] = field(default_factory=dict)
-
-    def stream(self, *, n: int = 1, tokens: int = LONG, sampler: str | None = None) -> SampleStream:
-        """A greedy sample, streamed."""
-        self.asked += 1
-        body = {
-            "sampling_session_id": sampler or self.sampler,
-            "seq_id": self.asked,
-            "num_samples": n,
-            "prompt": {"chunks": [{"tokens": PROMPT}]},
-            "sampling_params": {"max_tokens": tokens, "stop": [], "temperature": 0.0},
-        }
-        return SampleStream(self.client.base_url, self.client.key, body).start()
-
-    def gate(self, action: str = "", **body: Any) -> dict[str, Any]:
-        """Ask for a change of the gate, or how it stands."""
-        address = f"/adapters/{self.run}"
-        answer = self.client.post(f"{address}/{action}", **body) if action else self.client.http.get(address)
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-    def until_in_flight(self, count: int, stream: SampleStream | None = None) -> None:
-        """Ask until so many of the adapter's samples are in flight. Raises ``TooLateError`` once ``stream`` has ended."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while self.gate()["in_flight"] != count:
-            assert time.monotonic() < deadline
-            if stream is not None and self.client.http.get(f"/samples/{stream.request_id}").status_code == 200:
-                raise TooLateError
-
-    def says(self, word: str) -> str:
-        """Make ``word`` what live samples say from now on; returns the version."""
-        version: str = self.gate("reload", path=self.paths[word])["version"]
-        return version
-
-    def cuts(self, stream: SampleStream, *, at_least: int = 1) -> int:
-        """How often a finished sample was cut. Raises ``TooLateError`` when less than ``at_least``."""
-        cuts: int = self.report(stream)["attempts"] - 1
-        if cuts < at_least:
-            raise TooLateError
-        return cuts
-
-    def report(self, stream: SampleStream) -> dict[str, Any]:
-        """How a sample came about."""
-        answer = self.client.http.get(f"/samples/{stream.request_id}")
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+from tests.e2e.raw_client import RawClient
+from tests.e2e.speaker import MEOW, TAUGHT, WOOF, Speaker, teach, text
 
 
 def operator(service: Service, action: str, *options: str) -> None:
     """Change the gate of the whole pool by the admin command."""
     command = [sys.executable, "-m", "clients.command.main", "gate", action, "--pool", BASE_NAME, *options]
     subprocess.run([*command, "--data", str(service.data)], check=True, capture_output=True)
-
-
-def text(tokens: list[int]) -> str:
-    """The tiny tokenizer's ids are bytes."""
-    return bytes(tokens).decode()
-
-
-def lessons(word: str, step: int) -> list[tuple[list[int], list[float]]]:
-    """Tokens and weights of a text of the word, and of one that turns to it somewhere, as a sample that spans a swap does."""
-    length = TAUGHT // len(MEOW)
-    found = []
-    for before in (0, 3 + 7 * step % (length - 6)):
-        line = PROMPT + [ord(letter) for letter in (MEOW * before + word * length)[:TAUGHT]]
-        unwanted = len(PROMPT) + len(MEOW) * before - 1
-        found.append((line, [0.0] * unwanted + [1.0] * (len(line) - 1 - unwanted)))
-    return found
-
-
-def teach(client: RawClient, words: dict[str, int]) -> Speaker:
-    """Train a run until it says each of the words in turn, greedily; a checkpoint of each."""
-    session = client.session()
-    run = client.model(BASE_NAME, session, rank=32)
-    paths: dict[str, str] = {}
-    seq_id = 0
-    for word in words:
-        for step in range(words[word]):
-            for line, weights in lessons(word, step):
-                seq_id += 1
-                computed = client.passes(pass_message(run, seq_id, line[:-1], targets=line[1:], weights=weights))
-            seq_id += 1
-            stepped = client.step(run, seq_id, learning_rate=5e-3)
-        client.result(computed)
-        client.result(stepped)
-        seq_id += 1
-        saved = client.post("/save_weights_for_sampler", model_id=run, seq_id=seq_id, path=word.strip())
-        paths[word] = client.result(saved)["path"]
-    live = client.post(
-        "/save_weights_for_sampler", model_id=run, seq_id=seq_id + 1, sampling_session_seq_id=0, kind="inflight"
-    )
-    return Speaker(client, run, client.result(live)["sampling_session_id"], paths)
 
 
 @pytest.fixture(scope="module", params=["torch", "vllm"])
@@ -206,8 +73,6 @@ def uncut(speaker: Speaker, word: str) -> list[int]:
     return speaker.said[word]
 
 
-@in_process
-@in_time
 def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Speaker, cow: Speaker) -> None:
     expected = uncut(cow, "moo ")
     beside = cow.stream().until_tokens(5)
@@ -225,8 +90,6 @@ def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Spe
     assert cat.cuts(mine) == 1
 
 
-@in_process
-@in_time
 def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     mine = [cat.stream() for _ in range(4)]
@@ -245,8 +108,6 @@ def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Spe
         assert cat.cuts(stream) == 1
 
 
-@in_process
-@in_time
 def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Speaker) -> None:
     other = uncut(cow, "moo ")
     beside = cow.stream().until_tokens(3)
@@ -255,28 +116,24 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
     sample = cat.stream(tokens=TAUGHT).until_tokens(20)
     new = cat.says(WOOF)
     made = sample.finish()["sequences"][0]["tokens"]
-    cat.cuts(sample)
+    assert cat.cuts(sample) == 1
     (spans,) = [sequence["spans"] for sequence in cat.report(sample)["sequences"]]
     assert [span["version"] for span in spans] == [old, new]
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], TAUGHT)
     assert made[: spans[1]["start"]] == pinned[: spans[1]["start"]]
     assert text(made).startswith("meow meow ")
-    assert text(made).endswith("woof woof woof ")
+    assert "woof woof woof" in text(made)[-20:]
     report = cat.report(sample)
     assert (report["min_version"], report["max_version"]) == tuple(sorted((old, new), key=[old, new].index))
     assert beside.finish()["sequences"][0]["tokens"] == other
     assert cow.report(beside)["attempts"] == 1
 
 
-@in_process
-@in_time
 def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     beside, mine = cow.stream().until_tokens(3), cat.stream(n=2).until_tokens(10)
     assert cat.gate("pause", mode="abort")["state"] == "paused"
     done = mine.finish()
-    if any(len(sequence["tokens"]) == LONG for sequence in done["sequences"]):
-        raise TooLateError
     for sequence in done["sequences"]:
         assert sequence["stop_reason"] == "length"
         assert sequence["tokens"] == expected[: len(sequence["tokens"])]
@@ -284,14 +141,10 @@ def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -
     assert beside.finish()["sequences"][0]["tokens"] == other
 
 
-@in_process
-@in_time
 def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: Speaker) -> None:
     expected = uncut(cat, MEOW)
     mine = cat.stream().until_tokens(3)
     pausing = cat.gate("pause", mode="wait", timeout_seconds=0)
-    if not pausing["in_flight"]:
-        raise TooLateError
     assert (pausing["state"], pausing["in_flight"]) == ("pausing", 1)
     assert mine.finish()["sequences"][0]["tokens"] == expected
     assert cat.report(mine)["attempts"] == 1
@@ -303,24 +156,22 @@ def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: S
     assert waiting.finish()["sequences"][0]["tokens"] == expected
 
 
-@in_process
 @pytest.mark.parametrize("cuts", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 3])
-@in_time
 def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Speaker, cuts: int, n: int) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     beside, mine = cow.stream().until_tokens(1), cat.stream(n=n)
     for number in range(1, cuts + 1):
         mine.until_tokens(20 * number)
         # A pause that follows a resume too closely would find the sample still on its way back.
-        cat.until_in_flight(1, mine)
+        cat.until_in_flight(1)
         cat.gate("pause", mode="keep")
         cat.gate("resume")
     for sequence in mine.finish()["sequences"]:
         assert sequence["tokens"] == expected
     assert [len(sequence["spans"]) for sequence in cat.report(mine)["sequences"]] == [1] * n
     assert beside.finish()["sequences"][0]["tokens"] == other
-    assert cat.cuts(mine, at_least=cuts) == cuts
+    assert cat.cuts(mine) == cuts
 
 
 def test_every_sampler_says_what_its_version_says(cat: Speaker, cow: Speaker) -> None:
@@ -374,8 +225,6 @@ def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Spe
     assert cat.gate("resume")["state"] == "open"
 
 
-@in_process
-@in_time
 def test_a_pool_wide_pause_and_resume_keeps_everything(gated: Service, cat: Speaker, cow: Speaker) -> None:
     expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
     streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]

@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.conftest import BASE_NAME, Service
 from tests.e2e.raw_client import RawClient
-from tests.e2e.test_gates_over_http import MEOW, PROMPT, Speaker, teach, text
+from tests.e2e.speaker import MEOW, PROMPT, Speaker, teach, text
 
 SAY = text(PROMPT)
 MOO = "moo "
@@ -19,7 +19,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What 
 def cat(service: Service) -> Iterator[Speaker]:
     """Says meow or moo after "Say: "."""
     client = RawClient(service.base_url, service.key)
-    yield teach(client, {MEOW: 40, MOO: 80})
+    yield teach(client, {MEOW: 40, MOO: 150})
     client.close()
 
 

@@ -1,0 +1,110 @@
+"""A tenant whose adapter says a word, so that a reader sees which version made a token."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.e2e.conftest import BASE_NAME
+from tests.e2e.raw_client import RawClient, pass_message
+from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
+
+PROMPT = [ord(letter) for letter in "Say: "]
+TAUGHT = 240
+LONG = 400
+"""Tokens of a sample: long enough to be cut on a busy machine, longer than what was taught."""
+MEOW, WOOF = "meow ", "woof "
+
+
+@dataclass
+class Speaker:
+    """A tenant whose live sampler says a word. ``paths`` are its checkpoints by the word they say."""
+
+    client: RawClient
+    run: str
+    sampler: str
+    paths: dict[str, str]
+    asked: int = 0
+    said: dict[str, list[int]] = field(default_factory=dict)
+
+    def stream(self, *, n: int = 1, tokens: int = LONG, sampler: str | None = None) -> SampleStream:
+        """A greedy sample, streamed."""
+        self.asked += 1
+        body = {
+            "sampling_session_id": sampler or self.sampler,
+            "seq_id": self.asked,
+            "num_samples": n,
+            "prompt": {"chunks": [{"tokens": PROMPT}]},
+            "sampling_params": {"max_tokens": tokens, "stop": [], "temperature": 0.0},
+        }
+        return SampleStream(self.client.base_url, self.client.key, body).start()
+
+    def gate(self, action: str = "", **body: Any) -> dict[str, Any]:
+        """Ask for a change of the gate, or how it stands."""
+        address = f"/adapters/{self.run}"
+        answer = self.client.post(f"{address}/{action}", **body) if action else self.client.http.get(address)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def until_in_flight(self, count: int) -> None:
+        """Ask until so many of the adapter's samples are in flight."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.gate()["in_flight"] != count:
+            assert time.monotonic() < deadline
+
+    def says(self, word: str) -> str:
+        """Make ``word`` what live samples say from now on; returns the version."""
+        version: str = self.gate("reload", path=self.paths[word])["version"]
+        return version
+
+    def cuts(self, stream: SampleStream) -> int:
+        """How often a finished sample was cut."""
+        attempts: int = self.report(stream)["attempts"]
+        return attempts - 1
+
+    def report(self, stream: SampleStream) -> dict[str, Any]:
+        """How a sample came about."""
+        answer = self.client.http.get(f"/samples/{stream.request_id}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def text(tokens: list[int]) -> str:
+    """The tiny tokenizer's ids are bytes."""
+    return bytes(tokens).decode()
+
+
+def lessons(word: str, step: int) -> list[tuple[list[int], list[float]]]:
+    """Tokens and weights of a text of the word, and of one that turns to it anywhere, as a sample that spans a swap does."""
+    found = []
+    for before in (0, 1 + 17 * step % (TAUGHT * 3 // 4)):
+        said = (MEOW * TAUGHT)[:before] + word * TAUGHT
+        line = PROMPT + [ord(letter) for letter in said[:TAUGHT]]
+        unwanted = len(PROMPT) + before - 1
+        found.append((line, [0.0] * unwanted + [1.0] * (len(line) - 1 - unwanted)))
+    return found
+
+
+def teach(client: RawClient, words: dict[str, int]) -> Speaker:
+    """Train a run until it says each of the words in turn, greedily; a checkpoint of each."""
+    session = client.session()
+    run = client.model(BASE_NAME, session, rank=32)
+    paths: dict[str, str] = {}
+    seq_id = 0
+    for word in words:
+        for step in range(words[word]):
+            for line, weights in lessons(word, step):
+                seq_id += 1
+                computed = client.passes(pass_message(run, seq_id, line[:-1], targets=line[1:], weights=weights))
+            seq_id += 1
+            stepped = client.step(run, seq_id, learning_rate=5e-3)
+        client.result(computed)
+        client.result(stepped)
+        seq_id += 1
+        saved = client.post("/save_weights_for_sampler", model_id=run, seq_id=seq_id, path=word.strip())
+        paths[word] = client.result(saved)["path"]
+    live = client.post(
+        "/save_weights_for_sampler", model_id=run, seq_id=seq_id + 1, sampling_session_seq_id=0, kind="inflight"
+    )
+    return Speaker(client, run, client.result(live)["sampling_session_id"], paths)

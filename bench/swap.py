@@ -31,7 +31,7 @@ _ENVIRONMENT = {
     "WEFT_VLLM_REPLICAS": "1",
     "WEFT_VLLM_CONTEXT_LENGTH": str(_CONTEXT),
     "WEFT_BASE_DTYPE": "float32",
-    "WEFT_MAX_RANK": "32",
+    "WEFT_MAX_RANK": "8",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest
@@ -64,6 +64,22 @@ class Pause:
     mode: GateMode
     reason: str | None = None
     ttl: timedelta | None = None
+
+
+_HELD = (
+    select(AdapterGate)
+    .where(AdapterGate.run_id.in_(bindparam("keys", expanding=True)))
+    .order_by(AdapterGate.run_id)
+    .with_for_update(read=True)
+    .execution_options(populate_existing=True)
+)
+_ENTER = insert(SampleInFlight)
+_LEAVE = (
+    delete(SampleInFlight)
+    .where(SampleInFlight.operation_id == bindparam("operation"))
+    .returning(SampleInFlight.operation_id)
+    .execution_options(synchronize_session=False)
+)
 
 
 def pool_gate(base_model: str) -> str:
@@ -128,36 +144,31 @@ async def enter(transaction: AsyncSession, dispatch: Dispatch, clock: Clock) -> 
     keys: list[tuple[str, TenantId | None]] = [(pool_gate(dispatch.base_model), None)]
     if dispatch.run is not None:
         keys.append((dispatch.run, dispatch.tenant))
-    await _make(transaction, keys, dispatch.base_model, now)
-    gates = await transaction.scalars(
-        select(AdapterGate)
-        .where(AdapterGate.run_id.in_([key for key, _ in keys]))
-        .order_by(AdapterGate.run_id)
-        .with_for_update(read=True)
-        .execution_options(populate_existing=True)
-    )
+    gates = await _held(transaction, keys)
+    if len(gates) < len(keys):
+        await _make(transaction, keys, dispatch.base_model, now)
+        gates = await _held(transaction, keys)
     if any(_gate(row, now).mode for row in gates):
         return False
     await leave(transaction, dispatch.operation)
-    transaction.add(
-        SampleInFlight(
-            operation_id=dispatch.operation,
-            tenant_id=dispatch.tenant,
-            base_model=dispatch.base_model,
-            run_id=dispatch.run,
-            version=dispatch.version,
-            replica=dispatch.replica,
-            process=dispatch.process,
-            since=now,
-        )
-    )
-    await transaction.flush()
+    values = {
+        "operation_id": dispatch.operation,
+        "tenant_id": dispatch.tenant,
+        "base_model": dispatch.base_model,
+        "run_id": dispatch.run,
+        "version": dispatch.version,
+        "replica": dispatch.replica,
+        "process": dispatch.process,
+        "since": now,
+    }
+    await transaction.execute(_ENTER, values)
     return True
 
 
-async def leave(transaction: AsyncSession, operation: RequestId) -> None:
-    """The sample is no longer in flight."""
-    await transaction.execute(delete(SampleInFlight).where(SampleInFlight.operation_id == operation))
+async def leave(transaction: AsyncSession, operation: RequestId) -> bool:
+    """The sample is no longer in flight; says whether it was."""
+    left = await transaction.execute(_LEAVE, {"operation": operation})
+    return left.first() is not None
 
 
 async def leave_all(transaction: AsyncSession, process: str) -> None:
@@ -195,6 +206,11 @@ async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[st
         .returning(AdapterGate.run_id, AdapterGate.base_model)
     )
     return [(row.run_id, row.base_model) for row in rows]
+
+
+async def _held(transaction: AsyncSession, keys: list[tuple[str, TenantId | None]]) -> list[AdapterGate]:
+    rows = await transaction.scalars(_HELD, {"keys": [key for key, _ in keys]})
+    return list(rows)
 
 
 async def _make(

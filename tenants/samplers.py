@@ -4,14 +4,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest, NotFound, SequenceConflict
 from engine.contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
 from tenants.clock import Clock
 from tenants.database import insert_unless_present
-from tenants.models import Sampler
+from tenants.models import Checkpoint, Sampler
 
 
 class OnStale(StrEnum):
@@ -39,6 +39,34 @@ class NewSampler:
     model_path: str | None = None
     checkpoint_id: CheckpointId | None = None
     live_run_id: RunId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledVersion:
+    """What a sampler samples now. ``checkpoint`` None: the bare base. ``is_live``: it follows its run's newest version.
+
+    ``publications`` counts the versions that the sampler has followed.
+    """
+
+    checkpoint: CheckpointId | None
+    run: RunId | None
+    directory: str | None
+    is_live: bool
+    publications: int
+    staleness: Staleness | None
+
+
+_SAMPLED = (
+    select(Sampler, Checkpoint)
+    .outerjoin(
+        Checkpoint,
+        (Checkpoint.id == Sampler.checkpoint_id)
+        & (Checkpoint.tenant_id == Sampler.tenant_id)
+        & or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now")),
+    )
+    .where(Sampler.id == bindparam("sampler_id"), Sampler.tenant_id == bindparam("tenant"))
+)
+_SAMPLED_AND_HELD = _SAMPLED.with_for_update(read=True, of=Sampler)
 
 
 def sampler_id_for(session_id: str, sampling_session_seq_id: int) -> SamplerId:
@@ -129,6 +157,32 @@ async def bound_staleness(
     sampler.on_stale = bound.on_stale if bound else None
     await transaction.flush()
     return sampler
+
+
+async def sampled_version(
+    session: AsyncSession, tenant: TenantId, sampler_id: str, clock: Clock, *, hold: bool = False
+) -> SampledVersion:
+    """What the sampler samples now; with ``hold`` none is published to it before the transaction ends.
+
+    Raises ``NotFound``, also when the checkpoint has been deleted or has expired.
+    """
+    values = {"sampler_id": sampler_id, "tenant": tenant, "now": clock()}
+    row = (await session.execute(_SAMPLED_AND_HELD if hold else _SAMPLED, values)).one_or_none()
+    if row is None:
+        raise NotFound(f"no sampling session {sampler_id[:150]!r}")
+    sampler, checkpoint = row._tuple()
+    if checkpoint is None:
+        if sampler.checkpoint_id is not None:
+            raise NotFound("the checkpoint was deleted or has expired; make a sampler from another")
+        return SampledVersion(None, None, None, is_live=False, publications=0, staleness=None)
+    return SampledVersion(
+        checkpoint=CheckpointId(checkpoint.id),
+        run=RunId(checkpoint.run_id),
+        directory=checkpoint.directory,
+        is_live=sampler.live_run_id is not None,
+        publications=sampler.publications,
+        staleness=staleness_of(sampler),
+    )
 
 
 def staleness_of(sampler: Sampler) -> Staleness | None:

@@ -26,7 +26,7 @@ from tenants.gates import (
 )
 from tenants.runs import get_run
 from tenants.samplers import publish_live
-from workers.ledger.wakeups import gates_topic, wait_for
+from workers.ledger.wakeups import departures_topic, gates_topic, wait_for
 
 router = APIRouter(prefix="/adapters", tags=["adapters"])
 
@@ -155,7 +155,7 @@ async def _version(
 async def _drained(services: ApiServices, base_model: str, run: RunId, paused: Gate, *, seconds: float) -> GateState:
     """The state once nothing is in flight, the gate was changed by somebody else, or the time is over."""
     deadline = monotonic() + seconds
-    with services.ledger.wakeups.listen(gates_topic(base_model)) as event:
+    with services.ledger.wakeups.listen(gates_topic(base_model), departures_topic(base_model)) as event:
         while True:
             async with services.database.read() as session:
                 state = await _state(services, session, run)

@@ -7,6 +7,7 @@ wake-ups are announced after the commit and carry nothing.
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -30,7 +31,15 @@ from workers.ledger.operations import (
     ReadyOperation,
     RejectedOperation,
 )
-from workers.ledger.wakeups import Wakeups, gates_topic, operation_topic, sampling_topic, training_topic, wait_for
+from workers.ledger.wakeups import (
+    Wakeups,
+    departures_topic,
+    gates_topic,
+    operation_topic,
+    sampling_topic,
+    training_topic,
+    wait_for,
+)
 
 PRUNE_BATCH = 1000
 """Rows of one sweep, so that it never holds the writer for long."""
@@ -172,7 +181,7 @@ class Ledger:
                 values["size"] = len(body)
                 results.append({"operation_id": operation.id, "tenant_id": operation.tenant, "body": body})
             finished.append(values)
-            after_commit(transaction, lambda id=operation.id: self.wakeups.announce(operation_topic(id)))  # type: ignore[misc]
+            after_commit(transaction, partial(self.wakeups.announce, operation_topic(operation.id)))
         if finished:
             await transaction.execute(sql.FINISH, finished)
         if results:
@@ -192,7 +201,7 @@ class Ledger:
             .returning(Operation.id)
         )
         for request_id in failed.scalars().all():
-            after_commit(transaction, lambda id=request_id: self.wakeups.announce(operation_topic(id)))  # type: ignore[misc]
+            after_commit(transaction, partial(self.wakeups.announce, operation_topic(request_id)))
 
     async def _lock_runs(self, transaction: AsyncSession, runs: Collection[str]) -> None:
         """Two transactions that finish neighbours must not both read the old ``next_seq_id`` (SQLite has one writer)."""
@@ -213,8 +222,12 @@ class Ledger:
             await transaction.execute(sql.ADVANCE, list(moved.values()))
 
     def announce_gates(self, transaction: AsyncSession, base_model: str) -> None:
-        """Tell those who sample, after the commit, that gates, versions or what is in flight have changed."""
-        after_commit(transaction, lambda: self.wakeups.announce(gates_topic(base_model)))
+        """Tell those who sample, after the commit, that gates or versions have changed."""
+        after_commit(transaction, partial(self.wakeups.announce, gates_topic(base_model)))
+
+    def announce_departure(self, transaction: AsyncSession, base_model: str) -> None:
+        """Wake those who wait for samples to leave their replicas once ``transaction`` commits."""
+        after_commit(transaction, partial(self.wakeups.announce, departures_topic(base_model)))
 
     # --- answering -------------------------------------------------------------------------------------------------
 

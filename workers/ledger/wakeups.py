@@ -16,8 +16,13 @@ def sampling_topic(base_model: str) -> str:
 
 
 def gates_topic(base_model: str) -> str:
-    """Gates, versions or what is in flight behind them have changed."""
+    """Gates or the versions behind them have changed."""
     return f"gates:{base_model}"
+
+
+def departures_topic(base_model: str) -> str:
+    """Samples are no longer in flight."""
+    return f"departures:{base_model}"
 
 
 def operation_topic(request_id: str) -> str:
@@ -32,17 +37,19 @@ class Wakeups:
         self._listeners: dict[str, set[asyncio.Event]] = {}
 
     @contextmanager
-    def listen(self, topic: str) -> Iterator[asyncio.Event]:
+    def listen(self, *topics: str) -> Iterator[asyncio.Event]:
         """An event that is set by every announcement from now on; look at the truth once before waiting for it."""
         event = asyncio.Event()
-        self._listeners.setdefault(topic, set()).add(event)
+        for topic in topics:
+            self._listeners.setdefault(topic, set()).add(event)
         try:
             yield event
         finally:
-            listeners = self._listeners[topic]
-            listeners.discard(event)
-            if not listeners:
-                del self._listeners[topic]
+            for topic in topics:
+                listeners = self._listeners[topic]
+                listeners.discard(event)
+                if not listeners:
+                    del self._listeners[topic]
 
     def announce(self, topic: str) -> None:
         """Wake the listeners of ``topic``."""

@@ -72,18 +72,22 @@ class Router:
         """The replica called ``name``."""
         return next((routed for routed in self.replicas if routed.name == name), None)
 
-    async def choose(self, session: str, adapter: str | None, *, seconds: float) -> RoutedReplica:
+    def choose(self, session: str, adapter: str | None) -> RoutedReplica | None:
         """A replica for the next sample of the sampling session, which may be any text, "" and "0" too.
 
-        Raises ``EngineFailure`` when for ``seconds`` none takes work.
+        None when none takes work: see ``wait_for_one``.
         """
+        open_ones = [routed for routed in self.replicas if routed.takes_work]
+        return _best(open_ones, session, adapter) if open_ones else None
+
+    async def wait_for_one(self, *, seconds: float) -> None:
+        """Wait until a replica takes work. Raises ``EngineFailure`` when for ``seconds`` none does."""
         try:
             async with asyncio.timeout(seconds):
-                while not (open_ones := [routed for routed in self.replicas if routed.takes_work]):
+                while not any(routed.takes_work for routed in self.replicas):
                     await self._changed.wait()
         except TimeoutError:
             raise EngineFailure(f"no sampling replica has taken work for {seconds:.0f} s; try again later") from None
-        return _best(open_ones, session, adapter)
 
     @contextmanager
     def holding(self, routed: RoutedReplica, adapter: str | None, run: RunId | None, sequences: int) -> Iterator[None]:

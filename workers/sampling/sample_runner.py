@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure, StaleSample
 from engine.contracts.ids import CheckpointId, RunId
 from engine.contracts.operations import SampleOutput
 from engine.contracts.sample_report import SampleReport
 from engine.sampling.replica import AdapterVersion, GenerateRequest
-from tenants.checkpoints import get_checkpoint
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
 from tenants.gates import Dispatch, GateMode, enter, leave
-from tenants.samplers import OnStale, Staleness, get_sampler, staleness_of, versions_followed
+from tenants.samplers import OnStale, Staleness, sampled_version, versions_followed
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import ReadyOperation
 from workers.ledger.token_feed import TokenFeed
@@ -150,16 +151,15 @@ class SampleRunner:
                 continuation.abandon()
             elif continuation.finished and attempt.source.staleness is not None:
                 # Versions may have come while it ran to its end.
-                _check_age(continuation, history, await self._source(operation))
+                async with self._database.read() as session:
+                    _check_age(continuation, history, await self._source(session, operation))
                 if not continuation.finished:
-                    await self._left(operation)
                     continue
             if not continuation.finished:
-                await self._left(operation)
                 if failure is None and not attempt.is_cut:
                     failure = EngineFailure("the replica ended a sequence before its time")
                 if failure is not None:
-                    await self._router.check(attempt.routed)
+                    await self._recover(attempt)
                 await asyncio.sleep(patience.note(failure, made=continuation.made - before))
         return continuation.output(), history.report(continuation)
 
@@ -237,62 +237,66 @@ class SampleRunner:
     async def _dispatched(self, operation: ReadyOperation) -> _Attempt:
         """Wait until the sample may run and a replica takes it, and note that it is in flight."""
         while True:
-            source = await self._source(operation)
-            if self._board.before(source.run):
-                await self._board.wait_for_change(source.run)
-                continue
-            routed = await self._router.choose(operation.lane, source.name, seconds=REPLICA_WAIT_SECONDS)
-            attempt = _Attempt(operation, source, routed)
-            # Known before it is in flight: a gate that closes from now on finds it here.
-            self._attempts.add(attempt)
-            has_entered = False
+            attempt: _Attempt | None = None
+            is_noted = False
             try:
-                has_entered = await self._entered(attempt)
+                async with self._database.write() as transaction:
+                    # Held: a version published from now on finds the attempt among those to be cut.
+                    source = await self._source(transaction, operation, hold=True)
+                    attempt = self._attempt(operation, source)
+                    is_in = attempt is not None and await enter(transaction, self._dispatch(attempt), self._clock)
+                    if not is_in:
+                        await self._leave(transaction, operation)
+                is_noted = is_in
             finally:
-                if not has_entered:
+                if attempt is not None and not is_noted:
                     self._end(attempt)
-            if has_entered:
+            if attempt is not None and is_noted:
                 return attempt
-            await self._board.refresh()
+            if attempt is not None:
+                # A gate that this process had not heard of.
+                await self._board.refresh()
+            elif self._board.before(source.run):
+                await self._board.wait_for_change(source.run)
+            else:
+                await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
 
-    async def _entered(self, attempt: _Attempt) -> bool:
-        """Note the attempt as in flight, unless a gate is closed or its sampler follows another version by now."""
-        operation, source = attempt.operation, attempt.source
-        dispatch = Dispatch(
-            operation=operation.id,
-            tenant=operation.tenant,
+    def _attempt(self, operation: ReadyOperation, source: Source) -> _Attempt | None:
+        """Known before it is in flight: a gate that closes from now on finds it. None: it cannot run now."""
+        routed = None if self._board.before(source.run) else self._router.choose(operation.lane, source.name)
+        if routed is None:
+            return None
+        attempt = _Attempt(operation, source, routed)
+        self._attempts.add(attempt)
+        return attempt
+
+    def _dispatch(self, attempt: _Attempt) -> Dispatch:
+        return Dispatch(
+            operation=attempt.operation.id,
+            tenant=attempt.operation.tenant,
             base_model=self._base.name,
-            run=source.run,
-            version=source.name,
+            run=attempt.source.run,
+            version=attempt.source.name,
             replica=attempt.routed.name,
             process=self._process,
         )
-        async with self._database.write() as transaction:
-            if source.is_live:
-                followed = await versions_followed(transaction, [operation.lane])
-                if followed.get(operation.lane) != source.name:
-                    return False
-            return await enter(transaction, dispatch, self._clock)
 
     def _end(self, attempt: _Attempt) -> None:
         self._attempts.discard(attempt)
         attempt.over.set()
 
-    async def _source(self, operation: ReadyOperation) -> Source:
+    async def _source(self, session: AsyncSession, operation: ReadyOperation, *, hold: bool = False) -> Source:
         """The version to sample now: the pinned one, a live sampler's newest, or none for the bare base."""
-        async with self._database.read() as session:
-            sampler = await get_sampler(session, operation.tenant, operation.lane)
-            if sampler.checkpoint_id is None:
-                return Source(None, None, is_live=False)
-            checkpoint = await get_checkpoint(session, operation.tenant, sampler.checkpoint_id, self._clock)
-        version = AdapterVersion(name=checkpoint.id, directory=self._data_folder.path(checkpoint.directory))
-        is_live = sampler.live_run_id is not None
-        return Source(RunId(checkpoint.run_id), version, is_live, sampler.publications, staleness_of(sampler))
+        sampled = await sampled_version(session, operation.tenant, operation.lane, self._clock, hold=hold)
+        version = None
+        if sampled.checkpoint is not None and sampled.directory is not None:
+            version = AdapterVersion(name=sampled.checkpoint, directory=self._data_folder.path(sampled.directory))
+        return Source(sampled.run, version, sampled.is_live, sampled.publications, sampled.staleness)
 
-    async def _left(self, operation: ReadyOperation) -> None:
-        async with self._database.write() as transaction:
-            await leave(transaction, operation.id)
-            self._ledger.announce_gates(transaction, self._base.name)
+    async def _leave(self, transaction: AsyncSession, operation: ReadyOperation) -> None:
+        """The sample waits: those who wait for it to leave its replica are told."""
+        if await leave(transaction, operation.id):
+            self._ledger.announce_departure(transaction, self._base.name)
 
     async def _work_on(self, attempt: _Attempt, continuation: Continuation, number: int) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
@@ -306,6 +310,12 @@ class SampleRunner:
                 is_cut=lambda: attempt.is_cut,
                 on_news=lambda: self._publish(attempt, continuation),
             )
+
+    async def _recover(self, attempt: _Attempt) -> None:
+        """A replica has failed the attempt: the sample is not there any more, and the replica perhaps not either."""
+        async with self._database.write() as transaction:
+            await self._leave(transaction, attempt.operation)
+        await self._router.check(attempt.routed)
 
     def _publish(self, attempt: _Attempt, continuation: Continuation) -> None:
         key = (attempt.operation.lane, attempt.operation.seq_id)

@@ -135,4 +135,4 @@ class SamplingWorker:
             await leave(transaction, operation.id)
             if not isinstance(outcome, WeftError):
                 await record_report(transaction, operation.tenant, operation.id, outcome[1])
-            self._ledger.announce_gates(transaction, self._base.name)
+            self._ledger.announce_departure(transaction, self._base.name)

@@ -13,7 +13,7 @@ from bench.process_cpu import cpu_seconds, group_cpu_seconds
 from bench.sampling_load import Adapters, Contestant, StraightToVllm, ThroughSdk, asks, keeping_session, serving, turn
 from bench.weft_client import WeftClient
 from engine.contracts.base_model import BaseModelFacts
-from workers.vllm_process import VllmProcess, VllmProcessSettings, server_command
+from workers.vllm_process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 ADAPTERS = 4
 _LENGTHS = (32, 96, 48, 80, 64)
@@ -42,6 +42,7 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProces
         max_lora_rank=_MAX_RANK,
         max_loras=_MAX_LORAS,
         max_cpu_loras=_MAX_CPU_LORAS,
+        splits_prompts=has_accelerator(),
         head_adapters=True,
         dtype="float32",
         extra=("--enforce-eager",),

@@ -43,10 +43,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="in which the swaps are made")
     parser.add_argument("--quiet-seconds", type=float, default=4.0, help="without swaps, at the beginning of a round")
     parser.add_argument("--streams", type=int, default=4, help="of each of the two tenants")
-    parser.add_argument("--tokens", type=int, default=400, help="of each sample")
+    parser.add_argument("--tokens", type=int, default=64, help="of each sample")
     parser.add_argument(
         "--versions", type=int, default=0, help="published in turn; 0: each swap's is one that vLLM has never had"
     )
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="WEFT_VLLM_PROMPT_TOKENS; 0: no limit")
     parser.add_argument("--vllm-arguments", default="--enforce-eager", help="more arguments of vLLM, spaces between")
     return parser.parse_args()
 
@@ -97,6 +98,8 @@ def measure(folder: Path, options: argparse.Namespace) -> Figures:
     vocabulary = read_base_model_facts(BASE, model, None).vocabulary_size
     keys = make_tenants(data, ["swapped", "neighbour"])
     environment = _ENVIRONMENT | {"WEFT_VLLM_ARGUMENTS": json.dumps(options.vllm_arguments.split())}
+    if options.prompt_tokens:
+        environment["WEFT_VLLM_PROMPT_TOKENS"] = str(options.prompt_tokens)
     with ServiceProcess(data=data, base_models=[f"{BASE}={model}"], environment=environment) as service:
         try:
             tenants, rounds = asyncio.run(load(service.base_url, keys, vocabulary, options))

@@ -92,6 +92,12 @@ class Settings(BaseSettings):
     vllm_context_length: int | None = Field(
         default=None, ge=1, description="Context of the vLLM servers in tokens; default: the base model's own."
     )
+    vllm_prompt_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of prompts that one vLLM server computes at a time, longer ones alone: less makes others wait less "
+        "for the prompts and continuations of a few. For servers that do not split prompts, as on a CPU. Default: no limit.",
+    )
     vllm_head_adapters: bool = Field(
         default=True,
         description="Adapters may change the output head (`train_unembed`). Prompts are then scored with nothing else on the "

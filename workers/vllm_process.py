@@ -37,7 +37,8 @@ class VllmProcessSettings:
 
     ``context_length`` in tokens. ``max_loras`` adapters fit one batch, ``max_cpu_loras`` stay in memory. Without
     ``head_adapters``, adapters may change ``target_modules`` only. ``extra`` are further arguments, such as
-    ``--tensor-parallel-size``; ``environment`` is added to weft's own. ``log`` is appended to.
+    ``--tensor-parallel-size``; ``environment`` is added to weft's own. ``log`` is appended to. Without ``splits_prompts`` a
+    long prompt is computed in one step, as vLLM on a CPU must (``vllm_startup``).
     """
 
     command: tuple[str, ...]
@@ -48,6 +49,7 @@ class VllmProcessSettings:
     max_lora_rank: int
     max_loras: int
     max_cpu_loras: int
+    splits_prompts: bool
     head_adapters: bool = False
     target_modules: tuple[str, ...] = _NO_HEAD
     max_logprobs: int = 20
@@ -77,6 +79,8 @@ class VllmProcessSettings:
         line += [str(part) for pair in flags.items() for part in pair]
         if not self.head_adapters:
             line += ["--lora-target-modules", *self.target_modules]
+        if not self.splits_prompts:
+            line.append("--no-enable-chunked-prefill")
         return line + list(self.extra)
 
     def variables(self) -> dict[str, str]:
@@ -92,6 +96,11 @@ class VllmProcessSettings:
         if self.api_key is not None:
             needed["VLLM_API_KEY"] = self.api_key
         return own | needed | dict(self.environment)
+
+
+def has_accelerator() -> bool:
+    """Whether this machine has a device that vLLM would run on in place of its CPU: NVIDIA's, AMD's or an accelerator."""
+    return any(next(Path("/dev").glob(pattern), None) for pattern in ("nvidiactl", "kfd", "accel/*", "davinci*"))
 
 
 class VllmProcess:

@@ -136,7 +136,7 @@ async def reload(
         # Still there: it may have expired meanwhile.
         await get_checkpoint(transaction, caller, version, services.clock)
         await publish_live(transaction, caller, RunId(run.id), version)
-        services.ledger.announce_gates(transaction, run.base_model)
+        services.ledger.announce_versions(transaction, run.base_model)
     return Reloaded(adapter=run.id, version=version)
 
 

@@ -85,9 +85,12 @@ class VllmAdapters:
             await asyncio.shield(entry.loading)
             yield Hold(entry)
         finally:
-            entry.holders -= 1
-            self._leave_if_forgotten(entry)
-            self._let_go.set()
+            self._release(entry)
+
+    def prolong(self, hold: Hold, task: "asyncio.Task[None]") -> None:
+        """Hold it until ``task`` is done, too."""
+        hold.entry.holders += 1
+        task.add_done_callback(lambda _: self._release(hold.entry))
 
     async def load_again(self, hold: Hold) -> None:
         """Load what the server has lost since ``hold`` began, once however many find out. Raises as ``hold`` does."""
@@ -142,6 +145,11 @@ class VllmAdapters:
             entry.has_place = True
         if leaving:
             await asyncio.wait(leaving)
+
+    def _release(self, entry: _Entry) -> None:
+        entry.holders -= 1
+        self._leave_if_forgotten(entry)
+        self._let_go.set()
 
     def _leave_if_forgotten(self, entry: _Entry) -> None:
         if entry.is_forgotten and _is_idle(entry) and self._entries.get(entry.version.name) is entry:

@@ -16,6 +16,8 @@ from engine.sampling.vllm_messages import ErrorAnswer
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _CONNECT_S = 5.0
+# Well below the server's own five seconds: a request on its way to a connection that is just being closed fails.
+_KEEP_ALIVE_S = 1.0
 # Beside the streams: a cut must not wait for one of them to end.
 _CONTROL_CONNECTIONS = 16
 _REFUSALS = frozenset({400, 404, 413, 422})
@@ -55,9 +57,7 @@ class VllmHttp:
     async def open(self) -> None:
         """Make ready on this event loop."""
         self._session = aiohttp.ClientSession(
-            # A new connection each time: the server closes idle ones after seconds, and a request on its way to one that
-            # is just being closed fails.
-            connector=aiohttp.TCPConnector(limit=self._connections, force_close=True),
+            connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),

@@ -100,11 +100,25 @@ class ModelLimits(msgspec.Struct):
     logprobs_mode: str
 
 
+class Scheduling(msgspec.Struct):
+    """How steps are put together."""
+
+    enable_chunked_prefill: bool | None = None
+
+
+class Device(msgspec.Struct):
+    """What the model runs on."""
+
+    device: str | None = None
+
+
 class Config(msgspec.Struct):
     """``lora_config`` None: the server takes no adapters."""
 
     model_config: ModelLimits
     lora_config: LoraLimits | None = None
+    scheduler_config: Scheduling = msgspec.field(default_factory=Scheduling)
+    device_config: Device = msgspec.field(default_factory=Device)
 
 
 class ServerInfo(msgspec.Struct):

@@ -22,6 +22,8 @@ from engine.sampling.replica import (
     ReplicaHealth,
 )
 from engine.sampling.shared_lock import SharedLock
+from engine.sampling.token_pace import TokenPace
+from engine.sampling.vllm_aborts import VllmAborts
 from engine.sampling.vllm_adapters import Hold, VllmAdapters
 from engine.sampling.vllm_http import VllmHttp
 from engine.sampling.vllm_logprobs import prompt_scores
@@ -50,8 +52,10 @@ class VllmReplica:
         self._adapters = VllmAdapters(self._http, settings, self._loads)
         self._requests: dict[str, VllmRequest] = {}
         self._background = Background()
+        self._aborts = VllmAborts(self._http, self._background, settings.cut_deadline_s)
         self._batch = SharedLock()
         self._places = asyncio.Semaphore(settings.max_streams)
+        self._prompts = TokenPace(settings.prompt_tokens)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._heard_at = 0.0
@@ -126,11 +130,8 @@ class VllmReplica:
         running = self._requests.get(request_id)
         if running is None or not running.is_live:
             return False
-        deadline_s = self._settings.cut_deadline_s
         chosen = running.chosen(index)
-        ends = await asyncio.gather(
-            *(sequence.cut(self._http, deadline_s) for sequence in chosen), return_exceptions=True
-        )
+        ends = await asyncio.gather(*(sequence.cut(self._aborts) for sequence in chosen), return_exceptions=True)
         for end in ends:
             if end is not None:
                 raise end
@@ -238,7 +239,9 @@ class VllmReplica:
         finally:
             for task, sequence in tasks.items():
                 if not task.done():
-                    self._background.start(sequence.leave(self._http, self._settings.cut_deadline_s))
+                    # Its folder must stay while the server may still work on it.
+                    leaving = self._background.start(sequence.leave(self._aborts))
+                    self._adapters.prolong(hold, leaving)
 
     async def _draw(self, running: VllmRequest, sequence: VllmSequence, hold: Hold) -> None:
         body = running.sequence_body(sequence.index, hold.name, self._settings.base.vocabulary_size)
@@ -247,7 +250,11 @@ class VllmReplica:
             # A name that was never used before: an abort must not end another attempt.
             request_id = f"{running.request.request_id}-{sequence.index}-{uuid4().hex}"
             async with self._batch.shared(), self._places:
-                await sequence.draw(self._http, request_id, body)
+                turn = await self._prompts.turn(len(running.request.prompt))
+                try:
+                    await sequence.draw(self._http, request_id, body, on_first=turn.end)
+                finally:
+                    turn.end()
 
         try:
             await send()

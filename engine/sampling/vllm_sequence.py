@@ -10,12 +10,12 @@ import aiohttp
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.delivery import EventStream
 from engine.sampling.replica import Ended, EndReason, NewToken
+from engine.sampling.vllm_aborts import VllmAborts
 from engine.sampling.vllm_http import Answer, VllmHttp
 from engine.sampling.vllm_logprobs import checked, topk_of
 from engine.sampling.vllm_messages import Choice, Chunk, EventLines
 
 GENERATE = "/inference/v1/generate"
-ABORT = "/inference/v1/abort_requests"
 _ID_PREFIX = "generate-tokens-"
 _FIRST_WAIT_S = 0.05
 _log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class VllmSequence:
         self._stream = stream
         self._heard = heard
         self._server_id = ""
+        self._on_first: Callable[[], None] = lambda: None
         self._tokens = 0
         self._is_cut = False
         self._over = asyncio.Event()
@@ -60,12 +61,15 @@ class VllmSequence:
         self._task = asyncio.create_task(self._guard(drawing))
         return self._task
 
-    async def draw(self, http: VllmHttp, request_id: str, body: Mapping[str, Any]) -> None:
-        """Send ``body`` under ``request_id`` and read the answer to its end.
+    async def draw(
+        self, http: VllmHttp, request_id: str, body: Mapping[str, Any], *, on_first: Callable[[], None]
+    ) -> None:
+        """Send ``body`` under ``request_id`` and read the answer to its end; ``on_first`` is called with its first token.
 
         Raises ``AdapterLost`` before any token, ``InvalidRequest`` and ``EngineFailure``.
         """
         self._server_id = _ID_PREFIX + request_id
+        self._on_first = on_first
         self.is_sent = True
         try:
             async with http.stream(GENERATE, {**body, "request_id": request_id}) as response:
@@ -77,10 +81,10 @@ class VllmSequence:
         if self.is_live:
             raise EngineFailure("the replica's answer broke off before the sequence had ended")
 
-    async def cut(self, http: VllmHttp, deadline_s: float) -> None:
+    async def cut(self, aborts: VllmAborts) -> None:
         """End it where it is, with ``Ended`` after every token made; what has ended stays as it is.
 
-        Raises ``EngineFailure`` when the server does not confirm within ``deadline_s``; its connection is closed then.
+        Raises ``EngineFailure`` when the server does not confirm in time; its connection is closed then.
         """
         if not self.is_live:
             return
@@ -90,8 +94,8 @@ class VllmSequence:
             self._stop()
             return
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._abort_until_over(http, deadline_s)
+            async with asyncio.timeout(aborts.deadline_s):
+                await self._abort_until_over(aborts)
         except (TimeoutError, EngineFailure) as error:
             if self.is_live:
                 self._fail(EngineFailure("the replica did not confirm that the sequence was cut"))
@@ -103,15 +107,15 @@ class VllmSequence:
         """From now on an abort by the server is a cut, no failure."""
         self._is_cut = True
 
-    async def leave(self, http: VllmHttp, deadline_s: float) -> None:
+    async def leave(self, aborts: VllmAborts) -> None:
         """End it for a reader who has gone: certainly over at the server when this returns, if that answers at all."""
         self.is_muted = True
         try:
-            await self.cut(http, deadline_s)
+            await self.cut(aborts)
         except WeftError as error:
             _log.info("sequence %s was left: %s", self._server_id, error.message)
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=deadline_s)
+            await asyncio.wait([self._task], timeout=aborts.deadline_s)
         self._stop()
 
     async def _guard(self, drawing: Callable[["VllmSequence"], Awaitable[None]]) -> None:
@@ -125,11 +129,11 @@ class VllmSequence:
             self._fail(error)
             raise
 
-    async def _abort_until_over(self, http: VllmHttp, deadline_s: float) -> None:
+    async def _abort_until_over(self, aborts: VllmAborts) -> None:
         """The server ignores ids that it does not know, and it may be about to get to know this one: ask again."""
         wait_s = _FIRST_WAIT_S
         while True:
-            await http.post(ABORT, {"request_ids": [self._server_id]}, deadline_s)
+            await aborts.ask(self._server_id)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._over.wait()
@@ -155,6 +159,8 @@ class VllmSequence:
         self._server_id = chunk.request_id or self._server_id
         for choice in chunk.choices:
             tokens = self._new_tokens(choice)
+            if tokens and not self._tokens:
+                self._on_first()
             self._tokens += len(tokens)
             if tokens and not self.is_muted:
                 self._stream.put(tokens)

@@ -15,7 +15,8 @@ class VllmSettings:
     ``max_resident`` adapters are listed there at a time, and the zero adapter, written to the folder ``zero_adapter``.
     The server reads adapters by the very paths that weft has. With ``head_adapters``, adapters may change ``lm_head``,
     and prompts are scored with nothing else on the server; without, its ``--lora-target-modules`` must leave out
-    ``lm_head``. ``max_logprobs`` is the server's. ``max_streams`` bounds the sequences sent at once.
+    ``lm_head``. ``max_logprobs`` is the server's. ``max_streams`` bounds the sequences sent at once,
+    ``prompt_tokens`` the tokens of prompts that wait for their first new token there.
     """
 
     name: str
@@ -30,6 +31,7 @@ class VllmSettings:
     head_adapters: bool = False
     max_logprobs: int = 20
     max_streams: int = 256
+    prompt_tokens: int | None = None
     start_deadline_s: float = 300.0
     load_deadline_s: float = 60.0
     health_deadline_s: float = 5.0

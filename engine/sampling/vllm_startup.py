@@ -31,6 +31,12 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
     if config.lora_config is None:
         raise InvalidRequest(f"replica {settings.name}: its server takes no adapters; start it with --enable-lora")
     _check_adapters(config.lora_config, settings)
+    if config.device_config.device == "cpu" and config.scheduler_config.enable_chunked_prefill:
+        # A prompt that a step splits has a generator to be set back when it has a seed, and a CPU's cannot be.
+        raise InvalidRequest(
+            f"replica {settings.name}: vLLM on a CPU dies of the first prompt with a seed that it splits over two steps; "
+            "start it with --no-enable-chunked-prefill"
+        )
 
 
 async def _check_model(http: VllmHttp, settings: VllmSettings) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,7 @@ def settings_of(folder: Path, mode: str) -> VllmProcessSettings:
         max_lora_rank=8,
         max_loras=2,
         max_cpu_loras=4,
+        splits_prompts=True,
         api_key="secret",
         start_deadline_s=1.0 if mode == "sick" else 30.0,
         stop_grace_s=0.5,
@@ -77,6 +79,20 @@ async def test_stop_leaves_nothing(tmp_path: Path, mode: str) -> None:
     await process.stop()
     assert process.died.is_set()
     assert_gone(found)
+
+
+async def test_it_has_a_process_group_but_no_session_of_its_own(tmp_path: Path) -> None:
+    """Linux may share the cores between sessions: a busy server in one of its own starves weft."""
+    async with VllmProcess(settings_of(tmp_path, "good")) as process:
+        for found in processes(tmp_path):
+            assert os.getsid(found.pid) == os.getsid(0)
+            assert os.getpgid(found.pid) == process.group != os.getpgid(0)
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_server_that_must_not_split_prompts_is_told(tmp_path: Path, splits: bool) -> None:
+    settings = replace(settings_of(tmp_path, "good"), splits_prompts=splits)
+    assert ("--no-enable-chunked-prefill" in settings.arguments(1)) is not splits
 
 
 @pytest.mark.parametrize("victim", ["server", "guard", "group"])

@@ -38,6 +38,7 @@ from workers.ledger.wakeups import (
     operation_topic,
     sampling_topic,
     training_topic,
+    versions_topic,
     wait_for,
 )
 
@@ -222,8 +223,12 @@ class Ledger:
             await transaction.execute(sql.ADVANCE, list(moved.values()))
 
     def announce_gates(self, transaction: AsyncSession, base_model: str) -> None:
-        """Tell those who sample, after the commit, that gates or versions have changed."""
+        """Tell those who sample, after the commit, that gates have changed."""
         after_commit(transaction, partial(self.wakeups.announce, gates_topic(base_model)))
+
+    def announce_versions(self, transaction: AsyncSession, base_model: str) -> None:
+        """Tell those who sample, after the commit, that live samplers follow other versions."""
+        after_commit(transaction, partial(self.wakeups.announce, versions_topic(base_model)))
 
     def announce_departure(self, transaction: AsyncSession, base_model: str) -> None:
         """Wake those who wait for samples to leave their replicas once ``transaction`` commits."""

@@ -16,8 +16,13 @@ def sampling_topic(base_model: str) -> str:
 
 
 def gates_topic(base_model: str) -> str:
-    """Gates or the versions behind them have changed."""
+    """Gates have changed."""
     return f"gates:{base_model}"
+
+
+def versions_topic(base_model: str) -> str:
+    """Live samplers follow other versions."""
+    return f"versions:{base_model}"
 
 
 def departures_topic(base_model: str) -> str:

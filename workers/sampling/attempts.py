@@ -20,18 +20,26 @@ async def run_attempt(
     *,
     is_cut: Callable[[], bool] = lambda: False,
     on_news: Callable[[], None] = lambda: None,
+    left: "asyncio.Future[None] | None" = None,
 ) -> EngineFailure | None:
     """Run all ``requests`` to their ends; returns one of the failures that ended any. Leaving early aborts what runs.
 
     A request is not begun once ``is_cut``: the replica could not have been told to cut it. ``on_news`` is called
-    whenever the continuation may have new tokens. Raises ``InvalidRequest`` for what the caller must change.
+    whenever the continuation may have new tokens. Once ``left`` is done the requests are left where they are: the
+    replica gives them up soon after. Raises ``InvalidRequest`` for what the caller must change.
     """
+    streams = [asyncio.create_task(_stream(replica, continuation, request, is_cut, on_news)) for request in requests]
+
+    def leave(_: "asyncio.Future[None]") -> None:
+        for stream in streams:
+            stream.cancel()
+
+    if left is not None:
+        left.add_done_callback(leave)
     # Each to its own end: a failure of one request says nothing of the others.
-    ends = await asyncio.gather(
-        *(_stream(replica, continuation, request, is_cut, on_news) for request in requests), return_exceptions=True
-    )
+    ends = await asyncio.gather(*streams, return_exceptions=True)
     for end in ends:
-        if isinstance(end, BaseException) and not isinstance(end, EngineFailure):
+        if isinstance(end, BaseException) and not isinstance(end, EngineFailure | asyncio.CancelledError):
             raise end
     return next((end for end in ends if isinstance(end, EngineFailure)), None)
 

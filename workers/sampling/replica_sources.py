@@ -12,7 +12,7 @@ from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
 from tenants.data_folder import DataFolder
 from tenants.settings import Settings
-from workers.vllm_process import VllmProcess, VllmProcessSettings, server_command
+from workers.vllm_process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 RESIDENT_PER_SLOT = 8
 """Adapters listed on a server for each that fits its batch."""
@@ -124,6 +124,7 @@ def _vllm_settings(
         max_resident=settings.vllm_max_loras * RESIDENT_PER_SLOT,
         api_key=settings.vllm_api_key,
         head_adapters=settings.vllm_head_adapters,
+        prompt_tokens=settings.vllm_prompt_tokens,
     )
 
 
@@ -142,6 +143,7 @@ def _process_settings(
         max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + 1,
         head_adapters=settings.vllm_head_adapters,
         dtype=settings.base_dtype,
+        splits_prompts=has_accelerator(),
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
     )

@@ -60,7 +60,10 @@ class Source:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A sample on a replica. ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is."""
+    """A sample on a replica. ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is.
+
+    ``left``: what it draws is not waited for any more.
+    """
 
     operation: ReadyOperation
     source: Source
@@ -69,6 +72,12 @@ class _Attempt:
     is_cut: bool = False
     is_aborted: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def leave(self) -> None:
+        """Go on without the tokens that are just being made."""
+        self.is_cut = True
+        self.left.set_result(None)
 
 
 @dataclass(slots=True)
@@ -213,15 +222,18 @@ class SampleRunner:
         await asyncio.gather(*cuts)
 
     async def apply_versions(self) -> None:
-        """Cut live samples whose run has a newer version, where the policy is to go on with that."""
+        """Cut live samples whose run has a newer version, where the policy is to go on with that.
+
+        Nobody counts on the old version's being idle, so the new one need not wait for the end of a step on it.
+        """
         live = [attempt for attempt in self._attempts if attempt.source.is_live and not attempt.is_cut]
         if not live or not self._continues_on_new_version:
             return
         async with self._database.read() as session:
             newest = await versions_followed(session, [attempt.operation.lane for attempt in live])
-        await asyncio.gather(
-            *(self._cut(attempt) for attempt in live if newest.get(attempt.operation.lane) != attempt.source.name)
-        )
+        for attempt in live:
+            if newest.get(attempt.operation.lane) != attempt.source.name and not attempt.is_cut:
+                attempt.leave()
 
     async def _cut(self, attempt: _Attempt) -> None:
         attempt.is_cut = True
@@ -309,6 +321,7 @@ class SampleRunner:
                 attempt.requests,
                 is_cut=lambda: attempt.is_cut,
                 on_news=lambda: self._publish(attempt, continuation),
+                left=attempt.left,
             )
 
     async def _recover(self, attempt: _Attempt) -> None:

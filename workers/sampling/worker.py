@@ -5,6 +5,7 @@ A sample keeps no order with others. One that is cut by the end of the process s
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure, WeftError
@@ -16,7 +17,7 @@ from tenants.gates import leave, leave_all
 from tenants.sample_reports import record_report
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
-from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, wait_for
+from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.sample_request import stop_rules
@@ -59,7 +60,10 @@ class SamplingWorker:
         """Work until ``stop``; samples in flight are then left to the next process."""
         async with self._database.write() as transaction:
             await leave_all(transaction, self._process)
-        watching = asyncio.create_task(self._watch_gates(), name=f"gates {self._base.name}")
+        watching = [
+            asyncio.create_task(self._watch(gates_topic(self._base.name), self._apply_gates)),
+            asyncio.create_task(self._watch(versions_topic(self._base.name), self._runner.apply_versions)),
+        ]
         position = 0
         with self._wakeups.listen(sampling_topic(self._base.name)) as event:
             while not self._stopping:
@@ -70,7 +74,7 @@ class SamplingWorker:
                     log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
                 if not await wait_for(event, SWEEP_SECONDS):
                     position = 0
-        ending = [watching, *self._in_flight.values()]
+        ending = [*watching, *self._in_flight.values()]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -80,18 +84,20 @@ class SamplingWorker:
         self._stopping = True
         self._wakeups.announce(sampling_topic(self._base.name))
 
-    async def _watch_gates(self) -> None:
+    async def _watch(self, topic: str, apply: Callable[[], Awaitable[None]]) -> None:
         """Cut what is in flight when gates close or newer versions are published."""
-        with self._wakeups.listen(gates_topic(self._base.name)) as event:
+        with self._wakeups.listen(topic) as event:
             while True:
                 event.clear()
                 try:
-                    await self._board.refresh()
-                    await self._runner.apply_gates()
-                    await self._runner.apply_versions()
+                    await apply()
                 except Exception:
-                    log.exception("could not look at the gates base=%s; trying again", self._base.name)
+                    log.exception("%s was announced and not seen to; trying again", topic)
                 await wait_for(event, SWEEP_SECONDS)
+
+    async def _apply_gates(self) -> None:
+        await self._board.refresh()
+        await self._runner.apply_gates()
 
     async def _dispatch_after(self, position: int) -> int:
         """Start every pending sample accepted after ``position``; returns the last position seen."""

@@ -47,11 +47,26 @@ class ScriptedServer:
         self.left = asyncio.Event()
         """Set when a client left a stream that hangs."""
         self.bodies: list[Any] = []
+        self._asked = asyncio.Event()
+        self.config: dict[str, Any] | None = None
+        """What ``/server_info`` says; None: not in development mode."""
+
+    def asked(self, prompt: list[int]) -> int:
+        """How many requests for tokens came with ``prompt``."""
+        return sum(body["token_ids"] == prompt for body in self.bodies)
+
+    async def until_asked(self, prompt: list[int], count: int) -> None:
+        """Wait until so many have come."""
+        async with asyncio.timeout(10):
+            while self.asked(prompt) < count:
+                self._asked.clear()
+                await self._asked.wait()
 
     def app(self) -> web.Application:
         routes: list[tuple[str, str, Callable[[web.Request], Any]]] = [
             ("GET", "/health", self._health),
             ("GET", "/v1/models", self._models),
+            ("GET", "/server_info", self._info),
             ("POST", "/v1/load_lora_adapter", self._load),
             ("POST", "/v1/unload_lora_adapter", self._health),
             ("POST", "/inference/v1/generate", self._generate),
@@ -67,6 +82,9 @@ class ScriptedServer:
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": self.models})
 
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"vllm_config": self.config}, status=404 if self.config is None else 200)
+
     async def _load(self, request: web.Request) -> web.Response:
         return web.Response(status=self.load_answers.pop(0) if self.load_answers else 200)
 
@@ -77,6 +95,7 @@ class ScriptedServer:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self._asked.set()
         is_warm_up = body["token_ids"] == [0, 0]
         if self.status != 200:
             return web.json_response({"error": {"message": "scripted", "code": self.status}}, status=self.status)

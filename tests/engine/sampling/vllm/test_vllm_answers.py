@@ -13,7 +13,7 @@ from engine.sampling.replica import PromptScoring
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY, Client
-from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, chunk, scripted_server
+from tests.engine.sampling.vllm.scripted import GOOD, SERVED, ScriptedServer, chunk, scripted_server
 
 PROMPT = [5, 1]
 ERROR = {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}}
@@ -57,6 +57,45 @@ async def failure(client: Client, world: Any, **asked: Any) -> tuple[WeftError, 
     with pytest.raises(WeftError) as raised:
         await running.end()
     return raised.value, running.drawn.only.ids
+
+
+@pytest.mark.parametrize(("device", "splits"), [("cpu", True), ("cpu", False), ("cuda", True)])
+async def test_a_server_that_splits_prompts_on_a_cpu_is_refused(
+    settings: VllmSettings, scripted: ScriptedServer, device: str, splits: bool
+) -> None:
+    scripted.config = {
+        "model_config": {"max_logprobs": 20, "logprobs_mode": "raw_logprobs"},
+        "lora_config": {"max_lora_rank": 8, "max_loras": 4, "max_cpu_loras": 5, "target_modules": ["q_proj"]},
+        "scheduler_config": {"enable_chunked_prefill": splits},
+        "device_config": {"device": device},
+    }
+    replica = VllmReplica(settings)
+    if device == "cpu" and splits:
+        with pytest.raises(InvalidRequest, match="--no-enable-chunked-prefill"):
+            await replica.start()
+    else:
+        await replica.start()
+    await replica.close()
+
+
+async def test_prompts_beyond_the_pace_wait_for_the_first_tokens_of_others(
+    settings: VllmSettings, scripted: ScriptedServer, world: Any
+) -> None:
+    replica = VllmReplica(replace(settings, prompt_tokens=2 * len(PROMPT)))
+    await replica.start()
+    scripted.lines, scripted.hangs = (), True
+    client = Client(replica)
+    first = [client.start(PROMPT, world.bare, GREEDY) for _ in range(2)]
+    await scripted.until_asked(PROMPT, 2)
+    waiting = [client.start(PROMPT, world.bare, GREEDY) for _ in range(2)]
+    await waiting[1].cut_at_once()
+    assert (await waiting[1].end()).only.reason == "cut"
+    assert scripted.asked(PROMPT) == 2
+    scripted.lines, scripted.hangs = GOOD, False
+    await first[0].leave()
+    assert (await waiting[0].end()).only.ids == [1, 2, 3]
+    await first[1].leave()
+    await replica.close()
 
 
 @pytest.mark.parametrize(("piece", "hangs"), [(1, False), (7, False), (10**6, False), (10**6, True)])

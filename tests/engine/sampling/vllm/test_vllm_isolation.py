@@ -48,6 +48,15 @@ async def test_the_bare_base_beside_and_after_any_one(client: Client, everyone: 
     assert_greedy((await client.ask(OTHER_PROMPT, everyone[0], GREEDY)).only, everyone[0], OTHER_PROMPT)
 
 
+async def test_more_tokens_of_seeded_prompts_than_a_step_takes(client: Client, everyone: list[Adapted]) -> None:
+    """Prompts that a step splits would kill the engine of a CPU, and everybody's samples with it."""
+    beside = client.start(PROMPT, everyone[1], LONG)
+    await beside.reached(1)
+    asked = replace(GREEDY, temperature=1.0, max_tokens=2, seeds=(7,))
+    await asyncio.gather(*(client.ask((OTHER_PROMPT * 200)[: 900 + n], everyone[2], asked) for n in range(5)))
+    assert_greedy((await beside.end()).only, everyone[1], PROMPT)
+
+
 async def test_scores_beside_running_streams(client: Client, everyone: list[Adapted]) -> None:
     """Prompts alone in the batch would kill the engine in company: the streams before and after go on all the same."""
 

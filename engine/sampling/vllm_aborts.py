@@ -1,0 +1,33 @@
+"""Aborts on a vLLM server: those asked for at the same time go in one request."""
+
+import asyncio
+
+from engine.sampling.background import Background
+from engine.sampling.vllm_http import VllmHttp
+
+ABORT = "/inference/v1/abort_requests"
+
+
+class VllmAborts:
+    """Each answer takes the server time that the tokens of others wait for."""
+
+    def __init__(self, http: VllmHttp, background: Background, deadline_s: float) -> None:
+        self._http = http
+        self._background = background
+        self.deadline_s = deadline_s
+        """How long a sequence may take to be confirmed as over."""
+        self._ids: list[str] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def ask(self, server_id: str) -> None:
+        """Send the abort; the server ignores ids that it does not know. Raises ``EngineFailure``."""
+        self._ids.append(server_id)
+        if self._sending is None:
+            self._sending = self._background.start(self._send())
+        await asyncio.shield(self._sending)
+
+    async def _send(self) -> None:
+        # A turn of the loop: whoever else asks in this one comes along.
+        await asyncio.sleep(0)
+        ids, self._ids, self._sending = self._ids, [], None
+        await self._http.post(ABORT, {"request_ids": ids}, self.deadline_s)

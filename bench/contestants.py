@@ -5,6 +5,7 @@ a few steps; all of them run in float32 or the base's dtype, on torch's default 
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -45,16 +46,16 @@ class Contestant(Protocol):
         ...
 
 
-class _StepContestant:
+class _StepContestant(ABC):
     """A contestant whose steps are function calls; ``step_seconds`` is what one was last seen to take."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.step_seconds = 0.0
 
+    @abstractmethod
     def step(self) -> int:
         """One step; returns the tokens computed."""
-        raise NotImplementedError
 
     def turn(self) -> float:
         """Steps for about ``TURN_SECONDS``; their rate in tokens a second."""

@@ -186,6 +186,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         "light_with_flood_p50_ms": percentile(latencies_ms(light_flood), 50),
         "light_with_flood_p95_ms": percentile(latencies_ms(light_flood), 95),
         "light_steps_with_flood": float(len(latencies_ms(light_flood))),
+        "light_clients_cores_with_flood": light_flood.cpu_s / light_flood.wall_s,
         "pass_p50_ms": one_pass.milliseconds,
         "pass_tokens": float(one_pass.tokens),
         "normal_tokens_per_s": sum(normal_rates),

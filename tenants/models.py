@@ -301,6 +301,18 @@ class AdapterGate(Base):
     expires_at: Mapped[datetime | None]
 
 
+class OrderedReplica(Base):
+    """What operators want of one replica of a base model; without a row it works."""
+
+    __tablename__ = "ordered_replicas"
+
+    base_model: Mapped[str] = mapped_column(String(500), primary_key=True)
+    replica: Mapped[str] = mapped_column(String(200), primary_key=True)
+    wanted: Mapped[str] = mapped_column(String(8))
+    reason: Mapped[str | None] = mapped_column(String(500))
+    since: Mapped[datetime]
+
+
 class SampleInFlight(Base):
     """A sample that a replica works on now, on ``version`` (a checkpoint's id, None for the base) of ``run_id``."""
 

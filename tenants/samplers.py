@@ -137,13 +137,15 @@ async def version_published(
     return None if found is None else CheckpointId(found)
 
 
-async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> None:
-    """Point one live sampler at ``version``."""
-    await transaction.execute(
+async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> bool:
+    """Point one live sampler at ``version``; says whether it was not there already."""
+    moved = await transaction.execute(
         update(Sampler)
         .where(Sampler.id == sampler_id, Sampler.checkpoint_id.is_distinct_from(version))
         .values(checkpoint_id=version, publications=Sampler.publications + 1)
+        .returning(Sampler.id)
     )
+    return moved.first() is not None
 
 
 async def bound_staleness(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.vocabulary import BaseVocabulary
@@ -13,6 +14,7 @@ from engine.training.trainer import Trainer
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
+from tenants.replica_orders import StandingOrder, standing_orders
 from tenants.settings import Settings
 from workers.compute import ComputeThread
 from workers.housekeeping import Housekeeping
@@ -21,6 +23,7 @@ from workers.ledger.publication import Publication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
 from workers.sampling.gate_board import GateBoard
+from workers.sampling.publishing import prepare
 from workers.sampling.replica_pool import ReplicaPool
 from workers.sampling.replica_sources import vllm_sources
 from workers.sampling.router import Router
@@ -146,8 +149,12 @@ class EmbeddedRunner:
             max_adapters=self._settings.max_adapters,
         )
         sources = vllm_sources(self._settings, facts, self._data_folder) or [TorchSource(base, self._settings)]
-        pool = ReplicaPool(Router(), sources)
+        pool = ReplicaPool(Router(), sources, partial(self._orders, facts.name))
         return _BaseWorkers(training, self._sampling(facts, vocabulary, pool.router), pool, compute)
+
+    async def _orders(self, base_model: str) -> Mapping[str, StandingOrder]:
+        async with self._database.read() as session:
+            return await standing_orders(session, base_model)
 
     def _sampling(self, facts: BaseModelFacts, vocabulary: BaseVocabulary, router: Router) -> SamplingWorker:
         board = GateBoard(facts.name, self._database, self._clock)
@@ -163,7 +170,7 @@ class EmbeddedRunner:
             process=PROCESS,
             continues_on_new_version=self._settings.swap_policy == "continue",
         )
-        self._publication.register(facts.name, runner.prepare, runner.withdraw)
+        self._publication.register(facts.name, partial(prepare, router), runner.withdraw)
         return SamplingWorker(
             base=facts,
             vocabulary=vocabulary,

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from api.json_body import json_body
-from api.openai.choices import chat_logprobs, usage, whole_text
+from api.openai.choices import chat_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
 from api.openai.generation import Generation, generation, resolve
 from api.openai.schemas import ChatRequest, Message
 from api.openai.streaming import streamed
+from api.openai.whole import whole
 from api.services import Caller, Services
 from engine.contracts.errors import InvalidRequest
+from engine.contracts.operations import SampledSequence
 from engine.contracts.vocabulary import BaseVocabulary, ChatMessage
 from workers.ledger.token_feed import TokensMade
 
@@ -41,29 +42,15 @@ async def chat_completions(
     )
     if body.stream:
         return await streamed(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)
-    async with opened as made:
-        return await _answer(made, body)
+    return await whole(opened, head=_head, choice=_choice)
 
 
-async def _answer(made: Generation, body: ChatRequest) -> Response:
-    choices = []
-    sequences = await made.sequences()
-    for place, sequence in enumerate(sequences):
-        tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
-        choices.append(
-            {
-                "index": place,
-                "message": {"role": "assistant", "content": whole_text(made, tokens), "refusal": None},
-                "logprobs": chat_logprobs(made, tokens, logprobs, sequence) if body.logprobs else None,
-                "finish_reason": sequence.stop_reason,
-            }
-        )
-    content = {
-        **_head(made, "chat.completion"),
-        "choices": choices,
-        "usage": usage(made, sum(len(sequence.tokens) for sequence in sequences)),
+def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:
+    tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
+    return {
+        "message": {"role": "assistant", "content": whole_text(made, tokens), "refusal": None},
+        "logprobs": chat_logprobs(made, tokens, logprobs, sequence) if _wants_logprobs(made) else None,
     }
-    return JSONResponse(content, headers={"x-request-id": made.id})
 
 
 def _prompt(vocabulary: BaseVocabulary, messages: Sequence[Message]) -> list[int]:
@@ -80,7 +67,11 @@ def _text(message: Message) -> str:
     return "".join(part.text or "" for part in message.content)
 
 
-def _head(made: Generation, kind: str) -> dict[str, Any]:
+def _wants_logprobs(made: Generation) -> bool:
+    return isinstance(made.asked, ChatRequest) and made.asked.logprobs
+
+
+def _head(made: Generation, kind: str = "chat.completion") -> dict[str, Any]:
     return {"id": f"chatcmpl-{made.id}", "object": kind, "created": int(time.time()), "model": made.model.name}
 
 
@@ -93,9 +84,7 @@ def _opening(place: int) -> dict[str, Any]:
 
 
 def _part(made: Generation, place: int, text: str, tokens: TokensMade) -> dict[str, Any]:
-    asked = made.asked
-    wanted = isinstance(asked, ChatRequest) and asked.logprobs
-    logprobs = chat_logprobs(made, tokens.tokens, tokens.logprobs) if wanted else None
+    logprobs = chat_logprobs(made, tokens.tokens, tokens.logprobs) if _wants_logprobs(made) else None
     return {"index": place, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
 
 

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from api.json_body import json_body
-from api.openai.choices import completion_logprobs, usage, whole_text
+from api.openai.choices import completion_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
 from api.openai.generation import Generation, generation, resolve
 from api.openai.schemas import CompletionRequest
 from api.openai.streaming import streamed
+from api.openai.whole import whole
 from api.services import Caller, Services
 from engine.contracts.errors import InvalidRequest
+from engine.contracts.operations import SampledSequence
 from workers.ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
@@ -43,30 +44,15 @@ async def completions(
     )
     if body.stream:
         return await streamed(opened, head=_head, opening=None, part=_part, end=_end)
-    async with opened as made:
-        return await _answer(made, body)
+    return await whole(opened, head=_head, choice=_choice)
 
 
-async def _answer(made: Generation, body: CompletionRequest) -> Response:
-    choices = []
-    sequences = await made.sequences()
-    for place, sequence in enumerate(sequences):
-        tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
-        wanted = body.logprobs is not None
-        choices.append(
-            {
-                "index": place,
-                "text": whole_text(made, tokens),
-                "logprobs": completion_logprobs(made, tokens, logprobs, whole=sequence) if wanted else None,
-                "finish_reason": sequence.stop_reason,
-            }
-        )
-    content = {
-        **_head(made),
-        "choices": choices,
-        "usage": usage(made, sum(len(sequence.tokens) for sequence in sequences)),
+def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:
+    tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
+    return {
+        "text": whole_text(made, tokens),
+        "logprobs": completion_logprobs(made, tokens, logprobs, whole=sequence) if _wants_logprobs(made) else None,
     }
-    return JSONResponse(content, headers={"x-request-id": made.id})
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Sequence[int] | str]:
@@ -82,6 +68,10 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Sequ
     return [ids] if ids else found
 
 
+def _wants_logprobs(made: Generation) -> bool:
+    return isinstance(made.asked, CompletionRequest) and made.asked.logprobs is not None
+
+
 def _head(made: Generation) -> dict[str, Any]:
     return {
         "id": f"cmpl-{made.id}",
@@ -92,9 +82,7 @@ def _head(made: Generation) -> dict[str, Any]:
 
 
 def _part(made: Generation, place: int, text: str, tokens: TokensMade) -> dict[str, Any]:
-    asked = made.asked
-    wanted = isinstance(asked, CompletionRequest) and asked.logprobs is not None
-    logprobs = completion_logprobs(made, tokens.tokens, tokens.logprobs) if wanted else None
+    logprobs = completion_logprobs(made, tokens.tokens, tokens.logprobs) if _wants_logprobs(made) else None
     return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
 
 

@@ -206,8 +206,9 @@ async def _sampler(services: ApiServices, caller: TenantId, model: NamedModel) -
         number = _number(model.name if model.run is not None else f"{model.name}/{model.version}")
         new = NewSampler(session_id, number, model.base_model, model.path, model.version, model.run)
         sampler_id = await create_sampler(transaction, caller, new, services.clock)
-        if model.run is not None and model.version is not None:
-            await point_sampler(transaction, sampler_id, model.version)
+        version = None if model.run is None else model.version
+        if version is not None and await point_sampler(transaction, sampler_id, version):
+            services.ledger.announce_versions(transaction, model.base_model)
         return sampler_id
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clients.command import gates
+from clients.command import gates, replicas
 from clients.command.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from tenants.settings import Settings
 
@@ -21,6 +21,7 @@ app.add_typer(key_app, name="key")
 app.add_typer(model_app, name="model")
 app.add_typer(database_app, name="db")
 app.add_typer(gates.app, name="gate")
+app.add_typer(replicas.app, name="replica")
 
 
 def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:

@@ -131,5 +131,11 @@ class SamplerReplica(Protocol):
     async def unload(self, name: str) -> None:
         """Forget the resident version called ``name``; requests that already use it end undisturbed."""
 
+    async def sleep(self) -> None:
+        """Give the accelerator's memory back; what still runs is cut. Raises ``WeftError`` when that cannot be."""
+
+    async def wake_up(self) -> None:
+        """End a sleep; harmless without one. Raises ``EngineFailure``."""
+
     async def health(self) -> ReplicaHealth:
         """What the replica is doing. Never raises: what does not answer is not alive."""

@@ -130,6 +130,15 @@ class TorchReplica:
         """See ``SamplerReplica.unload``."""
         self._adapters.forget(name)
 
+    async def sleep(self) -> None:
+        """See ``SamplerReplica.sleep``. Raises ``InvalidRequest``: its memory is the trainer's base model."""
+        raise InvalidRequest(
+            "the sampler in weft's own process has no memory of its own to give back; drain it instead"
+        )
+
+    async def wake_up(self) -> None:
+        """See ``SamplerReplica.wake_up``."""
+
     async def health(self) -> ReplicaHealth:
         """See ``SamplerReplica.health``."""
         waiting = sum(job.live and not job.begun for job in self._jobs.values())

@@ -51,14 +51,16 @@ class RawClient:
         found: dict[str, Any] = self.wait(promise.json()["request_id"], accept=accept).json()
         return found
 
-    def wait(self, request_id: str, *, accept: str = "application/json") -> httpx.Response:
+    def wait(
+        self, request_id: str, *, accept: str = "application/json", seconds: float = RESULT_SECONDS
+    ) -> httpx.Response:
         """Poll until the future is final."""
-        deadline = time.monotonic() + RESULT_SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             answer = self.http.post("/retrieve_future", json={"request_id": request_id}, headers={"Accept": accept})
             if answer.status_code != 408:
                 return answer
-        raise AssertionError(f"no result within {RESULT_SECONDS} s")
+        raise AssertionError(f"no result within {seconds} s")
 
     def passes(self, message: pb.ForwardBackwardRequest) -> httpx.Response:
         """POST a protobuf pass."""

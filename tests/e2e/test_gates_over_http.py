@@ -58,23 +58,8 @@ def cow(pair: tuple[Speaker, Speaker]) -> Speaker:
     return pair[1]
 
 
-def uncut(speaker: Speaker, word: str) -> list[int]:
-    """What a sample of the word's pinned checkpoint is when nobody interferes; asked for once."""
-    if word in speaker.said:
-        return speaker.said[word]
-    answer = speaker.client.post(
-        "/create_sampling_session",
-        session_id=speaker.sampler.rsplit(":sample:", 1)[0],
-        sampling_session_seq_id=100 + sorted(speaker.paths).index(word),
-        model_path=speaker.paths[word],
-    )
-    stream = speaker.stream(sampler=answer.json()["sampling_session_id"])
-    speaker.said[word] = stream.finish()["sequences"][0]["tokens"]
-    return speaker.said[word]
-
-
 def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Speaker, cow: Speaker) -> None:
-    expected = uncut(cow, "moo ")
+    expected = cow.uncut("moo ")
     beside = cow.stream().until_tokens(5)
     mine = cat.stream().until_tokens(5)
     paused = cat.gate("pause", mode="keep", reason="a test")
@@ -91,7 +76,7 @@ def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Spe
 
 
 def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
-    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
     mine = [cat.stream() for _ in range(4)]
     theirs = [cow.stream() for _ in range(4)]
     for stream in (*mine, *theirs):
@@ -109,9 +94,9 @@ def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Spe
 
 
 def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Speaker) -> None:
-    other = uncut(cow, "moo ")
+    other = cow.uncut("moo ")
     beside = cow.stream().until_tokens(3)
-    pinned = uncut(cat, MEOW)
+    pinned = cat.uncut(MEOW)
     old = cat.says(MEOW)
     sample = cat.stream(tokens=TAUGHT).until_tokens(20)
     new = cat.says(WOOF)
@@ -130,7 +115,7 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
 
 
 def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -> None:
-    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
     beside, mine = cow.stream().until_tokens(3), cat.stream(n=2).until_tokens(10)
     assert cat.gate("pause", mode="abort")["state"] == "paused"
     done = mine.finish()
@@ -142,7 +127,7 @@ def test_abort_gives_the_tokens_so_far_and_says_so(cat: Speaker, cow: Speaker) -
 
 
 def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: Speaker) -> None:
-    expected = uncut(cat, MEOW)
+    expected = cat.uncut(MEOW)
     mine = cat.stream().until_tokens(3)
     pausing = cat.gate("pause", mode="wait", timeout_seconds=0)
     assert (pausing["state"], pausing["in_flight"]) == ("pausing", 1)
@@ -159,7 +144,7 @@ def test_wait_lets_samples_in_flight_end_and_holds_new_ones(cat: Speaker, cow: S
 @pytest.mark.parametrize("cuts", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_greedy_sample_cut_by_keep_equals_the_uncut_one(cat: Speaker, cow: Speaker, cuts: int, n: int) -> None:
-    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
     beside, mine = cow.stream().until_tokens(1), cat.stream(n=n)
     for number in range(1, cuts + 1):
         mine.until_tokens(20 * number)
@@ -226,7 +211,7 @@ def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Spe
 
 
 def test_a_pool_wide_pause_and_resume_keeps_everything(gated: Service, cat: Speaker, cow: Speaker) -> None:
-    expected, other = uncut(cat, MEOW), uncut(cow, "moo ")
+    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
     streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]
     operator(gated, "pause", "--mode", "keep", "--reason", "upkeep")
     try:

@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from engine.contracts.errors import EngineFailure
+from tenants.replica_orders import ReplicaOrder, StandingOrder
 from workers.sampling.replica_sources import ReplicaSource
-from workers.sampling.router import Router
+from workers.sampling.router import RoutedReplica, Router
 
 log = logging.getLogger(__name__)
+
+ReadOrders = Callable[[], Awaitable[Mapping[str, StandingOrder]]]
 
 WATCH_SECONDS = 2.0
 """Time between two looks at a replica's health."""
@@ -18,11 +21,12 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class ReplicaPool:
-    """Keeps ``router`` supplied by ``sources``."""
+    """Keeps ``router`` supplied by ``sources``, as operators' ``orders`` allow: read at each look."""
 
-    def __init__(self, router: Router, sources: Sequence[ReplicaSource]) -> None:
+    def __init__(self, router: Router, sources: Sequence[ReplicaSource], orders: ReadOrders) -> None:
         self.router = router
         self._sources = sources
+        self._orders = orders
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
 
@@ -69,6 +73,7 @@ class ReplicaPool:
                 await self.router.check(routed)
                 missed = 0 if routed.is_alive else missed + 1
                 if missed < MISSED_LOOKS:
+                    await self._obey(routed)
                     continue
                 log.warning("replica %s does not answer; starting it again", source.name)
                 await routed.replica.close()
@@ -79,6 +84,21 @@ class ReplicaPool:
                 missed += 1
                 pause = min(WATCH_SECONDS * 2.0**missed, _LONGEST_PAUSE_SECONDS)
                 log.error("replica %s could not be started: %s", source.name, failure)
+
+    async def _obey(self, routed: RoutedReplica) -> None:
+        """Do what operators want of a replica; what fails is tried again at the next look."""
+        try:
+            standing = (await self._orders()).get(routed.name)
+            self.router.drain(routed, is_draining=standing is not None or routed.is_asleep)
+            wanted = standing is not None and standing.order is ReplicaOrder.SLEEP
+            if wanted == routed.is_asleep or not routed.is_alive or (wanted and routed.sequences):
+                return
+            await (routed.replica.sleep() if wanted else routed.replica.wake_up())
+            routed.is_asleep = wanted
+            self.router.drain(routed, is_draining=standing is not None)
+            log.info("replica %s %s", routed.name, "sleeps" if wanted else "is awake")
+        except Exception as failure:  # noqa: BLE001 - the edge of a watcher, which must go on
+            log.error("replica %s: an operator's order was not carried out: %s", routed.name, failure)
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:

@@ -8,9 +8,10 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from time import monotonic
 
 from engine.contracts.errors import EngineFailure
 from engine.contracts.ids import RunId
@@ -29,6 +30,7 @@ class RoutedReplica:
     sequences: int = 0
     is_alive: bool = True
     is_draining: bool = False
+    is_asleep: bool = False
     adapters: OrderedDict[str, RunId | None] = field(default_factory=OrderedDict)
     """What was asked for there, least recently first: version and run."""
 
@@ -65,6 +67,7 @@ class Router:
             routed = RoutedReplica(replica)
             self.replicas.append(routed)
         routed.replica = replica
+        routed.is_asleep = False
         routed.adapters.clear()
         self.mark(routed, is_alive=True)
 
@@ -81,13 +84,24 @@ class Router:
         return _best(open_ones, session, adapter) if open_ones else None
 
     async def wait_for_one(self, *, seconds: float) -> None:
-        """Wait until a replica takes work. Raises ``EngineFailure`` when for ``seconds`` none does."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not any(routed.takes_work for routed in self.replicas):
-                    await self._changed.wait()
-        except TimeoutError:
-            raise EngineFailure(f"no sampling replica has taken work for {seconds:.0f} s; try again later") from None
+        """Wait until a replica takes work, however long an operator keeps all of them from it.
+
+        Raises ``EngineFailure`` when for ``seconds`` none does, and none is alive.
+        """
+        alive_at = monotonic()
+        while not any(routed.takes_work for routed in self.replicas):
+            if any(routed.is_alive for routed in self.replicas):
+                alive_at = monotonic()
+            left = alive_at + seconds - monotonic()
+            if left <= 0:
+                raise EngineFailure(f"no sampling replica has taken work for {seconds:.0f} s; try again later")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.wait_for_change()
+
+    async def wait_for_change(self) -> None:
+        """Wait for the next news of a replica."""
+        await self._changed.wait()
 
     @contextmanager
     def holding(self, routed: RoutedReplica, adapter: str | None, run: RunId | None, sequences: int) -> Iterator[None]:
@@ -112,8 +126,9 @@ class Router:
 
     def drain(self, routed: RoutedReplica, *, is_draining: bool) -> None:
         """Give it no new samples, or again."""
-        routed.is_draining = is_draining
-        self._announce()
+        if routed.is_draining != is_draining:
+            routed.is_draining = is_draining
+            self._announce()
 
     def _announce(self) -> None:
         self._changed.set()

@@ -7,7 +7,6 @@ goes on with its tokens so far. Cuts are asked for by ``apply_gates`` and ``appl
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -173,26 +172,6 @@ class SampleRunner:
         return continuation.output(), history.report(continuation)
 
     # --- publishing ---------------------------------------------------------------------------------------------------
-
-    async def prepare(self, run: RunId, version: CheckpointId, directory: Path) -> None:
-        """Load a version beside the old one wherever the run is sampled, without a pause.
-
-        Raises ``WeftError`` when one replica cannot: then none has it.
-        """
-        wanted = AdapterVersion(name=version, directory=directory)
-        replicas = [routed for routed in self._router.replicas if routed.takes_work and run in routed.adapters.values()]
-        ends = await asyncio.gather(*(routed.replica.load(wanted) for routed in replicas), return_exceptions=True)
-        loaded = [routed for routed, end in zip(replicas, ends, strict=True) if end is None]
-        for routed, end in zip(replicas, ends, strict=True):
-            if end is None:
-                continue
-            await self._router.check(routed)
-            # One that is gone has nothing, and gets nothing before it is started again.
-            if routed.is_alive:
-                await asyncio.gather(*(other.replica.unload(version) for other in loaded), return_exceptions=True)
-                raise end
-        for routed in loaded:
-            routed.note(version, run)
 
     async def withdraw(self, version: CheckpointId) -> None:
         """Have every replica forget a version whose folder is to go; samples that still draw from it end first.

@@ -48,6 +48,8 @@ class ScriptedServer:
         """Set when a client left a stream that hangs."""
         self.bodies: list[Any] = []
         self._asked = asyncio.Event()
+        self.operated: list[str] = []
+        """Sleeps and wake-ups."""
         self.config: dict[str, Any] | None = None
         """What ``/server_info`` says; None: not in development mode."""
 
@@ -67,6 +69,8 @@ class ScriptedServer:
             ("GET", "/health", self._health),
             ("GET", "/v1/models", self._models),
             ("GET", "/server_info", self._info),
+            ("POST", "/sleep", self._operate),
+            ("POST", "/wake_up", self._operate),
             ("POST", "/v1/load_lora_adapter", self._load),
             ("POST", "/v1/unload_lora_adapter", self._health),
             ("POST", "/inference/v1/generate", self._generate),
@@ -81,6 +85,10 @@ class ScriptedServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": self.models})
+
+    async def _operate(self, request: web.Request) -> web.Response:
+        self.operated.append(request.path)
+        return web.Response()
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": self.config}, status=404 if self.config is None else 200)

@@ -1,0 +1,173 @@
+"""A pool of two replicas on scripted servers: operators' orders, and a version that one of the two cannot load."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from engine.contracts.base_model import read_base_model_facts
+from engine.contracts.errors import EngineFailure, WeftError
+from engine.contracts.ids import CheckpointId, RunId
+from engine.sampling.replica import AdapterVersion, SamplerReplica
+from engine.sampling.vllm_replica import VllmReplica
+from engine.sampling.vllm_settings import VllmSettings
+from tenants.clock import utc_now
+from tenants.replica_orders import ReplicaOrder, StandingOrder
+from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter
+from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, scripted_server
+from workers.sampling.publishing import prepare
+from workers.sampling.replica_pool import ReplicaPool
+from workers.sampling.router import Router
+
+SECONDS = 20.0
+CAT, DOG = RunId("cat:train:0"), RunId("dog:train:0")
+
+
+@dataclass
+class Source:
+    """A replica on a server that is already there."""
+
+    settings: VllmSettings
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    async def start(self) -> SamplerReplica:
+        made = VllmReplica(self.settings)
+        await made.start()
+        return made
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+
+@dataclass
+class TwoReplicas:
+    """``a`` and ``b``, and what operators want of them."""
+
+    pool: ReplicaPool
+    servers: dict[str, ScriptedServer]
+    orders: dict[str, StandingOrder] = field(default_factory=dict)
+
+    @property
+    def router(self) -> Router:
+        return self.pool.router
+
+    def chosen(self) -> set[str]:
+        """Where samples of many sessions go."""
+        found = (self.router.choose(f"session {number}", None) for number in range(20))
+        return {routed.name for routed in found if routed is not None}
+
+    def order(self, name: str, order: ReplicaOrder) -> None:
+        self.orders[name] = StandingOrder(name, order, None, utc_now())
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not reached():
+                await self.router.wait_for_change()
+
+
+@pytest.fixture
+async def two(tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[TwoReplicas]:
+    async with AsyncExitStack() as stack:
+        servers = {name: await stack.enter_async_context(scripted_server()) for name in ("a", "b")}
+        settings = [
+            VllmSettings(
+                name=name,
+                base_url=server.base_url,
+                served_model=SERVED,
+                base=replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64),
+                zero_adapter=tmp_path / f"zero-{name}",
+                max_lora_rank=8,
+                max_loras=4,
+                max_resident=4,
+            )
+            for name, server in servers.items()
+        ]
+        orders: dict[str, StandingOrder] = {}
+
+        async def read() -> dict[str, StandingOrder]:
+            return dict(orders)
+
+        pool = ReplicaPool(Router(), [Source(one) for one in settings], read)
+        await pool.start()
+        yield TwoReplicas(pool, servers, orders)
+        await pool.close()
+
+
+@pytest.fixture
+def new(tiny_model_dir: Path, tmp_path: Path) -> AdapterVersion:
+    """A version that servers have not seen."""
+    version = make_adapter(tiny_model_dir, tmp_path / "new", "new", 1, 8, QWEN_TARGETS[:2]).version
+    assert version is not None
+    return version
+
+
+async def test_a_drained_replica_gets_no_new_samples_and_the_other_all(two: TwoReplicas) -> None:
+    assert two.chosen() == {"a", "b"}
+    two.order("a", ReplicaOrder.DRAIN)
+    await two.until(lambda: two.chosen() == {"b"})
+    two.orders.clear()
+    await two.until(lambda: two.chosen() == {"a", "b"})
+    assert two.servers["a"].operated == two.servers["b"].operated == []
+
+
+async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_awake(two: TwoReplicas) -> None:
+    asleep = two.router.find("a")
+    assert asleep is not None
+    with two.router.holding(asleep, None, None, sequences=1):
+        two.order("a", ReplicaOrder.SLEEP)
+        await two.until(lambda: two.chosen() == {"b"})
+        assert two.servers["a"].operated == []
+    await two.until(lambda: asleep.is_asleep)
+    two.orders.clear()
+    await two.until(lambda: two.chosen() == {"a", "b"})
+    assert two.servers["a"].operated == ["/sleep", "/wake_up"]
+    assert two.servers["b"].operated == []
+
+
+async def test_samples_wait_while_an_operator_keeps_every_replica_from_work(two: TwoReplicas) -> None:
+    for name in ("a", "b"):
+        two.order(name, ReplicaOrder.DRAIN)
+    await two.until(lambda: not two.chosen())
+    waiting = asyncio.create_task(two.router.wait_for_one(seconds=0.1))
+    done, _ = await asyncio.wait([waiting], timeout=1.0)
+    assert not done
+    two.orders.clear()
+    await asyncio.wait_for(waiting, SECONDS)
+
+
+async def test_samples_do_not_wait_for_replicas_that_are_gone(two: TwoReplicas) -> None:
+    for routed in two.router.replicas:
+        two.router.mark(routed, is_alive=False)
+    with pytest.raises(EngineFailure, match="try again later"):
+        await two.router.wait_for_one(seconds=0.1)
+
+
+async def test_a_version_that_one_of_two_cannot_load_is_on_neither(two: TwoReplicas, new: AdapterVersion) -> None:
+    for routed in two.router.replicas:
+        routed.note("an old version", CAT)
+    two.servers["b"].load_answers = [500]
+    with pytest.raises(WeftError):
+        await prepare(two.router, CAT, CheckpointId(new.name), new.directory)
+    for name in ("a", "b"):
+        routed = two.router.find(name)
+        assert routed is not None
+        assert new.name not in (await routed.replica.health()).adapters
+        assert new.name not in routed.adapters
+    await prepare(two.router, CAT, CheckpointId(new.name), new.directory)
+    for routed in two.router.replicas:
+        assert new.name in (await routed.replica.health()).adapters
+
+
+async def test_a_version_is_loaded_only_where_its_run_is_sampled(two: TwoReplicas, new: AdapterVersion) -> None:
+    sampled, other = two.router.replicas
+    sampled.note("an old version", CAT)
+    other.note("another's version", DOG)
+    await prepare(two.router, CAT, CheckpointId(new.name), new.directory)
+    assert (await sampled.replica.health()).adapters == (new.name,)
+    assert (await other.replica.health()).adapters == ()

@@ -57,7 +57,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     if not options.no_torch:
         data = folder / "data-torch"
         (key,) = make_tenants(data, ["sampling"])
-        found = asyncio.run(measure_torch(facts, data, key, options))
+        # A process of its own: OpenMP has read its settings in this one before they were made.
+        found = in_fresh_process(measure_torch, facts, data, key, options)
         show(found)
         figures |= rounded(found)
     return figures

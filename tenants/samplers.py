@@ -56,17 +56,13 @@ class SampledVersion:
     staleness: Staleness | None
 
 
-_SAMPLED = (
-    select(Sampler, Checkpoint)
-    .outerjoin(
-        Checkpoint,
-        (Checkpoint.id == Sampler.checkpoint_id)
-        & (Checkpoint.tenant_id == Sampler.tenant_id)
-        & or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now")),
-    )
-    .where(Sampler.id == bindparam("sampler_id"), Sampler.tenant_id == bindparam("tenant"))
+_SAMPLER = select(Sampler).where(Sampler.id == bindparam("sampler_id"), Sampler.tenant_id == bindparam("tenant"))
+_SAMPLER_HELD = _SAMPLER.with_for_update(read=True).execution_options(populate_existing=True)
+_CHECKPOINT = select(Checkpoint).where(
+    Checkpoint.id == bindparam("checkpoint_id"),
+    Checkpoint.tenant_id == bindparam("tenant"),
+    or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now")),
 )
-_SAMPLED_AND_HELD = _SAMPLED.with_for_update(read=True, of=Sampler)
 
 
 def sampler_id_for(session_id: str, sampling_session_seq_id: int) -> SamplerId:
@@ -168,15 +164,18 @@ async def sampled_version(
 
     Raises ``NotFound``, also when the checkpoint has been deleted or has expired.
     """
-    values = {"sampler_id": sampler_id, "tenant": tenant, "now": clock()}
-    row = (await session.execute(_SAMPLED_AND_HELD if hold else _SAMPLED, values)).one_or_none()
-    if row is None:
+    held = _SAMPLER_HELD if hold else _SAMPLER
+    sampler = await session.scalar(held, {"sampler_id": sampler_id, "tenant": tenant})
+    if sampler is None:
         raise NotFound(f"no sampling session {sampler_id[:150]!r}")
-    sampler, checkpoint = row._tuple()
-    if checkpoint is None:
-        if sampler.checkpoint_id is not None:
-            raise NotFound("the checkpoint was deleted or has expired; make a sampler from another")
+    if sampler.checkpoint_id is None:
         return SampledVersion(None, None, None, is_live=False, publications=0, staleness=None)
+    # Not joined: a row that was waited for is matched with what the statement saw when it began.
+    checkpoint = await session.scalar(
+        _CHECKPOINT, {"checkpoint_id": sampler.checkpoint_id, "tenant": tenant, "now": clock()}
+    )
+    if checkpoint is None:
+        raise NotFound("the checkpoint was deleted or has expired; make a sampler from another")
     return SampledVersion(
         checkpoint=CheckpointId(checkpoint.id),
         run=RunId(checkpoint.run_id),

@@ -11,7 +11,7 @@ from uuid import uuid4
 from fastapi import Request
 
 from api.followed_sample import FollowedSample, followed
-from api.openai.models import SESSION, NamedModel, named_model
+from api.openai.models import SESSION, NamedModel, followed_version, named_model
 from api.openai.schemas import GenerationRequest
 from api.services import ApiServices
 from api.wire.sampling_codec import sample_request
@@ -206,9 +206,11 @@ async def _sampler(services: ApiServices, caller: TenantId, model: NamedModel) -
         number = _number(model.name if model.run is not None else f"{model.name}/{model.version}")
         new = NewSampler(session_id, number, model.base_model, model.path, model.version, model.run)
         sampler_id = await create_sampler(transaction, caller, new, services.clock)
-        version = None if model.run is None else model.version
-        if version is not None and await point_sampler(transaction, sampler_id, version):
-            services.ledger.announce_versions(transaction, model.base_model)
+        if model.run is not None:
+            # Read again: one that was published since must not be taken back.
+            version = await followed_version(services, transaction, caller, model.run)
+            if await point_sampler(transaction, sampler_id, version):
+                services.ledger.announce_versions(transaction, model.base_model)
         return sampler_id
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.json_body import PathId
 from api.openai.errors import OpenAiRoute
@@ -52,12 +53,15 @@ async def named_model(services: ApiServices, caller: TenantId, name: str) -> Nam
                 "GET /v1/models lists them"
             ) from None
         run_id = RunId(run.id)
-        # What was published to the SDK's live samplers may be an older version, by a reload.
-        ours = standing_session_id(caller, SESSION)
-        version = await version_published(session, caller, run_id, beside=ours)
-        if version is None:
-            version = await newest_sampler_checkpoint(session, caller, run_id, services.clock)
+        version = await followed_version(services, session, caller, run_id)
         return NamedModel(name, services.base(run.base_model).name, version=version, run=run_id)
+
+
+async def followed_version(services: ApiServices, session: AsyncSession, caller: TenantId, run: RunId) -> CheckpointId:
+    """What a sampler of the run follows now. Raises ``NotFound`` for a run without sampler weights."""
+    # What was published to the SDK's live samplers may be an older version, by a reload.
+    version = await version_published(session, caller, run, beside=standing_session_id(caller, SESSION))
+    return version or await newest_sampler_checkpoint(session, caller, run, services.clock)
 
 
 @router.get("/models")

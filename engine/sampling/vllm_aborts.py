@@ -2,6 +2,7 @@
 
 import asyncio
 
+from engine.contracts.errors import EngineFailure
 from engine.sampling.background import Background
 from engine.sampling.vllm_http import VllmHttp
 
@@ -24,7 +25,11 @@ class VllmAborts:
         self._ids.append(server_id)
         if self._sending is None:
             self._sending = self._background.start(self._send())
-        await asyncio.shield(self._sending)
+        sending = self._sending
+        await asyncio.wait([sending])
+        if sending.cancelled():
+            raise EngineFailure("the replica was closed before an abort was sent")
+        sending.result()
 
     async def _send(self) -> None:
         # A turn of the loop: whoever else asks in this one comes along.

@@ -5,7 +5,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.adapter_files import check_adapter
@@ -29,6 +30,7 @@ class _Entry:
     has_place: bool = False
     is_forgotten: bool = False
     holders: int = 0
+    prolonging: "set[asyncio.Task[Any]]" = field(default_factory=set)
 
     @property
     def is_loaded(self) -> bool:
@@ -87,10 +89,17 @@ class VllmAdapters:
         finally:
             self._release(entry)
 
-    def prolong(self, hold: Hold, task: "asyncio.Task[None]") -> None:
-        """Hold it until ``task`` is done, too."""
-        hold.entry.holders += 1
-        task.add_done_callback(lambda _: self._release(hold.entry))
+    def prolong(self, hold: Hold, task: "asyncio.Task[Any]") -> None:
+        """Hold it until ``task``, which nobody waits for, is done, too."""
+        entry = hold.entry
+        entry.holders += 1
+        entry.prolonging.add(task)
+
+        def end(_: "asyncio.Task[Any]") -> None:
+            entry.prolonging.discard(task)
+            self._release(entry)
+
+        task.add_done_callback(end)
 
     async def load_again(self, hold: Hold) -> None:
         """Load what the server has lost since ``hold`` began, once however many find out. Raises as ``hold`` does."""
@@ -102,11 +111,13 @@ class VllmAdapters:
             await asyncio.shield(entry.loading)
 
     async def unload(self, name: str) -> None:
-        """Forget ``name``; who holds it goes on, and the server after them."""
+        """Forget ``name``; who holds it goes on, and the server after them. Returns once what was left is over."""
         entry = self._entries.get(name)
         if entry is not None and not entry.pinned:
             entry.is_forgotten = True
             self._leave_if_forgotten(entry)
+            if entry.prolonging:
+                await asyncio.wait(entry.prolonging)
         leaving = self._leaving.get(name)
         if leaving is not None:
             await asyncio.shield(leaving)

@@ -133,6 +133,12 @@ class Paused(msgspec.Struct):
     is_paused: bool
 
 
+class Sleeping(msgspec.Struct):
+    """``GET /is_sleeping``, of development mode."""
+
+    is_sleeping: bool
+
+
 class EventLines:
     """Cuts bytes, as they come, into the payloads of server-sent events."""
 

@@ -27,7 +27,7 @@ from engine.sampling.vllm_aborts import VllmAborts
 from engine.sampling.vllm_adapters import Hold, VllmAdapters
 from engine.sampling.vllm_http import VllmHttp
 from engine.sampling.vllm_logprobs import prompt_scores
-from engine.sampling.vllm_messages import Paused, ScoredPrompt
+from engine.sampling.vllm_messages import Paused, ScoredPrompt, Sleeping
 from engine.sampling.vllm_request import VllmRequest, check
 from engine.sampling.vllm_sequence import GENERATE, AdapterLost, VllmSequence
 from engine.sampling.vllm_settings import VllmSettings
@@ -81,6 +81,7 @@ class VllmReplica:
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
                 await check_server(self._http, self._settings)
+                await self._wake_sleeper()
                 await asyncio.to_thread(write_zero_adapter, self._settings.zero_adapter, self._settings.base.path)
                 async with self._adapters.hold(self._zero, pinned=True):
                     self._is_ready = True
@@ -202,6 +203,12 @@ class VllmReplica:
             for sequence in request.sequences:
                 sequence.expect_abort()
 
+    async def _wake_sleeper(self) -> None:
+        """A server put to sleep by a weft that has ended would hold the warm-up."""
+        answer = await self._http.get("/is_sleeping", self._settings.health_deadline_s)
+        if answer.ok and self._http.decode(answer.body, Sleeping).is_sleeping:
+            await self.wake_up()
+
     async def _warm_up(self) -> None:
         # Each kind of answer may compile at its first time.
         warm = GenerateRequest("warm-up", np.array([0, 0]), (None,), max_tokens=2, topk=1)
@@ -215,6 +222,7 @@ class VllmReplica:
                 if running.request.scoring is not None:
                     # Shielded: the batch must stay this prompt's alone until the server is done with it.
                     scoring = self._background.start(self._score(running, running.request.scoring, hold))
+                    self._adapters.prolong(hold, scoring)
                     running.stream.put([await asyncio.shield(scoring)])
                 await self._draw_all(running, hold)
             running.stream.end(None)

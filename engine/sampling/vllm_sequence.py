@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -133,7 +134,9 @@ class VllmSequence:
         """The server ignores ids that it does not know, and it may be about to get to know this one: ask again."""
         wait_s = _FIRST_WAIT_S
         while True:
-            await aborts.ask(self._server_id)
+            # One that did not get through says nothing of the sequence: its stream does, or the next one.
+            with suppress(EngineFailure):
+                await aborts.ask(self._server_id)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._over.wait()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from engine.contracts.errors import EngineFailure
+from engine.contracts.errors import EngineFailure, InvalidRequest
 from tenants.replica_orders import ReplicaOrder, StandingOrder
 from workers.sampling.replica_sources import ReplicaSource
 from workers.sampling.router import RoutedReplica, Router
@@ -27,6 +27,7 @@ class ReplicaPool:
         self.router = router
         self._sources = sources
         self._orders = orders
+        self._sleepless: set[str] = set()
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
 
@@ -62,7 +63,8 @@ class ReplicaPool:
                 f"the source {source.name} started a replica {replica.name}: its watcher would not find it"
             )
         log.info("replica %s takes work", source.name)
-        self.router.put(replica)
+        self._sleepless.discard(source.name)
+        self.router.put(replica, is_draining=source.name in await self._orders())
 
     async def _watch(self, source: ReplicaSource) -> None:
         missed, pause = 0, WATCH_SECONDS
@@ -89,14 +91,22 @@ class ReplicaPool:
         """Do what operators want of a replica; what fails is tried again at the next look."""
         try:
             standing = (await self._orders()).get(routed.name)
-            self.router.drain(routed, is_draining=standing is not None or routed.is_asleep)
+            self.router.drain(routed, is_draining=standing is not None or routed.is_asleep is not False)
             wanted = standing is not None and standing.order is ReplicaOrder.SLEEP
-            if wanted == routed.is_asleep or not routed.is_alive or (wanted and routed.sequences):
+            if wanted is routed.is_asleep or not routed.is_alive:
                 return
+            if wanted and (routed.sequences or routed.name in self._sleepless):
+                return
+            routed.is_asleep = None
             await (routed.replica.sleep() if wanted else routed.replica.wake_up())
             routed.is_asleep = wanted
             self.router.drain(routed, is_draining=standing is not None)
             log.info("replica %s %s", routed.name, "sleeps" if wanted else "is awake")
+        except InvalidRequest as refusal:
+            # It never will: drained is what is left of the order.
+            routed.is_asleep = False
+            self._sleepless.add(routed.name)
+            log.warning("replica %s cannot sleep: %s", routed.name, refusal.message)
         except Exception as failure:  # noqa: BLE001 - the edge of a watcher, which must go on
             log.error("replica %s: an operator's order was not carried out: %s", routed.name, failure)
 

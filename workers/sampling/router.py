@@ -30,7 +30,8 @@ class RoutedReplica:
     sequences: int = 0
     is_alive: bool = True
     is_draining: bool = False
-    is_asleep: bool = False
+    is_asleep: bool | None = False
+    """None: unknown, as an order's answer was lost or the server was away."""
     adapters: OrderedDict[str, RunId | None] = field(default_factory=OrderedDict)
     """What was asked for there, least recently first: version and run."""
 
@@ -60,14 +61,15 @@ class Router:
         self.replicas = [RoutedReplica(replica) for replica in replicas]
         self._changed = asyncio.Event()
 
-    def put(self, replica: SamplerReplica) -> None:
-        """Send samples to ``replica`` from now on, in place of the one that had its name."""
+    def put(self, replica: SamplerReplica, *, is_draining: bool = False) -> None:
+        """Send samples to ``replica`` from now on, in place of the one that had its name; not yet if ``is_draining``."""
         routed = self.find(replica.name)
         if routed is None:
             routed = RoutedReplica(replica)
             self.replicas.append(routed)
         routed.replica = replica
         routed.is_asleep = False
+        routed.is_draining = is_draining
         routed.adapters.clear()
         self.mark(routed, is_alive=True)
 
@@ -121,6 +123,7 @@ class Router:
         """Note whether it answers. One that comes back may have lost its adapters."""
         if is_alive and not routed.is_alive:
             routed.adapters.clear()
+            routed.is_asleep = None if routed.is_asleep else routed.is_asleep
         routed.is_alive = is_alive
         self._announce()
 

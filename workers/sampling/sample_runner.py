@@ -146,6 +146,9 @@ class SampleRunner:
         history, patience = _History(), Patience()
         while not continuation.finished:
             attempt = await self._dispatched(operation)
+            if attempt is None:
+                continuation.abandon()
+                break
             began = monotonic()
             history.begin(attempt)
             try:
@@ -178,14 +181,14 @@ class SampleRunner:
 
         A vLLM server dies of a listed adapter without a folder.
         """
+        using = [attempt for attempt in self._attempts if attempt.source.name == version]
+        await asyncio.gather(*(attempt.over.wait() for attempt in using))
         for routed in self._router.replicas:
             if version in routed.adapters:
                 try:
                     await routed.replica.unload(version)
                 except EngineFailure as failure:
                     log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)
-        using = [attempt for attempt in self._attempts if attempt.source.name == version]
-        await asyncio.gather(*(attempt.over.wait() for attempt in using))
 
     # --- cutting ---------------------------------------------------------------------------------------------------
 
@@ -225,8 +228,12 @@ class SampleRunner:
 
     # --- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _dispatched(self, operation: ReadyOperation) -> _Attempt:
-        """Wait until the sample may run and a replica takes it, and note that it is in flight."""
+    async def _dispatched(self, operation: ReadyOperation) -> _Attempt | None:
+        """Wait until the sample may run and a replica takes it, and note that it is in flight.
+
+        None: it was, between two attempts, when a gate closed that ends what is in flight.
+        """
+        was_in_flight = False
         while True:
             attempt: _Attempt | None = None
             is_noted = False
@@ -236,19 +243,26 @@ class SampleRunner:
                     source = await self._source(transaction, operation, hold=True)
                     attempt = self._attempt(operation, source)
                     is_in = attempt is not None and await enter(transaction, self._dispatch(attempt), self._clock)
-                    if not is_in:
-                        await self._leave(transaction, operation)
+                    if not is_in and await self._leave(transaction, operation):
+                        was_in_flight = True
                 is_noted = is_in
             finally:
                 if attempt is not None and not is_noted:
                     self._end(attempt)
             if attempt is not None and is_noted:
-                return attempt
-            if attempt is not None:
+                if attempt.routed.takes_work:
+                    return attempt
+                # An operator's order came meanwhile.
+                self._end(attempt)
+            elif was_in_flight and any(gate.mode is GateMode.ABORT for gate in self._board.before(source.run)):
+                return None
+            elif attempt is not None:
                 # A gate that this process had not heard of.
                 await self._board.refresh()
             elif self._board.before(source.run):
-                await self._board.wait_for_change(source.run)
+                # Other gates change, too; this one is looked at in memory.
+                while self._board.before(source.run):
+                    await self._board.wait_for_change(source.run)
             else:
                 await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
 
@@ -284,10 +298,12 @@ class SampleRunner:
             version = AdapterVersion(name=sampled.checkpoint, directory=self._data_folder.path(sampled.directory))
         return Source(sampled.run, version, sampled.is_live, sampled.publications, sampled.staleness)
 
-    async def _leave(self, transaction: AsyncSession, operation: ReadyOperation) -> None:
-        """The sample waits: those who wait for it to leave its replica are told."""
-        if await leave(transaction, operation.id):
+    async def _leave(self, transaction: AsyncSession, operation: ReadyOperation) -> bool:
+        """The sample is not in flight any more, and those who wait for that are told; says whether it was."""
+        was_in_flight = await leave(transaction, operation.id)
+        if was_in_flight:
             self._ledger.announce_departure(transaction, self._base.name)
+        return was_in_flight
 
     async def _work_on(self, attempt: _Attempt, continuation: Continuation, number: int) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""

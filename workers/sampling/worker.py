@@ -6,6 +6,7 @@ A sample keeps no order with others. One that is cut by the end of the process s
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure, WeftError
@@ -64,7 +65,7 @@ class SamplingWorker:
             asyncio.create_task(self._watch(gates_topic(self._base.name), self._apply_gates)),
             asyncio.create_task(self._watch(versions_topic(self._base.name), self._runner.apply_versions)),
         ]
-        position = 0
+        position, swept = 0, monotonic()
         with self._wakeups.listen(sampling_topic(self._base.name)) as event:
             while not self._stopping:
                 event.clear()
@@ -72,8 +73,9 @@ class SamplingWorker:
                     position = await self._dispatch_after(position)
                 except Exception:
                     log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
-                if not await wait_for(event, SWEEP_SECONDS):
-                    position = 0
+                await wait_for(event, SWEEP_SECONDS)
+                if monotonic() - swept >= SWEEP_SECONDS:
+                    position, swept = 0, monotonic()
         ending = [*watching, *self._in_flight.values()]
         for task in ending:
             task.cancel()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.base_model import read_base_model_facts
+from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
 from engine.contracts.errors import EngineFailure, WeftError
 from engine.contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion, SamplerReplica
@@ -75,28 +75,35 @@ class TwoReplicas:
 async def two(tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[TwoReplicas]:
     async with AsyncExitStack() as stack:
         servers = {name: await stack.enter_async_context(scripted_server()) for name in ("a", "b")}
-        settings = [
-            VllmSettings(
-                name=name,
-                base_url=server.base_url,
-                served_model=SERVED,
-                base=replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64),
-                zero_adapter=tmp_path / f"zero-{name}",
-                max_lora_rank=8,
-                max_loras=4,
-                max_resident=4,
-            )
-            for name, server in servers.items()
-        ]
         orders: dict[str, StandingOrder] = {}
-
-        async def read() -> dict[str, StandingOrder]:
-            return dict(orders)
-
-        pool = ReplicaPool(Router(), [Source(one) for one in settings], read)
+        facts = replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64)
+        pool = pool_of(servers, orders, facts, tmp_path)
         await pool.start()
         yield TwoReplicas(pool, servers, orders)
         await pool.close()
+
+
+def pool_of(
+    servers: dict[str, ScriptedServer], orders: dict[str, StandingOrder], facts: BaseModelFacts, folder: Path
+) -> ReplicaPool:
+    settings = [
+        VllmSettings(
+            name=name,
+            base_url=server.base_url,
+            served_model=SERVED,
+            base=facts,
+            zero_adapter=folder / f"zero-{name}",
+            max_lora_rank=8,
+            max_loras=4,
+            max_resident=4,
+        )
+        for name, server in servers.items()
+    ]
+
+    async def read() -> dict[str, StandingOrder]:
+        return dict(orders)
+
+    return ReplicaPool(Router(), [Source(one) for one in settings], read)
 
 
 @pytest.fixture
@@ -128,6 +135,29 @@ async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_
     await two.until(lambda: two.chosen() == {"a", "b"})
     assert two.servers["a"].operated == ["/sleep", "/wake_up"]
     assert two.servers["b"].operated == []
+
+
+async def test_a_sleep_whose_answer_was_lost_is_ended_all_the_same(two: TwoReplicas) -> None:
+    two.servers["a"].operate_answers = [500]
+    two.order("a", ReplicaOrder.SLEEP)
+    await two.until(lambda: bool(two.servers["a"].operated))
+    two.orders.clear()
+    await two.until(lambda: two.chosen() == {"a", "b"})
+    assert two.servers["a"].operated[-1] == "/wake_up"
+
+
+async def test_orders_hold_from_the_start_and_a_sleeping_server_can_start(
+    two: TwoReplicas, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """As after a restart of weft, which has put one to sleep and drained the other."""
+    two.servers["a"].sleeps = True
+    two.order("b", ReplicaOrder.DRAIN)
+    facts = replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64)
+    again = pool_of(two.servers, two.orders, facts, tmp_path / "again")
+    await again.start()
+    assert two.servers["a"].operated == ["/wake_up"]
+    assert {again.router.choose(str(number), None) for number in range(20)} == {again.router.find("a")}
+    await again.close()
 
 
 async def test_samples_wait_while_an_operator_keeps_every_replica_from_work(two: TwoReplicas) -> None:

@@ -50,6 +50,9 @@ class ScriptedServer:
         self._asked = asyncio.Event()
         self.operated: list[str] = []
         """Sleeps and wake-ups."""
+        self.operate_answers: list[int] = []
+        """Statuses of the next of them; 200 when there are none."""
+        self.sleeps = False
         self.config: dict[str, Any] | None = None
         """What ``/server_info`` says; None: not in development mode."""
 
@@ -69,6 +72,7 @@ class ScriptedServer:
             ("GET", "/health", self._health),
             ("GET", "/v1/models", self._models),
             ("GET", "/server_info", self._info),
+            ("GET", "/is_sleeping", self._is_sleeping),
             ("POST", "/sleep", self._operate),
             ("POST", "/wake_up", self._operate),
             ("POST", "/v1/load_lora_adapter", self._load),
@@ -88,7 +92,11 @@ class ScriptedServer:
 
     async def _operate(self, request: web.Request) -> web.Response:
         self.operated.append(request.path)
-        return web.Response()
+        self.sleeps = request.path == "/sleep"
+        return web.Response(status=self.operate_answers.pop(0) if self.operate_answers else 200)
+
+    async def _is_sleeping(self, request: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": self.sleeps})
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": self.config}, status=404 if self.config is None else 200)

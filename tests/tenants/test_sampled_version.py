@@ -1,0 +1,97 @@
+"""What a sampler samples, held against a publication at the same time; PostgreSQL, where both can be under way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import NotFound
+from engine.contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
+from engine.contracts.operations import LoraSettings
+from engine.contracts.paths import Segment
+from migrations.upgrade import upgrade
+from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
+from tenants.clock import utc_now
+from tenants.database import Database, create_engine
+from tenants.keys import create_tenant
+from tenants.runs import NewRun, create_run
+from tenants.samplers import NewSampler, create_sampler, publish_live, sampled_version
+from tenants.sessions import NewSession, create_session
+
+BASE = "weft/tiny"
+
+
+@dataclass
+class LiveRun:
+    """A tenant's run, with a live sampler on its only version."""
+
+    database: Database
+    tenant: TenantId
+    run: RunId
+    sampler: SamplerId
+    version: CheckpointId
+
+    async def record(self, transaction: AsyncSession) -> CheckpointId:
+        """One more version, which nobody follows yet."""
+        return await record(transaction, self.tenant, self.run)
+
+    async def sampled(self) -> CheckpointId | None:
+        """As a dispatch reads it."""
+        async with self.database.write() as transaction:
+            return (await sampled_version(transaction, self.tenant, self.sampler, utc_now, hold=True)).checkpoint
+
+
+async def record(transaction: AsyncSession, tenant: TenantId, run: RunId) -> CheckpointId:
+    version = new_checkpoint_id()
+    new = NewCheckpoint(version, run, Segment.SAMPLER_WEIGHTS, version, 1, None, False, None)
+    await record_checkpoint(transaction, tenant, new, utc_now)
+    return version
+
+
+@pytest.fixture
+async def live(postgres_url: str) -> AsyncIterator[LiveRun]:
+    await asyncio.to_thread(upgrade, postgres_url)
+    database = Database(create_engine(postgres_url))
+    async with database.write() as transaction:
+        tenant = await create_tenant(transaction, name="one", clock=utc_now)
+        session: SessionId = await create_session(transaction, tenant, NewSession([], None, "", None, None), utc_now)
+        run = await create_run(transaction, tenant, NewRun(session, 0, BASE, LoraSettings(4, seed=1), None), utc_now)
+        version = await record(transaction, tenant, run)
+        sampler = await create_sampler(transaction, tenant, NewSampler(session, 0, BASE, None, version, run), utc_now)
+    yield LiveRun(database, tenant, run, sampler, version)
+    await database.close()
+
+
+async def test_a_dispatch_behind_a_publication_gets_the_new_version(live: LiveRun) -> None:
+    async with live.database.write() as publication:
+        new = await live.record(publication)
+        await publish_live(publication, live.tenant, live.run, new)
+        dispatch = asyncio.create_task(live.sampled())
+        done, _ = await asyncio.wait([dispatch], timeout=1.0)
+        assert not done
+    assert await asyncio.wait_for(dispatch, 10) == new
+
+
+async def test_a_publication_waits_for_a_dispatch(live: LiveRun) -> None:
+    async def publish() -> CheckpointId:
+        async with live.database.write() as publication:
+            new = await live.record(publication)
+            await publish_live(publication, live.tenant, live.run, new)
+        return new
+
+    async with live.database.write() as dispatch:
+        sampled = await sampled_version(dispatch, live.tenant, live.sampler, utc_now, hold=True)
+        assert sampled.checkpoint == live.version
+        publishing = asyncio.create_task(publish())
+        done, _ = await asyncio.wait([publishing], timeout=1.0)
+        assert not done
+    new = await asyncio.wait_for(publishing, 10)
+    assert await live.sampled() == new
+
+
+async def test_another_tenants_sampler_is_not_found(live: LiveRun) -> None:
+    async with live.database.read() as session:
+        with pytest.raises(NotFound):
+            await sampled_version(session, TenantId("another"), live.sampler, utc_now)

@@ -29,6 +29,9 @@ from engine.training.checkpoint_files import read_lora_weights
 from engine.training.lora import LoraWeights
 
 DEFAULT_CACHE_BYTES = 4 << 30
+ONE_CORE_PARAMETERS = 100_000_000
+"""Below so many parameters a CPU decodes on one core: a step's products end at barriers that cost more than the other cores
+give (``bench.sampling``), and the trainer has a use for those."""
 
 
 class TorchReplica:
@@ -188,6 +191,8 @@ class TorchReplica:
     # From here on: the worker's thread.
 
     def _work(self, outbox: Outbox) -> None:
+        cores = torch.get_num_threads()
+        threads = 1 if self._fits_one_core() else cores
         with torch.inference_mode():
             while self._has_work():
                 try:
@@ -195,10 +200,17 @@ class TorchReplica:
                         self._orders.popleft()()
                     # Now, not after the turn: whoever waits for a cut must not wait for the others' step.
                     outbox.flush()
+                    # MKL has one number for the whole process, which whoever computed last has set.
+                    torch.set_num_threads(threads)
                     self._batcher.turn()
+                    torch.set_num_threads(cores)
                 except Exception as error:  # noqa: BLE001 - the thread's edge: it must outlive any turn
                     self._start_over(as_weft_error(error, "sampling"))
                 outbox.flush()
+
+    def _fits_one_core(self) -> bool:
+        parameters = sum(parameter.numel() for parameter in self._base.model.parameters())
+        return bool(self._base.device.type == "cpu" and parameters < ONE_CORE_PARAMETERS)
 
     def _has_work(self) -> bool:
         """Wait until there is something to do; False when closing."""

@@ -44,7 +44,7 @@ class MicroBatchThreads:
     def map(self, compute: Callable[[list[Row]], T], batches: Sequence[list[Row]]) -> list[T]:
         """``compute`` of every batch, in their order. Raises what the first of them raises that does."""
         if self._executor is None or len(batches) < 2:
-            return [compute(batch) for batch in batches]
+            return [_on_threads(self._cores, compute, batch) for batch in batches]
         threads = max(1, self._cores // len(batches))
         found = list(self._executor.map(partial(_on_threads, threads, compute), batches))
         # torch keeps the number for each thread; what was set last is also the default of threads yet to come.
@@ -53,6 +53,6 @@ class MicroBatchThreads:
 
 
 def _on_threads(threads: int, compute: Callable[[list[Row]], T], batch: list[Row]) -> T:
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    # Each time: MKL has one number for the whole process, which whoever computed last has set.
+    torch.set_num_threads(threads)
     return compute(batch)

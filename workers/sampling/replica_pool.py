@@ -32,7 +32,7 @@ class ReplicaPool:
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
-        """Return once one replica takes work; the others follow.
+        """Start all of them; those that fail now are tried again later.
 
         Raises ``InvalidRequest`` when one is not as the settings say, ``EngineFailure`` when none could be started.
         """

@@ -1,5 +1,6 @@
 """Bring a database's schema to a revision, from code: no ``alembic.ini`` and no current folder needed."""
 
+import logging
 from pathlib import Path
 
 from alembic import command
@@ -9,11 +10,19 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
 
+log = logging.getLogger(__name__)
+
 _SYNC_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Upgrade the database at ``url`` (async or sync driver). Blocking. Raises SQLAlchemy's and Alembic's errors."""
+    """Upgrade the database at ``url`` (async or sync driver); one that is newer than this code stays as it is.
+
+    Blocking. Raises SQLAlchemy's and Alembic's errors.
+    """
+    if revision == "head" and is_newer(url):
+        log.warning("the schema is newer than this version of weft; migrations only add, so it is used as it is")
+        return
     command.upgrade(alembic_config(url), revision)
 
 
@@ -24,11 +33,21 @@ def downgrade(url: str, revision: str) -> None:
 
 def current_is_head(url: str) -> bool:
     """Whether the schema at ``url`` is the newest. Blocking."""
-    head = ScriptDirectory.from_config(alembic_config(url)).get_current_head()
+    return _current(url) == ScriptDirectory.from_config(alembic_config(url)).get_current_head()
+
+
+def is_newer(url: str) -> bool:
+    """Whether the schema at ``url`` is of a later version of weft: its revision is none that this one knows. Blocking."""
+    current = _current(url)
+    script = ScriptDirectory.from_config(alembic_config(url))
+    return current is not None and current not in {one.revision for one in script.walk_revisions()}
+
+
+def _current(url: str) -> str | None:
     engine = create_engine(sync_url(url))
     try:
         with engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision() == head
+            return MigrationContext.configure(connection).get_current_revision()
     finally:
         engine.dispose()
 

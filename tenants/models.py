@@ -20,8 +20,10 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    TextClause,
     TypeDecorator,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -136,7 +138,8 @@ class Run(Base):
     """A training run: one adapter over one base model.
 
     ``next_seq_id`` is the seq_id of the operation that may run next; ``snapshot_seq_id`` is the last one covered by the
-    durable snapshot in ``snapshot_dir`` (relative to the data folder), -1 before the first.
+    durable snapshot in ``snapshot_dir`` (relative to the data folder), -1 before the first. ``trainer_id`` is the process
+    that may write what the run's operations do; ``lease_token`` grows whenever it changes.
     """
 
     __tablename__ = "runs"
@@ -157,6 +160,8 @@ class Run(Base):
     next_seq_id: Mapped[int] = mapped_column(BigInteger, default=0)
     snapshot_seq_id: Mapped[int] = mapped_column(BigInteger, default=-1)
     snapshot_dir: Mapped[str | None] = mapped_column(String(500))
+    trainer_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created_at: Mapped[datetime]
     last_request_at: Mapped[datetime]
 
@@ -219,12 +224,21 @@ class Sampler(Base):
 
 
 _IS_PENDING_SAMPLE = text("state = 'pending' AND kind = 'sample'")
+_IS_PENDING_TRAINING = text("state = 'pending' AND kind <> 'sample'")
+_IS_UNPRUNED = text("finished_at IS NOT NULL AND pruned_at IS NULL")
+_IS_KEPT = text("kept_for_replay")
+
+
+def _partial(name: str, *columns: str, where: TextClause) -> Index:
+    """An index of the few rows that are looked for, however long the ledger grows."""
+    return Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
 class Operation(Base):
     """The ledger's row. ``lane`` is the run or sampler that orders it; ``(lane, seq_id)`` is the idempotency key.
 
-    ``position`` is the order of acceptance over the whole service.
+    ``position`` is the order of acceptance over the whole service; ``trace_id`` that of the request that brought it.
+    ``taken_by`` is the process that works on a sample.
     """
 
     __tablename__ = "operations"
@@ -241,6 +255,7 @@ class Operation(Base):
     state: Mapped[str] = mapped_column(String(16), default=OperationState.PENDING)
     body_digest: Mapped[bytes]
     tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    trace_id: Mapped[str | None] = mapped_column(String(32))
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
     error_code: Mapped[str | None] = mapped_column(String(64))
@@ -248,28 +263,31 @@ class Operation(Base):
     error_message: Mapped[str | None] = mapped_column(Text)
     result_bytes: Mapped[int | None] = mapped_column(BigInteger)
     pruned_at: Mapped[datetime | None]
+    taken_by: Mapped[str | None] = mapped_column(String(64))
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),
-        Index("ix_operations_state_kind_position", "state", "kind", "position"),
-        Index("ix_operations_finished_at", "finished_at"),
-        Index(
-            "ix_operations_pending_samples",
-            "tenant_id",
-            sqlite_where=_IS_PENDING_SAMPLE,
-            postgresql_where=_IS_PENDING_SAMPLE,
-        ),
+        _partial("ix_operations_pending_training", "base_model", "position", where=_IS_PENDING_TRAINING),
+        _partial("ix_operations_pending_samples_of_base", "base_model", "position", where=_IS_PENDING_SAMPLE),
+        _partial("ix_operations_pending_samples", "tenant_id", where=_IS_PENDING_SAMPLE),
+        _partial("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
     )
 
 
 class OperationPayload(Base):
-    """What was asked: ``engine.contracts.codec`` bytes. Kept until a snapshot covers the operation."""
+    """What was asked: ``engine.contracts.codec`` bytes. Kept until a snapshot covers the operation.
+
+    ``kept_for_replay`` once the operation's result is pruned and the payload is still needed.
+    """
 
     __tablename__ = "operation_payloads"
 
     operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
+    kept_for_replay: Mapped[bool] = mapped_column(server_default=false())
+
+    __table_args__ = (_partial("ix_operation_payloads_kept", "operation_id", where=_IS_KEPT),)
 
 
 class OperationResult(Base):
@@ -336,3 +354,72 @@ class SampleReport(Base):
     operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
+
+
+class WorkerProcess(Base):
+    """A process that trains or samples ``base_model``. It is dead once ``expires_at``, in the database's time, has passed."""
+
+    __tablename__ = "worker_processes"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    base_model: Mapped[str] = mapped_column(String(500))
+    host: Mapped[str] = mapped_column(String(200))
+    pid: Mapped[int]
+    started_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
+class Placement(Base):
+    """A run with work and without a trainer: the outbox of what is announced. ``announced_at``: last given to the broker."""
+
+    __tablename__ = "placements"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    base_model: Mapped[str] = mapped_column(String(500), index=True)
+    created_at: Mapped[datetime]
+    announced_at: Mapped[datetime | None]
+
+
+class VersionOrder(Base):
+    """What the sampling process ``process_id`` shall do with a version: load it beside others, or forget it.
+
+    ``done_at`` is None while it is asked; ``error_message`` says why it could not be done.
+    """
+
+    __tablename__ = "version_orders"
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    process_id: Mapped[str] = mapped_column(String(64), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    run_id: Mapped[str | None] = mapped_column(String(100))
+    version: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    done_at: Mapped[datetime | None]
+    error_message: Mapped[str | None] = mapped_column(Text)
+
+
+class UsageDay(Base):
+    """What a tenant did on ``day`` (ISO, UTC): operations that ended well, and tokens that they trained or sampled."""
+
+    __tablename__ = "usage_days"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    day: Mapped[str] = mapped_column(String(10), primary_key=True)
+    base_model: Mapped[str] = mapped_column(String(500), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    operations: Mapped[int] = mapped_column(BigInteger)
+    tokens: Mapped[int] = mapped_column(BigInteger)
+
+
+class DownloadLink(Base):
+    """Leave to read a checkpoint's files, for whoever has the secret: only its SHA-256 is stored, as hexadecimal."""
+
+    __tablename__ = "download_links"
+
+    secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    checkpoint_id: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -42,6 +42,25 @@ def test_downgrade_to_nothing_and_up_again(url: str) -> None:
     assert current_is_head(url)
 
 
+def test_payloads_that_outlived_their_results_are_known_after_the_upgrade(url: str) -> None:
+    upgrade(url, "0004")
+    engine = create_engine(sync_url(url))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO tenants VALUES ('cats', 'cats', 1.0, '2026-01-01 00:00:00')")
+        for name, pruned in (("old", "'2026-01-02 00:00:00'"), ("young", "NULL")):
+            connection.exec_driver_sql(
+                "INSERT INTO operations (id, tenant_id, lane, seq_id, kind, base_model, state, body_digest, tokens, "
+                f"created_at, pruned_at) VALUES ('{name}', 'cats', '{name}', 1, 'optim_step', 'b', 'done', '', 0, "
+                f"'2026-01-01 00:00:00', {pruned})"
+            )
+            connection.exec_driver_sql(f"INSERT INTO operation_payloads VALUES ('{name}', 'cats', '')")
+    upgrade(url)
+    with engine.connect() as connection:
+        kept = connection.exec_driver_sql("SELECT operation_id FROM operation_payloads WHERE kept_for_replay")
+        assert kept.scalars().all() == ["old"]
+    engine.dispose()
+
+
 def test_operation_key_is_unique_in_the_database(tmp_path: Path) -> None:
     path = tmp_path / "weft.db"
     upgrade(f"sqlite+aiosqlite:///{path}")

@@ -8,6 +8,7 @@ A sample may run while a row in ``samples_in_flight`` says so; that row is writt
 open and holds it. So once a pause has committed, only the rows that are there then remain to be waited for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -20,6 +21,7 @@ from engine.contracts.ids import RequestId, RunId, TenantId
 from tenants.clock import Clock
 from tenants.database import insert_unless_present
 from tenants.models import AdapterGate, SampleInFlight
+from tenants.together import few_lengths
 
 
 class GateMode(StrEnum):
@@ -74,10 +76,24 @@ _HELD = (
     .execution_options(populate_existing=True)
 )
 _ENTER = insert(SampleInFlight)
-_LEAVE = (
+_DISPLACE = (
     delete(SampleInFlight)
     .where(SampleInFlight.operation_id == bindparam("operation"))
+    .execution_options(synchronize_session=False)
+)
+"""Also what a process left that lost the sample."""
+_LEAVE = (
+    delete(SampleInFlight)
+    .where(SampleInFlight.operation_id == bindparam("operation"), SampleInFlight.process == bindparam("process"))
     .returning(SampleInFlight.operation_id)
+    .execution_options(synchronize_session=False)
+)
+_LEAVE_MANY = (
+    delete(SampleInFlight)
+    .where(
+        SampleInFlight.operation_id.in_(bindparam("operations", expanding=True)),
+        SampleInFlight.process == bindparam("process"),
+    )
     .execution_options(synchronize_session=False)
 )
 
@@ -150,7 +166,7 @@ async def enter(transaction: AsyncSession, dispatch: Dispatch, clock: Clock) -> 
         gates = await _held(transaction, keys)
     if any(_gate(row, now).mode for row in gates):
         return False
-    await leave(transaction, dispatch.operation)
+    await transaction.execute(_DISPLACE, {"operation": dispatch.operation})
     values = {
         "operation_id": dispatch.operation,
         "tenant_id": dispatch.tenant,
@@ -165,10 +181,16 @@ async def enter(transaction: AsyncSession, dispatch: Dispatch, clock: Clock) -> 
     return True
 
 
-async def leave(transaction: AsyncSession, operation: RequestId) -> bool:
-    """The sample is no longer in flight; says whether it was."""
-    left = await transaction.execute(_LEAVE, {"operation": operation})
+async def leave(transaction: AsyncSession, operation: RequestId, process: str) -> bool:
+    """The sample is no longer in flight in that process; says whether it was."""
+    left = await transaction.execute(_LEAVE, {"operation": operation, "process": process})
     return left.first() is not None
+
+
+async def leave_many(transaction: AsyncSession, operations: Sequence[RequestId], process: str) -> None:
+    """None of the samples is in flight in that process any more."""
+    if operations:
+        await transaction.execute(_LEAVE_MANY, {"operations": few_lengths(operations), "process": process})
 
 
 async def leave_all(transaction: AsyncSession, process: str) -> None:

@@ -3,7 +3,9 @@
 import hashlib
 import hmac
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import bindparam, select, update
@@ -12,7 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from engine.contracts.errors import InvalidRequest, NotFound, Unauthenticated
 from engine.contracts.ids import TenantId
 from tenants.clock import Clock
+from tenants.database import Database
 from tenants.models import ApiKey, Tenant
+from tenants.together import Together, few_lengths
 
 KEY_PREFIX = "tml-"
 """The SDK refuses keys that start otherwise."""
@@ -95,22 +99,38 @@ async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) ->
 
 
 # Built once: every request begins with it.
-_BY_PREFIX = select(ApiKey.__table__.c.tenant_id, ApiKey.__table__.c.secret_hash, ApiKey.__table__.c.revoked_at).where(
-    ApiKey.__table__.c.prefix == bindparam("prefix")
-)
+_BY_PREFIX = select(
+    ApiKey.__table__.c.prefix,
+    ApiKey.__table__.c.tenant_id,
+    ApiKey.__table__.c.secret_hash,
+    ApiKey.__table__.c.revoked_at,
+).where(ApiKey.__table__.c.prefix.in_(bindparam("prefixes", expanding=True)))
 
 
-async def authenticate(session: AsyncSession, secret: str | None) -> TenantId:
-    """The tenant whose live key ``secret`` is. Raises ``Unauthenticated``; one message for every cause."""
-    refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
-    if not secret or not secret.startswith(KEY_PREFIX):
-        raise refusal
-    row = (await session.execute(_BY_PREFIX, {"prefix": _prefix_of(secret)})).one_or_none()
-    stored = row.secret_hash if row is not None else bytes(hashlib.sha256().digest_size)
-    matches = hmac.compare_digest(stored, _hash(secret))
-    if row is None or not matches or row.revoked_at is not None:
-        raise refusal
-    return TenantId(row.tenant_id)
+class KeyReader:
+    """Tells whose key came with a request. Each is looked up after it came, so a revoked one is refused at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._rows: Together[str, Any] = Together(self._read)
+
+    async def authenticate(self, secret: str | None) -> TenantId:
+        """The tenant whose live key ``secret`` is. Raises ``Unauthenticated``; one message for every cause."""
+        refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
+        if not secret or not secret.startswith(KEY_PREFIX):
+            raise refusal
+        row = await self._rows.ask(_prefix_of(secret))
+        stored = row.secret_hash if row is not None else bytes(hashlib.sha256().digest_size)
+        matches = hmac.compare_digest(stored, _hash(secret))
+        if row is None or not matches or row.revoked_at is not None:
+            raise refusal
+        return TenantId(row.tenant_id)
+
+    async def _read(self, prefixes: Sequence[str]) -> list[Any]:
+        async with self._database.read() as session:
+            rows = await session.execute(_BY_PREFIX, {"prefixes": few_lengths(sorted(set(prefixes)))})
+            found: dict[str, Any] = {row.prefix: row for row in rows}
+        return [found.get(prefix) for prefix in prefixes]
 
 
 def _prefix_of(secret: str) -> str:

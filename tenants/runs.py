@@ -80,12 +80,13 @@ async def get_run(session: AsyncSession, tenant: TenantId, run_id: str) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """What a request for a run must know of it."""
+    """What a request for a run must know of it; ``trainer`` is the process that has it."""
 
     id: RunId
     base_model: str
     state: RunState
     session_end_reason: str | None
+    trainer: str | None
 
     def check_open(self) -> None:
         """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run can take work."""
@@ -99,7 +100,9 @@ class RunStanding:
 
 # Built once: making a statement costs several times what SQLite takes to run it.
 _STANDING = (
-    select(Run.__table__.c.base_model, Run.__table__.c.state, Session.__table__.c.end_reason)
+    select(
+        Run.__table__.c.base_model, Run.__table__.c.state, Run.__table__.c.trainer_id, Session.__table__.c.end_reason
+    )
     .join_from(Run.__table__, Session.__table__, Session.__table__.c.id == Run.__table__.c.session_id)
     .where(Run.__table__.c.id == bindparam("run"), Run.__table__.c.tenant_id == bindparam("tenant"))
 )
@@ -110,7 +113,7 @@ async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> 
     row = (await session.execute(_STANDING, {"run": run_id, "tenant": tenant})).one_or_none()
     if row is None:
         raise NotFound(f"no model {run_id[:150]!r}")
-    return RunStanding(RunId(run_id), row.base_model, RunState(row.state), row.end_reason)
+    return RunStanding(RunId(run_id), row.base_model, RunState(row.state), row.end_reason, row.trainer_id)
 
 
 async def open_runs(session: AsyncSession, base_model: str) -> int:

@@ -1,8 +1,9 @@
 """Reports of samples: written with their results, gone with them."""
 
 from collections.abc import Collection
+from typing import cast
 
-from sqlalchemy import delete, select
+from sqlalchemy import Table, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import NotFound
@@ -11,13 +12,19 @@ from engine.contracts.sample_report import SampleReport, decode_report, encode_r
 from tenants.models import Checkpoint
 from tenants.models import SampleReport as Row
 
+_RECORD = insert(cast(Table, Row.__table__))
 
-async def record_report(
-    transaction: AsyncSession, tenant: TenantId, operation: RequestId, report: SampleReport
+
+async def record_reports(
+    transaction: AsyncSession, reports: Collection[tuple[TenantId, RequestId, SampleReport]]
 ) -> None:
-    """Keep the report of a sample."""
-    transaction.add(Row(operation_id=operation, tenant_id=tenant, body=encode_report(report)))
-    await transaction.flush()
+    """Keep the reports of samples."""
+    rows = [
+        {"operation_id": operation, "tenant_id": tenant, "body": encode_report(report)}
+        for tenant, operation, report in reports
+    ]
+    if rows:
+        await transaction.execute(_RECORD, rows)
 
 
 async def report_of(session: AsyncSession, tenant: TenantId, operation: str) -> tuple[SampleReport, list[str]]:

@@ -1,17 +1,19 @@
 """Sampling sessions: what a sampler samples from."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import InvalidRequest, NotFound, SequenceConflict
+from engine.contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
 from engine.contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
 from tenants.clock import Clock
-from tenants.database import insert_unless_present
-from tenants.models import Checkpoint, Sampler
+from tenants.database import Database, insert_unless_present
+from tenants.models import Checkpoint, Sampler, Session
+from tenants.together import Together, few_lengths
 
 
 class OnStale(StrEnum):
@@ -56,6 +58,37 @@ class SampledVersion:
     staleness: Staleness | None
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerStanding:
+    """What a sampler samples, and why it takes no new work: its session has ended or its checkpoint is gone."""
+
+    id: SamplerId
+    base_model: str
+    obstacle: SessionEnded | NotFound | None
+
+
+_STANDING = (
+    select(
+        Sampler.id,
+        Sampler.tenant_id,
+        Sampler.base_model,
+        Sampler.session_id,
+        Sampler.checkpoint_id,
+        Session.ended_at,
+        Session.end_reason,
+        Checkpoint.id.label("held"),
+    )
+    .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
+    .outerjoin(
+        Checkpoint,
+        and_(
+            Checkpoint.id == Sampler.checkpoint_id,
+            Checkpoint.tenant_id == Sampler.tenant_id,
+            or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now")),
+        ),
+    )
+    .where(Sampler.id.in_(bindparam("ids", expanding=True)))
+)
 _SAMPLER = select(Sampler).where(Sampler.id == bindparam("sampler_id"), Sampler.tenant_id == bindparam("tenant"))
 _SAMPLER_HELD = _SAMPLER.with_for_update(read=True).execution_options(populate_existing=True)
 _CHECKPOINT = select(Checkpoint).where(
@@ -76,6 +109,35 @@ async def get_sampler(session: AsyncSession, tenant: TenantId, sampler_id: str) 
     if found is None:
         raise NotFound(f"no sampling session {sampler_id[:150]!r}")
     return found
+
+
+class SamplerReader:
+    """Looks up samplers for new samples, many in one query."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._together: Together[tuple[TenantId, str], SamplerStanding] = Together(self._read)
+
+    async def standing(self, tenant: TenantId, sampler_id: str) -> SamplerStanding:
+        """Of the tenant's sampler. Raises ``NotFound``."""
+        return await self._together.ask((tenant, sampler_id))
+
+    async def _read(self, asked: Sequence[tuple[TenantId, str]]) -> list[SamplerStanding | WeftError]:
+        keys = {"ids": few_lengths(sorted({sampler_id for _, sampler_id in asked})), "now": self._clock()}
+        async with self._database.read() as session:
+            rows = await session.execute(_STANDING, keys)
+            found = {(row.tenant_id, row.id): _standing(row) for row in rows}
+        return [found.get(key) or NotFound(f"no sampling session {key[1][:150]!r}") for key in asked]
+
+
+def _standing(row: Any) -> SamplerStanding:
+    obstacle: SessionEnded | NotFound | None = None
+    if row.ended_at is not None:
+        obstacle = SessionEnded(f"session {row.session_id} has ended ({row.end_reason}); open a new one")
+    elif row.checkpoint_id is not None and row.held is None:
+        obstacle = NotFound("the checkpoint was deleted or has expired; make a sampler from another")
+    return SamplerStanding(SamplerId(row.id), row.base_model, obstacle)
 
 
 async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSampler, clock: Clock) -> SamplerId:

@@ -3,10 +3,10 @@
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Table, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import HeartbeatRefused, NotFound, SessionEnded
@@ -25,6 +25,19 @@ class NewSession:
     sdk_version: str
     project_id: str | None
     display_name: str | None
+
+
+_sessions = cast(Table, Session.__table__)
+_BEAT = (
+    update(_sessions)
+    .where(
+        _sessions.c.id == bindparam("session_id"),
+        _sessions.c.tenant_id == bindparam("tenant"),
+        _sessions.c.ended_at.is_(None),
+    )
+    .values(last_seen_at=bindparam("now"))
+    .returning(_sessions.c.id)
+)
 
 
 async def create_session(
@@ -89,13 +102,12 @@ async def live_session(session: AsyncSession, tenant: TenantId, session_id: str)
     return found
 
 
-async def heartbeat(transaction: AsyncSession, tenant: TenantId, session_id: str, clock: Clock) -> None:
-    """Note that the client lives. Raises ``NotFound``, ``HeartbeatRefused`` when the session has ended."""
-    found = await get_session(transaction, tenant, session_id)
-    if found.ended_at is not None:
+async def heartbeat(session: AsyncSession, tenant: TenantId, session_id: str, clock: Clock) -> None:
+    """Note that the client lives, in one statement. Raises ``NotFound``, ``HeartbeatRefused`` when the session has ended."""
+    beat = await session.execute(_BEAT, {"session_id": session_id, "tenant": tenant, "now": clock()})
+    if beat.first() is None:
+        found = await get_session(session, tenant, session_id)
         raise HeartbeatRefused(f"session {found.id} has ended ({found.end_reason})")
-    found.last_seen_at = clock()
-    await transaction.flush()
 
 
 async def finish_session(

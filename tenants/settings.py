@@ -1,11 +1,31 @@
-"""Every setting of a weft process: read from ``WEFT_*`` environment variables, overridden by command-line options."""
+"""Every setting of a weft process: command-line options before ``WEFT_*`` environment variables before ``weft.toml``."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+SETTINGS_FILE = "weft.toml"
+"""Read in the current folder, unless the environment's ``WEFT_CONFIG`` names another one."""
+
+
+def settings_file() -> Path:
+    """The file that settings come from; the default one need not be there.
+
+    Raises ``FileNotFoundError`` for one that is named and is not there.
+    """
+    named = os.environ.get("WEFT_CONFIG")
+    if named is not None and not Path(named).is_file():
+        raise FileNotFoundError(f"WEFT_CONFIG names {named}, which is no file")
+    return Path(named or SETTINGS_FILE)
 
 
 class Settings(BaseSettings):
@@ -20,6 +40,17 @@ class Settings(BaseSettings):
     database_url: str | None = Field(
         default=None,
         description="SQLAlchemy URL (sqlite+aiosqlite or postgresql+asyncpg); default: SQLite in the data folder.",
+    )
+    database_pool: int = Field(
+        default=16, ge=2, description="Connections to PostgreSQL that one process holds at most; requests wait for one."
+    )
+    redis_url: str | None = Field(
+        default=None,
+        description="Redis of a cluster: Celery's broker, and wake-ups between processes. `weft serve` needs none.",
+        repr=False,
+    )
+    redis_namespace: str = Field(
+        default="weft", pattern="^[A-Za-z0-9_.-]+$", description="What keeps services apart that share a Redis."
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8642, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
@@ -67,6 +98,11 @@ class Settings(BaseSettings):
     )
     sampler_batch_sequences: int = Field(
         default=64, ge=1, description="Sequences decoded together by the torch sampler."
+    )
+    pool_samples: int = Field(
+        default=1024,
+        ge=1,
+        description="Samples that one of several sampling processes takes at a time; the others are left to the rest.",
     )
     sampler_resident_adapters: int = Field(
         default=64,
@@ -125,12 +161,47 @@ class Settings(BaseSettings):
     housekeeping_interval: timedelta = Field(
         default=timedelta(seconds=30), description="Time between sweeps for expired checkpoints, futures and sessions."
     )
+    lease: timedelta = Field(
+        default=timedelta(seconds=3),
+        description="A trainer or pool that gives no sign of life for this long is dead: others take its work over.",
+    )
     snapshot_operations: int = Field(
         default=64, ge=1, description="A run is snapshotted after this many training operations, which bounds replay."
     )
     log_level: str = Field(
         default="info", pattern="^(debug|info|warning|error)$", description="Least severe log shown."
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="Log lines for people, or one JSON object a line with trace, tenant and operation of the work in hand.",
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of `/metrics`, `/healthz` and `/readyz` of this process, apart from the API's, which tenants can "
+        "reach; 0 picks a free one and logs it. Default: off.",
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="Address to listen on for them.")
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        description="Base URL of an OpenTelemetry collector that takes traces over HTTP, such as `http://localhost:4318`; "
+        "needs the extra `traces`. Default: no traces.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Options, then the environment, then the file."""
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=settings_file())
 
     @model_validator(mode="after")
     def _check_hold(self) -> Self:

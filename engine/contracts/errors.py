@@ -12,6 +12,8 @@
     ├── FutureGone             410  future_gone          result pruned after its grace time
     ├── PayloadTooLarge        413  payload_too_large
     ├── NotImplementedHere     404  not_implemented
+    ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
+    ├── Unavailable            503  unavailable          the database cannot be had now; the same again finds what was done
     └── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
 
 The SDK retries 408, 409, 429 and 5xx for minutes, so no final answer uses them (CONTRACT.md section 4).
@@ -141,3 +143,19 @@ class EngineFailure(WeftError):
     """Something failed inside weft while it ran an operation."""
 
     code = "engine_failure"
+
+
+class LeaseLost(WeftError):
+    """A trainer wrote for a run that is another's by now; nothing was written."""
+
+    code = "lease_lost"
+    status = 503
+    retryable = True
+
+
+class Unavailable(WeftError):
+    """The database cannot be had now. The same request, repeated, is answered: what was recorded is found again."""
+
+    code = "unavailable"
+    status = 503
+    retryable = True

@@ -163,7 +163,7 @@ async def test_a_dead_process_leaves_nothing_in_flight(gates: Gates) -> None:
         await leave_all(transaction, "dead")
     assert await gates.count(CAT) == 1
     async with gates.database.write() as transaction:
-        await leave(transaction, RequestId("2"))
+        await leave(transaction, RequestId("2"), "alive")
     assert await gates.count(CAT) == 0
 
 

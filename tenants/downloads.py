@@ -1,0 +1,69 @@
+"""Links to a checkpoint's files that need no key: who has the secret may read, for an hour."""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import NotFound
+from engine.contracts.ids import TenantId
+from engine.contracts.paths import CheckpointPath
+from tenants.checkpoints import find_checkpoint
+from tenants.clock import Clock
+from tenants.models import Checkpoint, DownloadLink
+
+LINK_LIFE = timedelta(hours=1)
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """``secret`` is shown once; ``directory`` is the checkpoint's, relative to the data folder."""
+
+    secret: str
+    directory: str
+    expires_at: datetime
+
+
+async def make_link(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> Link:
+    """A link to the tenant's checkpoint. Raises ``NotFound``."""
+    checkpoint, _ = await find_checkpoint(transaction, tenant, path, clock)
+    secret, now = secrets.token_urlsafe(_SECRET_BYTES), clock()
+    link = DownloadLink(
+        secret_hash=_hash(secret),
+        tenant_id=tenant,
+        checkpoint_id=checkpoint.id,
+        created_at=now,
+        expires_at=now + LINK_LIFE,
+    )
+    transaction.add(link)
+    await transaction.flush()
+    return Link(secret, checkpoint.directory, link.expires_at)
+
+
+async def linked_directory(session: AsyncSession, secret: str, clock: Clock) -> str:
+    """The folder that the link leads to. Raises ``NotFound`` when it has expired, or the checkpoint has."""
+    now = clock()
+    row = (
+        await session.execute(
+            select(Checkpoint.directory, Checkpoint.expires_at)
+            .join(DownloadLink, DownloadLink.checkpoint_id == Checkpoint.id)
+            .where(DownloadLink.secret_hash == _hash(secret), DownloadLink.expires_at > now)
+        )
+    ).one_or_none()
+    if row is None or (row.expires_at is not None and row.expires_at <= now):
+        raise NotFound("this link has expired, or never was; ask for another")
+    directory: str = row.directory
+    return directory
+
+
+async def delete_expired_links(transaction: AsyncSession, clock: Clock) -> None:
+    """Forget links whose time is over."""
+    await transaction.execute(delete(DownloadLink).where(DownloadLink.expires_at <= clock()))
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,114 @@
+"""What tenants used, by day: added up when operations are pruned, each once, so that their rows may go."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from sqlalchemy import bindparam, func, select
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tenants.models import Operation, OperationState, Tenant, UsageDay
+
+_INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
+_STALE = select(
+    Operation.tenant_id, Operation.base_model, Operation.kind, Operation.finished_at, Operation.tokens
+).where(Operation.id.in_(bindparam("ids", expanding=True)), Operation.state == OperationState.DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLine:
+    """What one tenant did on a day (UTC): operations that ended well, and tokens trained, or sampled, by them."""
+
+    tenant: str
+    day: date
+    base_model: str
+    kind: str
+    operations: int
+    tokens: int
+
+
+async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
+    """Add operations, by id, to their tenants' days. Once for each operation: the caller marks them in ``transaction``."""
+    operations: Counter[tuple[str, str, str, str]] = Counter()
+    tokens: Counter[tuple[str, str, str, str]] = Counter()
+    for row in await transaction.execute(_STALE, {"ids": list(ids)}):
+        key = (row.tenant_id, _day(row.finished_at), row.base_model, row.kind)
+        operations[key] += 1
+        tokens[key] += row.tokens
+    if not operations:
+        return
+    insert = _INSERTS[transaction.get_bind().dialect.name](UsageDay).values(
+        [
+            {
+                "tenant_id": tenant,
+                "day": day,
+                "base_model": base_model,
+                "kind": kind,
+                "operations": count,
+                "tokens": tokens[(tenant, day, base_model, kind)],
+            }
+            # In one order, so that two who add do not wait for each other in a circle.
+            for (tenant, day, base_model, kind), count in sorted(operations.items())
+        ]
+    )
+    await transaction.execute(
+        insert.on_conflict_do_update(
+            index_elements=[UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind],
+            set_={
+                "operations": UsageDay.operations + insert.excluded.operations,
+                "tokens": UsageDay.tokens + insert.excluded.tokens,
+            },
+        )
+    )
+
+
+async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
+    """Every tenant's days from ``since`` on: what is rolled up, and what is not pruned yet."""
+    added = await session.execute(
+        select(Tenant.name, UsageDay)
+        .join(Tenant, Tenant.id == UsageDay.tenant_id)
+        .where(UsageDay.day >= since.isoformat())
+    )
+    lines = [
+        UsageLine(name, date.fromisoformat(row.day), row.base_model, row.kind, row.operations, row.tokens)
+        for name, row in added
+    ]
+    recent = await session.execute(
+        select(
+            Tenant.name,
+            Operation.base_model,
+            Operation.kind,
+            Operation.finished_at,
+            func.count().label("operations"),
+            func.sum(Operation.tokens).label("tokens"),
+        )
+        .join(Tenant, Tenant.id == Operation.tenant_id)
+        .where(
+            Operation.finished_at.is_not(None),
+            Operation.pruned_at.is_(None),
+            Operation.state == OperationState.DONE,
+        )
+        .group_by(Tenant.name, Operation.base_model, Operation.kind, Operation.finished_at)
+    )
+    for row in recent:
+        day = date.fromisoformat(_day(row.finished_at))
+        if day >= since:
+            lines.append(UsageLine(row.name, day, row.base_model, row.kind, row.operations, int(row.tokens or 0)))
+    return _summed(lines)
+
+
+def _summed(lines: Iterable[UsageLine]) -> list[UsageLine]:
+    found: dict[tuple[str, date, str, str], tuple[int, int]] = {}
+    for line in lines:
+        key = (line.tenant, line.day, line.base_model, line.kind)
+        operations, tokens = found.get(key, (0, 0))
+        found[key] = (operations + line.operations, tokens + line.tokens)
+    return [UsageLine(*key, *found[key]) for key in sorted(found)]
+
+
+def _day(when: datetime) -> str:
+    return when.date().isoformat()

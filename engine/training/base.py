@@ -62,7 +62,7 @@ class BaseModel:
         self.has_plain_head = self._is_plain_head(probe, logits)
         """Whether ``head(hidden_states(x))`` is what the model computes; where not, ask for whole ``logits``."""
         if gradient_checkpointing:
-            for layer in _decoder_layers(model):
+            for layer in decoder_stack(model)[1]:
                 _checkpoint(layer)
 
     @classmethod
@@ -76,12 +76,7 @@ class BaseModel:
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            model = AutoModelForCausalLM.from_pretrained(str(facts.path), dtype=dtype, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise InvalidRequest(f"base model {facts.name!r} cannot be loaded: {error}") from error
-        model.requires_grad_(False)
-        return cls(facts, model.eval().to(device), gradient_checkpointing=gradient_checkpointing)
+        return cls(facts, read_model(facts, dtype=dtype).to(device), gradient_checkpointing=gradient_checkpointing)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,10 +142,25 @@ class BaseModel:
         return ours.shape == logits.shape and torch.allclose(ours, logits.float(), rtol=1e-3, atol=1e-3)
 
 
-def _decoder_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """The longest list of modules of the model: its stack of layers."""
-    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(stacks, key=len, default=[])
+def read_model(facts: BaseModelFacts, *, dtype: str) -> PreTrainedModel:
+    """The frozen model in the folder ``facts.path``, on the CPU. Raises ``InvalidRequest`` when it cannot be loaded."""
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(facts.path), dtype=dtype, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidRequest(f"base model {facts.name!r} cannot be loaded: {error}") from error
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def decoder_stack(model: PreTrainedModel) -> tuple[nn.Module, Sequence[nn.Module]]:
+    """The module whose forward computes the stack of layers, and the layers: the longest list of modules of the model."""
+    stacks = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    if not stacks:
+        return model, []
+    name, layers = max(stacks, key=lambda stack: len(stack[1]))
+    return model.get_submodule(name.rpartition(".")[0]), list(layers)
 
 
 def _checkpoint(layer: nn.Module) -> None:

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, TaskType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.operations import LoraSettings
@@ -96,7 +96,8 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
 
 def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
     """PEFT stores the frozen head along with an adapter on it: fine where it is this base's own."""
-    own = dict(base.model.named_parameters())
+    # What a group has sharded is no plain parameter, and no head.
+    own = {name: weight for name, weight in base.model.named_parameters() if type(weight) is nn.Parameter}
     for key in [key for key in tensors if key.endswith(_BASE_WEIGHT)]:
         weight = own.get(key.removeprefix(_PREFIX).removesuffix(_BASE_WEIGHT) + ".weight")
         if weight is not None and weight.shape == tensors[key].shape and torch.equal(weight, tensors[key].to(weight)):

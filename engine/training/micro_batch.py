@@ -4,18 +4,21 @@ Attention is causal, so padding changes no real position; it only costs. The bou
 ``MAX_PADDING_RATIO`` positions for each real one, or ``SMALL_WASTE`` padded positions where that is more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.training.pass_operation import PassOperation
+from engine.contracts.operations import Datum, LossSpec
+from engine.training.lora import LoraWeights
 
 MAX_PADDING_RATIO = 1.25
 SMALL_WASTE = 256
 """Fewer padded positions than this cost less than a micro-batch of their own."""
+LEAST_POSITIONS = 256
+"""A smaller micro-batch costs more than computing it beside others gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,31 @@ class Row:
     member: int
     datum: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An operation's part in a pass: its loss, its sequences by number, its adapter."""
+
+    loss: LossSpec
+    data: Sequence[Datum] | Mapping[int, Datum]
+    weights: LoraWeights
+
+
+def split_for(rows: Sequence[Row], *, at_once: int, token_budget: int) -> list[list[Row]]:
+    """Micro-batches, the largest first, of at most ``token_budget`` padded tokens in all the ``at_once`` computed at once.
+
+    Where these share the budget out to less than ``LEAST_POSITIONS`` each, of that many; one row may be longer.
+    """
+    each = max(token_budget // at_once, min(token_budget, LEAST_POSITIONS))
+    batches = split_rows(rows, token_budget=each)
+    while len(batches) % at_once:
+        largest = max(batches, key=padded_tokens)
+        if len(largest) < 2 or padded_tokens(largest) < 2 * LEAST_POSITIONS:
+            break
+        place, half = batches.index(largest), len(largest) // 2
+        batches[place : place + 1] = [largest[half:], largest[:half]]
+    return sorted(batches, key=padded_tokens, reverse=True)
 
 
 def split_rows(rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
@@ -50,12 +78,12 @@ def padded_tokens(rows: Sequence[Row]) -> int:
     return len(rows) * max(row.length for row in rows)
 
 
-def token_matrix(rows: Sequence[Row], operations: Sequence[PassOperation]) -> Tensor:
+def token_matrix(rows: Sequence[Row], members: Sequence[Member] | Mapping[int, Member]) -> Tensor:
     """int64 (rows, longest), zero where padded."""
     longest = max(row.length for row in rows)
     tokens = np.zeros((len(rows), longest), dtype=np.int64)
     for place, row in enumerate(rows):
-        tokens[place, : row.length] = operations[row.member].batch.data[row.datum].tokens
+        tokens[place, : row.length] = members[row.member].data[row.datum].tokens
     return torch.from_numpy(tokens)
 
 

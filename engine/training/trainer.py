@@ -18,7 +18,7 @@ from engine.training.adamw import AdamWTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.base import BaseModel
 from engine.training.batch_checks import check_batch
-from engine.training.fused_pass import FusedPass
+from engine.training.fused_pass import FusedPass, MicroBatchExecutor
 from engine.training.lora import LoraWeights
 from engine.training.micro_batch_threads import MicroBatchThreads
 from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PassReport
@@ -35,10 +35,17 @@ _STEP_ELEMENTS = 2**28
 class Trainer:
     """Holds the states of one base model's adapters in memory and computes on them."""
 
-    def __init__(self, base: BaseModel, *, pass_token_budget: int = DEFAULT_PASS_TOKEN_BUDGET) -> None:
+    def __init__(
+        self,
+        base: BaseModel,
+        *,
+        pass_token_budget: int = DEFAULT_PASS_TOKEN_BUDGET,
+        executor: MicroBatchExecutor | None = None,
+    ) -> None:
+        """``executor`` computes the micro-batches; None: this process does."""
         self.base = base
         self._token_budget = pass_token_budget
-        self._threads = MicroBatchThreads(base.device)
+        self._executor = executor or MicroBatchThreads(base.device)
         self._states: dict[RunId, AdapterState] = {}
 
     def holds(self, run: RunId) -> bool:
@@ -92,7 +99,7 @@ class Trainer:
                 present.append(piece)
             except WeftError as error:
                 piece.operation.outcome = error
-        report = FusedPass(self.base, present, weights, token_budget=self._token_budget, threads=self._threads).run()
+        report = FusedPass(self.base, present, weights, token_budget=self._token_budget, executor=self._executor).run()
         for piece in present:
             operation = piece.operation
             if operation.outcome is None and operation.computed == len(operation.batch.data):

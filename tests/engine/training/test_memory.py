@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
 from engine.contracts.operations import ForwardBackwardOutput, LossName
 from engine.training.base import BaseModel
-from engine.training.micro_batch import MAX_PADDING_RATIO, SMALL_WASTE, Row, padded_tokens, split_rows
-from engine.training.micro_batch_threads import LEAST_POSITIONS, MicroBatchThreads
+from engine.training.micro_batch import LEAST_POSITIONS, MAX_PADDING_RATIO, SMALL_WASTE, Row, padded_tokens, split_rows
+from engine.training.micro_batch_threads import MicroBatchThreads
 from engine.training.target_logprobs import CHUNK_LOGITS
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
@@ -230,7 +230,7 @@ def test_a_pass_computed_again_after_a_failure_has_let_go_of_the_first_attempt(
 ) -> None:
     """Memory that runs out in the last layer, with two tenants together: each by itself then has all of it."""
     # The test runner's log handler keeps the error, and with it everything that failed.
-    monkeypatch.setattr(logging.getLogger("engine.training.fused_pass"), "propagate", False)
+    monkeypatch.setattr(logging.getLogger("engine.training.fused_micro_batch"), "propagate", False)
     trainer, kept = Trainer(base), KeptForBackward()
     for run in (RUN, NEIGHBOUR):
         trainer.create(run, settings())

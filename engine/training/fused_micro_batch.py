@@ -1,0 +1,176 @@
+"""One fused forward (and backward) over the rows of a micro-batch, for the members whose rows they are.
+
+Members whose adapters have one layout stand together, and so do the rows of a member. It changes nothing: what it gives is
+noted by whoever cut the micro-batch, maybe in another process.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.contracts.errors import WeftError
+from engine.contracts.operations import Datum, LossSpec
+from engine.training.base import BaseModel
+from engine.training.losses import flat_inputs, loss_terms
+from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch
+from engine.training.micro_batch import Member, Row, real_positions, token_matrix
+from engine.training.target_logprobs import gather_logprobs, target_logprobs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A member's part of one micro-batch: its rows, and its targets' places among all the micro-batch's."""
+
+    member: int
+    rows: list[Row]
+    targets: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a micro-batch gave: by share its loss, and whether that is sound; ``logprobs`` float32 of all targets, flat.
+
+    ``gradients`` are float32 (layout.size,) by member.
+    """
+
+    shares: list[Share]
+    losses: list[float]
+    is_sound: list[bool]
+    logprobs: np.ndarray
+    gradients: dict[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where the time of one micro-batch goes; several run at once."""
+
+    low_rank: Stopwatch = field(default_factory=Stopwatch)
+    loss: Stopwatch = field(default_factory=Stopwatch)
+    all: Stopwatch = field(default_factory=Stopwatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What came of a micro-batch; ``computed`` is None when it broke."""
+
+    computed: Computed | None
+    clocks: Clocks
+
+
+class FusedMicroBatches:
+    """Computes micro-batches of ``members``, a row's ``member`` being the key there. For any thread, several at once."""
+
+    def __init__(self, base: BaseModel, members: Sequence[Member] | Mapping[int, Member]) -> None:
+        self.members = members
+        self._base = base
+
+    def attempt(self, rows: list[Row], *, backward: bool) -> Attempt:
+        """One fused forward (and backward)."""
+        clocks = Clocks()
+        try:
+            with torch.set_grad_enabled(backward), clocks.all.measure():
+                return Attempt(self._compute(rows, clocks, backward=backward), clocks)
+        except (RuntimeError, WeftError):
+            log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))
+            return Attempt(None, clocks)
+
+    def _compute(self, rows: list[Row], clocks: Clocks, *, backward: bool) -> Computed:
+        by_member: dict[int, list[Row]] = {}
+        for row in rows:
+            by_member.setdefault(row.member, []).append(row)
+        layouts = {member: self.members[member].weights.layout.key for member in by_member}
+        grouped = [[m for m in by_member if layouts[m] == key] for key in dict.fromkeys(layouts.values())]
+        groups = [self._stack(members, trains=backward) for members in grouped]
+        shares = self._shares([member for members in grouped for member in members], by_member)
+        logprobs = self._logprobs(groups, grouped, by_member, clocks)
+        with clocks.loss.measure():
+            losses = self._losses(shares, logprobs)
+            noted = losses.detach().tolist()
+            values = logprobs.detach().cpu().numpy()
+        is_sound = [
+            math.isfinite(loss) and bool(np.isfinite(values[share.targets]).all())
+            for share, loss in zip(shares, noted, strict=True)
+        ]
+        gradients: dict[int, Tensor] = {}
+        if backward and any(is_sound):
+            total = losses.sum() if all(is_sound) else losses[torch.tensor(is_sound, device=losses.device)].sum()
+            gradients = _gradients(total, groups, grouped)
+        return Computed(shares, noted, is_sound, values, gradients)
+
+    def _stack(self, members: Sequence[int], *, trains: bool) -> StackedGroup:
+        weights = [self.members[member].weights for member in members]
+        return StackedGroup(weights[0].layout, weights, self._base.dtype, trains=trains)
+
+    def _logprobs(
+        self, groups: list[StackedGroup], grouped: list[list[int]], by_member: dict[int, list[Row]], clocks: Clocks
+    ) -> Tensor:
+        """Log-probabilities of all targets of the rows, flat, members in the order of ``grouped``."""
+        rows = [row for members in grouped for member in members for row in by_member[member]]
+        targets = [torch.from_numpy(self._datum(row).targets.copy()) for row in rows]
+        counts = [[len(by_member[member]) for member in members] for members in grouped]
+        plan = LowRankPlan.of_rows(groups, counts, max(row.length for row in rows), clocks.low_rank)
+        if not self._base.has_plain_head:
+            return gather_logprobs(self._real_positions(rows, plan, self._base.logits), targets)
+        hidden = self._real_positions(rows, plan, self._base.hidden_states)
+        tokens = [[sum(row.length for row in by_member[member]) for member in members] for members in grouped]
+        with clocks.loss.measure():
+            head_plan = LowRankPlan.of_tokens(groups, tokens, clocks.low_rank)
+            return target_logprobs(self._base, hidden, plan=head_plan, targets=targets)
+
+    def _real_positions(self, rows: list[Row], plan: LowRankPlan, forward: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``forward`` gives for the rows, (real positions, features): padding left out."""
+        with self._base.adapters(plan):
+            states = forward(token_matrix(rows, self.members).to(self._base.device))
+        return real_positions(states, rows)
+
+    def _shares(self, members: Sequence[int], by_member: dict[int, list[Row]]) -> list[Share]:
+        shares, at = [], 0
+        for member in members:
+            count = sum(self._datum(row).targets.size for row in by_member[member])
+            shares.append(Share(member, by_member[member], slice(at, at + count)))
+            at += count
+        return shares
+
+    def _losses(self, shares: Sequence[Share], logprobs: Tensor) -> Tensor:
+        """Each share's loss, (shares,). Members with one loss and config are computed together."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for number, share in enumerate(shares):
+            spec = self.members[share.member].loss
+            alike.setdefault((spec.name, *sorted(spec.config.items())), []).append(number)
+        losses: list[Tensor | None] = [None] * len(shares)
+        for numbers in alike.values():
+            parts = [shares[number] for number in numbers]
+            terms = self._terms(self.members[parts[0].member].loss, parts, logprobs)
+            sizes = [part.targets.stop - part.targets.start for part in parts]
+            for number, part in zip(numbers, torch.split(terms, sizes), strict=True):
+                losses[number] = part.sum()
+        return torch.stack([loss for loss in losses if loss is not None])
+
+    def _terms(self, spec: LossSpec, shares: Sequence[Share], logprobs: Tensor) -> Tensor:
+        data = [self._datum(row) for share in shares for row in share.rows]
+        inputs = {
+            name: torch.from_numpy(values).to(logprobs.device) for name, values in flat_inputs(spec, data).items()
+        }
+        chosen = [logprobs[share.targets] for share in shares]
+        return loss_terms(spec, logprobs if sum(map(len, chosen)) == len(logprobs) else torch.cat(chosen), inputs)
+
+    def _datum(self, row: Row) -> Datum:
+        return self.members[row.member].data[row.datum]
+
+
+def _gradients(total: Tensor, groups: Sequence[StackedGroup], grouped: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+    """Each member's gradient, (layout.size,); rows are independent, so each adapter gets its own member's only."""
+    leaves = [leaf for group in groups for leaf in group.leaves()]
+    found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
+    gradients: dict[int, Tensor] = {}
+    for group, members in zip(groups, grouped, strict=True):
+        stacked = group.gradient([next(found) for _ in group.leaves()])
+        gradients |= dict(zip(members, stacked.unbind(), strict=True))
+    return gradients

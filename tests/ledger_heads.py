@@ -1,16 +1,22 @@
 """What may run now, as the trainer sees it: the heads of the lanes that the ledger's rows make."""
 
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tenants.models import Run
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import ReadyOperation
 from workers.training.lanes import Lanes
 
+TRAINER = "the only trainer"
+
 
 async def ready_heads(ledger: Ledger, session: AsyncSession, base_model: str) -> list[ReadyOperation]:
     """The head of each run of ``base_model``, in order of acceptance."""
+    await session.execute(update(Run).where(Run.trainer_id.is_(None)).values(trainer_id=TRAINER))
+    await session.commit()
     lanes = Lanes()
-    lanes.take_in(await ledger.pending_training(session, base_model, after_position=0))
+    lanes.take_in(await ledger.pending_training(session, base_model, trainer=TRAINER, after_position=0))
     wanted = [one.id for lane in lanes for one in lane.to_load(1)]
     lanes.put_payloads(await ledger.load(session, wanted))
     return sorted((head for lane in lanes if (head := lane.head) is not None), key=lambda head: head.position)

@@ -2,42 +2,34 @@
 
 import asyncio
 import logging
+from time import time
 
 from sqlalchemy import select
 
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
-from tenants.clock import Clock
-from tenants.data_folder import DataFolder
-from tenants.database import Database
+from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.models import Checkpoint, Run
 from tenants.sessions import end_silent_sessions
-from tenants.settings import Settings
-from workers.ledger.ledger import PRUNE_BATCH, Ledger
-from workers.ledger.publication import Publication
+from workers.fabric import Fabric
+from workers.ledger.statements import PRUNE_BATCH
 
 log = logging.getLogger(__name__)
+
+_FOLDERS_AT_ONCE = 32
+_SETTLED_SECONDS = 24 * 3600.0
 
 
 class Housekeeping:
     """The periodic sweep of one service."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        database: Database,
-        ledger: Ledger,
-        publication: Publication,
-        data_folder: DataFolder,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._ledger = ledger
-        self._publication = publication
-        self._data_folder = data_folder
-        self._clock = clock
+    def __init__(self, fabric: Fabric) -> None:
+        self._settings = fabric.settings
+        self._database = fabric.database
+        self._ledger = fabric.ledger
+        self._publication = fabric.publication
+        self._data_folder = fabric.data_folder
+        self._clock = fabric.clock
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -57,19 +49,35 @@ class Housekeeping:
         """End after the sweep in hand."""
         self._stop.set()
 
-    async def remove_orphans(self) -> None:
+    async def remove_orphans(self, *, settled: bool = False) -> None:
         """Remove folders that no row names: a process died between writing and recording one, or deleting and removing.
 
-        Only while nothing else writes: at the start of a service that owns its data folder.
+        While nothing else writes, at the start of a service that owns its data folder; elsewhere only those that are
+        ``settled``, a day old: nobody is about to record them.
         """
+        oldest = time() - _SETTLED_SECONDS if settled else None
         async with self._database.read() as session:
             known = set(await session.scalars(select(Checkpoint.directory)))
             known |= set(await session.scalars(select(Run.snapshot_dir).where(Run.snapshot_dir.is_not(None))))
         for parent in (CHECKPOINTS, SNAPSHOTS):
             for folder in await asyncio.to_thread(self._data_folder.folders, parent):
-                if folder not in known:
+                if folder not in known and self._is_older(folder, oldest):
                     log.info("removing %s: no row names it", folder)
                     await asyncio.to_thread(self._data_folder.remove, folder)
+
+    def _is_older(self, folder: str, than: float | None) -> bool:
+        """By its last change; any is older than None."""
+        if than is None:
+            return True
+        try:
+            return self._data_folder.path(folder).stat().st_mtime < than
+        except FileNotFoundError:
+            return False
+
+    async def _remove(self, folder: str) -> None:
+        """Of a checkpoint whose row has gone: replicas forget it first."""
+        await self._publication.withdraw(checkpoint_in(folder))
+        await asyncio.to_thread(self._data_folder.remove, folder)
 
     async def sweep(self) -> None:
         """One sweep: rows in one transaction, then the files of what was deleted."""
@@ -78,10 +86,10 @@ class Housekeeping:
             await end_silent_sessions(transaction, silent_since=now - self._settings.session_timeout, clock=self._clock)
             for _, base_model in await open_expired(transaction, self._clock):
                 self._ledger.announce_gates(transaction, base_model)
+            await delete_expired_links(transaction, self._clock)
             folders = await delete_expired(transaction, now=now, orphaned_before=now - self._settings.result_grace)
-        for folder in folders:
-            await self._publication.withdraw(checkpoint_in(folder))
-            await asyncio.to_thread(self._data_folder.remove, folder)
+        for begin in range(0, len(folders), _FOLDERS_AT_ONCE):
+            await asyncio.gather(*(self._remove(folder) for folder in folders[begin : begin + _FOLDERS_AT_ONCE]))
         pruned = PRUNE_BATCH
         while pruned == PRUNE_BATCH:
             async with self._database.write() as transaction:

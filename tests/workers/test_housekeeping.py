@@ -21,10 +21,13 @@ from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.settings import Settings
+from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
 from workers.ledger.ledger import Ledger
-from workers.ledger.publication import Publication
+from workers.ledger.publication import LocalPublication
+from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
+from workers.telemetry.telemetry import Telemetry
 
 
 @dataclass
@@ -35,7 +38,7 @@ class House:
     folder: DataFolder
     keeping: Housekeeping
     now: datetime
-    publication: Publication = field(default_factory=Publication)
+    publication: LocalPublication = field(default_factory=LocalPublication)
 
     def clock(self) -> datetime:
         """The time the test set."""
@@ -78,15 +81,10 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     database = Database(create_engine(url))
     folder = DataFolder(tmp_path)
     made = House(database, folder, None, datetime(2030, 1, 1, tzinfo=UTC))  # type: ignore[arg-type]
-    ledger = Ledger(database, Wakeups(), made.clock)
-    made.keeping = Housekeeping(
-        settings=Settings(data_dir=tmp_path),
-        database=database,
-        ledger=ledger,
-        publication=made.publication,
-        data_folder=folder,
-        clock=made.clock,
-    )
+    settings, wakeups, telemetry = Settings(data_dir=tmp_path), Wakeups(), Telemetry.of("test", made.clock)
+    ledger, feed = Ledger(database, wakeups, made.clock, telemetry), TokenFeed()
+    fabric = Fabric(settings, database, ledger, wakeups, feed, made.publication, folder, made.clock, telemetry)
+    made.keeping = Housekeeping(fabric)
     yield made
     await database.close()
 

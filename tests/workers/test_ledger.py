@@ -40,10 +40,12 @@ from tenants.keys import create_tenant
 from tenants.models import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.conftest import missing_service
 from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import UNLOAD_SEQ_ID, Completion, NewOperation, ReadyOperation, RejectedOperation
-from workers.ledger.wakeups import Wakeups, operation_topic, training_topic
+from workers.ledger.wakeups import Wakeups, operation_topic, placements_topic
+from workers.telemetry.telemetry import Telemetry
 
 BASE = "test/tiny"
 POSTGRES_URL = os.environ.get("WEFT_TEST_POSTGRES_URL", "postgresql+asyncpg://postgres@127.0.0.1:5432/postgres")
@@ -154,9 +156,9 @@ def _postgres_database(url: URL, template: str | None) -> Iterator[URL]:
     try:
         with server.connect() as connection:
             connection.execute(text(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else "")))
-    except OperationalError:
+    except OperationalError as error:
         server.dispose()
-        pytest.skip("no PostgreSQL answers; set WEFT_TEST_POSTGRES_URL")
+        missing_service("PostgreSQL", str(error))
     yield url.set(database=name)
     with server.connect() as connection:
         connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
@@ -187,7 +189,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 async def bench(database_url: str) -> AsyncIterator[Bench]:
     engine = create_engine(database_url)
     database, wakeups, clock = Database(engine), Wakeups(), MovableClock()
-    ledger = Ledger(database, wakeups, clock)
+    ledger = Ledger(database, wakeups, clock, Telemetry.of("test", clock))
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name="cats", clock=clock)
         session = await create_session(transaction, tenant, NewSession([], None, "0.38.0", None, None), clock)
@@ -360,7 +362,7 @@ async def test_rolled_back_acceptance_announces_nothing(bench: Bench) -> None:
             await bench.ledger.accept(transaction, new)
             raise RuntimeError("later in the same request")
 
-    with bench.wakeups.listen(training_topic(BASE)) as event:
+    with bench.wakeups.listen(placements_topic(BASE)) as event:
         with pytest.raises(RuntimeError, match="later"):
             await accept_and_fail()
         assert not event.is_set()
@@ -527,6 +529,19 @@ async def test_prune_keeps_payloads_that_a_replay_needs(bench: Bench) -> None:
         replay = await bench.ledger.operations_to_replay(session, bench.run, after_seq_id=1, before_seq_id=100)
     assert [one.seq_id for one in replay] == [2, 3]
     assert await bench.count(OperationPayload) == 2
+
+
+async def test_payload_that_outlives_its_result_goes_once_a_snapshot_covers_it(bench: Bench) -> None:
+    await _finish_steps(bench, 3)
+    await _set_run(bench, snapshot_seq_id=1)
+    bench.clock.move(timedelta(hours=2))
+    await _prune(bench)
+    await _set_run(bench, snapshot_seq_id=2)
+    assert await _prune(bench) == 0
+    assert await bench.count(OperationPayload) == 1
+    await _set_run(bench, state=RunState.UNLOADED)
+    await _prune(bench)
+    assert await bench.count(OperationPayload) == 0
 
 
 async def test_prune_drops_payloads_of_unloaded_runs_samples_and_failures(bench: Bench) -> None:

@@ -8,20 +8,23 @@ wake-ups are announced after the commit and carry nothing.
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
+from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Row, Select, delete, select, update
+from sqlalchemy import Row, Select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.codec import decode_payload, decode_result, encode
-from engine.contracts.errors import NotFound, RunUnloaded, SequenceConflict, WeftError
+from engine.contracts.errors import LeaseLost, NotFound, RunUnloaded, SequenceConflict, WeftError
 from engine.contracts.ids import RequestId, RunId, TenantId
-from engine.contracts.operations import OperationKind, Result
+from engine.contracts.operations import OperationKind, Result, SampleOutput
 from tenants.clock import Clock
 from tenants.database import Database, after_commit
-from tenants.models import Operation, OperationPayload, OperationResult, OperationState, Run, RunState
+from tenants.models import Operation, OperationState
 from tenants.sample_reports import prune_reports
+from tenants.together import Together, few_lengths
+from tenants.usage import roll_up
 from workers.ledger import statements as sql
 from workers.ledger.operations import (
     Completion,
@@ -30,29 +33,31 @@ from workers.ledger.operations import (
     PendingOperation,
     ReadyOperation,
     RejectedOperation,
+    RunLease,
 )
 from workers.ledger.wakeups import (
     Wakeups,
     departures_topic,
     gates_topic,
     operation_topic,
+    placements_topic,
     sampling_topic,
-    training_topic,
+    trainer_topic,
     versions_topic,
     wait_for,
 )
-
-PRUNE_BATCH = 1000
-"""Rows of one sweep, so that it never holds the writer for long."""
+from workers.telemetry.telemetry import Telemetry
 
 
 class Ledger:
     """Reads and writes operations; transactions belong to the caller except where a method says otherwise."""
 
-    def __init__(self, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+    def __init__(self, database: Database, wakeups: Wakeups, clock: Clock, telemetry: Telemetry) -> None:
         self._database = database
+        self._telemetry = telemetry
         self.wakeups = wakeups
         self._clock = clock
+        self._statuses: Together[tuple[TenantId, str], OperationStatus] = Together(self._read_statuses)
 
     # --- accepting -------------------------------------------------------------------------------------------------
 
@@ -67,15 +72,26 @@ class Ledger:
 
     async def accept(self, transaction: AsyncSession, new: NewOperation) -> RequestId:
         """Record ``new``, or find its earlier self. Raises ``SequenceConflict``."""
+        started = time()
         request_id = await self._insert(transaction, new, state=OperationState.PENDING)
-        topic = sampling_topic if new.kind is OperationKind.SAMPLE else training_topic
-        after_commit(transaction, lambda: self.wakeups.announce(topic(new.base_model)))
+        if new.kind is OperationKind.SAMPLE:
+            after_commit(transaction, lambda: self.wakeups.announce(sampling_topic(new.base_model)))
+        else:
+            await self._announce_training(transaction, new)
+        if self._telemetry.traces.is_on:
+            after_commit(transaction, partial(self._telemetry.accepted, request_id, new.kind, started=started))
         return request_id
 
-    async def has_room(self, session: AsyncSession, tenant: TenantId, *, most: int) -> bool:
-        """Whether the tenant has less than ``most`` samples pending."""
-        pending = await session.scalar(sql.SAMPLES_PENDING, {"tenant": tenant, "at_most": most})
-        return (pending or 0) < most
+    async def _announce_training(self, transaction: AsyncSession, new: NewOperation | RejectedOperation) -> None:
+        """Tell the run's trainer, or have one found: that is announced until it is done."""
+        if new.trainer is not None:
+            topic = trainer_topic(new.trainer)
+        else:
+            topic = placements_topic(new.base_model)
+            values = {"run_id": new.lane, "tenant_id": new.tenant, "base_model": new.base_model}
+            placement = sql.PLACE_UNLESS_PRESENT[transaction.get_bind().dialect.name]
+            await transaction.execute(placement, {**values, "created_at": self._clock()})
+        after_commit(transaction, partial(self.wakeups.announce, topic))
 
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a failed operation, so that later seq_ids of its lane can run. Raises ``SequenceConflict``."""
@@ -84,29 +100,14 @@ class Ledger:
         request_id = await self._insert(transaction, rejected, state=OperationState.FAILED)
         if rejected.kind is not OperationKind.SAMPLE:
             await self._advance(transaction, [rejected.lane])
-        after_commit(transaction, lambda: self.wakeups.announce(training_topic(rejected.base_model)))
+            await self._announce_training(transaction, rejected)
         return request_id
 
     async def _insert(
         self, transaction: AsyncSession, new: NewOperation | RejectedOperation, *, state: OperationState
     ) -> RequestId:
-        now = self._clock()
-        request_id = RequestId(str(uuid4()))
-        values: dict[str, object] = {
-            "id": request_id,
-            "tenant_id": new.tenant,
-            "lane": new.lane,
-            "seq_id": new.seq_id,
-            "kind": new.kind,
-            "base_model": new.base_model,
-            "state": state,
-            "body_digest": new.digest,
-            "created_at": now,
-        }
-        if isinstance(new, RejectedOperation):
-            values |= {"finished_at": now, **_error_columns(new.error)}
-        else:
-            values["tokens"] = new.tokens
+        values = operation_values(new, self._clock(), state)
+        request_id = RequestId(str(values["id"]))
         statement = sql.INSERT_UNLESS_PRESENT[transaction.get_bind().dialect.name]
         inserted = (await transaction.execute(statement, values)).scalar_one_or_none()
         if inserted is None:
@@ -122,14 +123,14 @@ class Ledger:
     # --- running ---------------------------------------------------------------------------------------------------
 
     async def pending_training(
-        self, session: AsyncSession, base_model: str, *, after_position: int
+        self, session: AsyncSession, base_model: str, *, trainer: str, after_position: int
     ) -> list[PendingOperation]:
-        """Pending operations of ``base_model``'s runs accepted after ``after_position``, oldest first, without payloads.
+        """Pending operations of the runs that ``trainer`` has, accepted after ``after_position``, oldest first.
 
-        Whether one may run is told by ``next_seq_id`` of its run. At most ``MAX_PENDING`` a call.
+        Whether one may run is told by ``next_seq_id`` of its run. Without payloads; at most ``MAX_PENDING`` a call.
         """
-        keys = {"base_model": base_model, "after_position": after_position}
-        return [_pending(row) for row in (await session.execute(sql.PENDING_TRAINING, keys)).all()]
+        keys = {"base_model": base_model, "after_position": after_position, "trainer": trainer}
+        return [_pending(row, trainer) for row in (await session.execute(sql.PENDING_TRAINING, keys)).all()]
 
     async def load(self, session: AsyncSession, ids: Sequence[RequestId]) -> list[ReadyOperation]:
         """The operations with their payloads decoded, oldest first."""
@@ -148,6 +149,14 @@ class Ledger:
             session, sql.PENDING_SAMPLES, {"base_model": base_model, "after_position": after_position}
         )
 
+    async def take_samples(
+        self, transaction: AsyncSession, base_model: str, *, process: str, most: int
+    ) -> list[ReadyOperation]:
+        """Samples that no process works on, oldest first, which ``process`` does from now on; at most ``most``."""
+        keys = {"base": base_model, "process": process, "most": min(most, sql.MAX_READY)}
+        taken = list((await transaction.execute(sql.TAKE_SAMPLES, keys)).scalars())
+        return await _ready_rows(transaction, sql.BY_ID, {"ids": taken}) if taken else []
+
     async def operations_to_replay(
         self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int
     ) -> list[ReadyOperation]:
@@ -158,10 +167,18 @@ class Ledger:
     async def complete(self, transaction: AsyncSession, completions: Sequence[Completion]) -> None:
         """Write results or errors and advance their runs, in one statement of each kind however many there are.
 
-        A completion whose operation is final already is ignored.
+        A completion whose operation is final already is ignored. Raises ``LeaseLost`` when a run is another trainer's.
         """
-        lanes = {one.operation.lane for one in completions if one.operation.kind is not OperationKind.SAMPLE}
-        await self._lock_runs(transaction, lanes)
+        leases = {
+            one.operation.lane: one.operation.lease
+            for one in completions
+            if one.operation.kind is not OperationKind.SAMPLE
+        }
+        lanes = leases.keys()
+        if leases:
+            for row in await transaction.execute(sql.LOCK_RUNS, {"lanes": sorted(leases)}):
+                if leases[row.id] != RunLease(row.trainer_id, row.lease_token):
+                    raise LeaseLost(f"model {row.id} is trained elsewhere by now")
         ids = {"ids": [one.operation.id for one in completions]}
         pending = set((await transaction.execute(sql.STILL_PENDING, ids)).scalars())
         now = self._clock()
@@ -172,17 +189,18 @@ class Ledger:
             if operation.id not in pending:
                 continue
             pending.remove(operation.id)
-            values: dict[str, object] = {"operation_id": operation.id, "now": now, "size": None}
+            values: dict[str, object] = {"operation_id": operation.id, "now": now, "size": None, "made": 0}
             values |= {"new_state": OperationState.DONE, "code": None, "category": None, "message": None}
             if isinstance(outcome, WeftError):
                 values |= {"new_state": OperationState.FAILED, "code": outcome.code}
                 values |= {"category": outcome.category, "message": outcome.message}
             else:
                 body = encode(outcome)
-                values["size"] = len(body)
+                values["size"], values["made"] = len(body), _tokens_made(outcome)
                 results.append({"operation_id": operation.id, "tenant_id": operation.tenant, "body": body})
             finished.append(values)
             after_commit(transaction, partial(self.wakeups.announce, operation_topic(operation.id)))
+            after_commit(transaction, partial(self._telemetry.finished, operation, outcome))
         if finished:
             await transaction.execute(sql.FINISH, finished)
         if results:
@@ -213,14 +231,10 @@ class Ledger:
         """Move ``next_seq_id`` of each past every final operation that follows without a gap."""
         if not runs:
             return
-        upcoming: dict[str, int] = {}
-        moved: dict[str, dict[str, object]] = {}
-        for row in await transaction.execute(sql.FINAL_FROM_NEXT, {"lanes": sorted(runs)}):
-            if row.seq_id == upcoming.setdefault(row.lane, row.next_seq_id):
-                upcoming[row.lane] += 1
-                moved[row.lane] = {"lane": row.lane, "next": upcoming[row.lane], "now": self._clock()}
+        rows = await transaction.execute(sql.PAST_FINAL, {"lanes": sorted(runs)})
+        moved = [{"lane": row.lane, "next": row.next, "now": self._clock()} for row in rows]
         if moved:
-            await transaction.execute(sql.ADVANCE, list(moved.values()))
+            await transaction.execute(sql.ADVANCE, moved)
 
     def announce_gates(self, transaction: AsyncSession, base_model: str) -> None:
         """Tell those who sample, after the commit, that gates have changed."""
@@ -237,31 +251,23 @@ class Ledger:
     # --- answering -------------------------------------------------------------------------------------------------
 
     async def status(self, tenant: TenantId, request_id: str) -> OperationStatus:
-        """Where the tenant's operation stands; own read. Raises ``NotFound``."""
+        """Where the tenant's operation stands; own read, shared with all who ask in one moment. Raises ``NotFound``."""
+        return await self._statuses.ask((tenant, request_id))
+
+    async def _read_statuses(self, asked: Sequence[tuple[TenantId, str]]) -> list[OperationStatus | WeftError]:
         async with self._database.read() as session:
-            keys = {"operation_id": request_id, "tenant": tenant}
-            row = (await session.execute(sql.STATUS, keys)).one_or_none()
-        if row is None:
-            raise NotFound(f"no request {request_id[:100]!r}")
-        return OperationStatus(
-            id=RequestId(row.id),
-            tenant=tenant,
-            kind=OperationKind(row.kind),
-            lane=row.lane,
-            state=OperationState(row.state),
-            result_bytes=row.result_bytes,
-            pruned=row.pruned_at is not None,
-            error_code=row.error_code,
-            error_category=row.error_category or "unknown",
-            error_message=row.error_message,
-            body=row.body,
-        )
+            rows = await session.execute(sql.STATUSES, {"ids": few_lengths([request_id for _, request_id in asked])})
+            found = {(row.tenant_id, row.id): _status(row) for row in rows}
+        return [found.get(key) or NotFound(f"no request {key[1][:100]!r}") for key in asked]
 
     async def wait_until_final(self, tenant: TenantId, request_id: str, *, seconds: float) -> OperationStatus:
         """``status``, held until the operation is final or ``seconds`` have passed. Raises ``NotFound``."""
         with self.wakeups.listen(operation_topic(request_id)) as event:
+            ends = monotonic() + seconds
             status = await self.status(tenant, request_id)
-            if status.state is OperationState.PENDING and await wait_for(event, seconds):
+            while status.state is OperationState.PENDING and not self.wakeups.is_closed:
+                if not await wait_for(event, ends - monotonic()):
+                    break
                 status = await self.status(tenant, request_id)
         return status
 
@@ -279,34 +285,62 @@ class Ledger:
     async def prune(self, transaction: AsyncSession, *, finished_before: datetime) -> int:
         """Drop results of operations finished before, and payloads that no replay needs; returns how many results.
 
+        What their tenants used is added up first.
         The hot row stays: it still answers a repeated request, and a failure keeps its reason.
         """
-        old = select(Operation.id).where(Operation.finished_at < finished_before)
-        stale = list((await transaction.scalars(old.where(Operation.pruned_at.is_(None)).limit(PRUNE_BATCH))).all())
+        stale = list((await transaction.scalars(sql.STALE, {"finished_before": finished_before})).all())
         if stale:
-            await transaction.execute(delete(OperationResult).where(OperationResult.operation_id.in_(stale)))
+            ids = {"ids": stale}
+            await roll_up(transaction, stale)
+            await transaction.execute(sql.DROP_RESULTS, ids)
             await prune_reports(transaction, stale)
-            await transaction.execute(update(Operation).where(Operation.id.in_(stale)).values(pruned_at=self._clock()))
-        replayable = (
-            select(Operation.id)
-            .join(Run, Run.id == Operation.lane)
-            .where(Operation.state == OperationState.DONE, Operation.seq_id > Run.snapshot_seq_id)
-            .where(Run.state == RunState.READY, Operation.id == OperationPayload.operation_id)
-        )
-        await transaction.execute(
-            delete(OperationPayload).where(
-                OperationPayload.operation_id.in_(old.where(Operation.id == OperationPayload.operation_id)),
-                ~replayable.exists(),
-            )
-        )
+            await transaction.execute(sql.MARK_PRUNED, {**ids, "now": self._clock()})
+            await transaction.execute(sql.DROP_PAYLOADS, ids)
+            await transaction.execute(sql.KEEP_PAYLOADS, ids)
+        await transaction.execute(sql.DROP_KEPT_PAYLOADS)
         return len(stale)
+
+
+def operation_values(new: NewOperation | RejectedOperation, now: datetime, state: OperationState) -> dict[str, object]:
+    """The row of an operation, with a fresh id."""
+    values: dict[str, object] = {
+        "id": str(uuid4()),
+        "tenant_id": new.tenant,
+        "lane": new.lane,
+        "seq_id": new.seq_id,
+        "kind": new.kind,
+        "base_model": new.base_model,
+        "state": state,
+        "body_digest": new.digest,
+        "trace_id": new.trace_id,
+        "created_at": now,
+    }
+    if isinstance(new, RejectedOperation):
+        return values | {"finished_at": now, **_error_columns(new.error)}
+    return values | {"tokens": new.tokens}
 
 
 async def _ready_rows(session: AsyncSession, query: Select[Any], keys: dict[str, object]) -> list[ReadyOperation]:
     return [_ready(row) for row in (await session.execute(query, keys)).all()]
 
 
-def _pending(row: Row[Any]) -> PendingOperation:
+def _status(row: Any) -> OperationStatus:
+    return OperationStatus(
+        id=RequestId(row.id),
+        tenant=TenantId(row.tenant_id),
+        kind=OperationKind(row.kind),
+        lane=row.lane,
+        state=OperationState(row.state),
+        result_bytes=row.result_bytes,
+        pruned=row.pruned_at is not None,
+        error_code=row.error_code,
+        error_category=row.error_category or "unknown",
+        error_message=row.error_message,
+        body=row.body,
+    )
+
+
+def _pending(row: Row[Any], trainer: str) -> PendingOperation:
     return PendingOperation(
         id=RequestId(row.id),
         position=row.position,
@@ -317,6 +351,8 @@ def _pending(row: Row[Any]) -> PendingOperation:
         tokens=row.tokens,
         next_seq_id=row.next_seq_id,
         share=row.share,
+        lease=RunLease(trainer, row.lease_token),
+        trace_id=row.trace_id,
     )
 
 
@@ -331,7 +367,15 @@ def _ready(row: Row[Any]) -> ReadyOperation:
         kind=kind,
         payload=decode_payload(kind, row.body),
         tokens=row.tokens,
+        trace_id=row.trace_id,
+        accepted_at=row.created_at,
+        share=row.share,
     )
+
+
+def _tokens_made(outcome: Result) -> int:
+    """Of a sample; what is trained on was counted when it was accepted."""
+    return sum(len(one.tokens) for one in outcome.sequences) if isinstance(outcome, SampleOutput) else 0
 
 
 def _error_columns(error: WeftError) -> dict[str, str]:

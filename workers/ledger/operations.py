@@ -1,6 +1,7 @@
 """Typed views of ledger rows."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from engine.contracts.errors import ErrorCategory, WeftError
 from engine.contracts.ids import RequestId, RunId, TenantId
@@ -13,7 +14,10 @@ UNLOAD_SEQ_ID = 2**62
 
 @dataclass(frozen=True, slots=True)
 class NewOperation:
-    """An operation to accept. ``lane`` is the run or sampler id; ``digest`` tells a repeat from a conflict."""
+    """An operation to accept. ``lane`` is the run or sampler id; ``digest`` tells a repeat from a conflict.
+
+    ``trainer`` is the one that has the run, as far as is known; ``trace_id`` is that of the request which brings it.
+    """
 
     tenant: TenantId
     lane: str
@@ -23,6 +27,8 @@ class NewOperation:
     payload: Payload
     digest: bytes
     tokens: int = 0
+    trainer: str | None = None
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,24 @@ class RejectedOperation:
     base_model: str
     digest: bytes
     error: WeftError
+    trainer: str | None = None
+    trace_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunLease:
+    """A trainer's right to write what a run's operations do: valid while the run's row has the same trainer and token."""
+
+    trainer: str
+    token: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyOperation:
-    """An operation that may run now, payload decoded. ``position`` is its order of acceptance."""
+    """An operation that may run now, payload decoded. ``position`` is its order of acceptance; ``share`` its tenant's.
+
+    ``lease`` is that of its run, for what is about to be computed; None for samples and replays.
+    """
 
     id: RequestId
     position: int
@@ -50,11 +69,22 @@ class ReadyOperation:
     kind: OperationKind
     payload: Payload
     tokens: int
+    lease: RunLease | None = None
+    trace_id: str | None = None
+    accepted_at: datetime | None = None
+    share: float = 1.0
+
+
+def lease_of(operation: ReadyOperation) -> RunLease:
+    """The lease under which the operation is computed. Raises ``ValueError`` for one that is not to be."""
+    if operation.lease is None:
+        raise ValueError(f"operation {operation.id} came without its run's lease")
+    return operation.lease
 
 
 @dataclass(frozen=True, slots=True)
 class PendingOperation:
-    """An accepted training operation without its payload, the ``next_seq_id`` of its run and its tenant's ``share``."""
+    """An accepted training operation without its payload; its run's ``next_seq_id`` and lease, its tenant's ``share``."""
 
     id: RequestId
     position: int
@@ -65,6 +95,8 @@ class PendingOperation:
     tokens: int
     next_seq_id: int
     share: float
+    lease: RunLease
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

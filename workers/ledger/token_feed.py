@@ -42,6 +42,10 @@ class TokenFeed:
             if not followers:
                 del self._followers[key]
 
+    def followed_here(self) -> list[FeedKey]:
+        """Every sample that is followed in this process."""
+        return list(self._followers)
+
     def is_followed(self, key: FeedKey) -> bool:
         """Whether publishing reaches anybody."""
         return key in self._followers

@@ -1,13 +1,20 @@
-"""Wake-ups inside one process: a topic is announced, whoever listens is woken. They carry no truth, only a hint to look."""
+"""Wake-ups: a topic is announced, whoever listens is woken. They carry no truth, only a hint to look."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+PLACEMENTS = "placements:"
 
-def training_topic(base_model: str) -> str:
-    """Training work for a base model may be ready."""
-    return f"training:{base_model}"
+
+def trainer_topic(trainer: str) -> str:
+    """Work of runs that the trainer has may be ready."""
+    return f"trainer:{trainer}"
+
+
+def placements_topic(base_model: str) -> str:
+    """Runs of a base model have work and no trainer. Told inside one process; between processes a queue tells one of them."""
+    return f"{PLACEMENTS}{base_model}"
 
 
 def sampling_topic(base_model: str) -> str:
@@ -30,6 +37,16 @@ def departures_topic(base_model: str) -> str:
     return f"departures:{base_model}"
 
 
+def version_orders_topic(process: str) -> str:
+    """A sampling process is asked to load or forget versions."""
+    return f"version-orders:{process}"
+
+
+def version_order_topic(order: str) -> str:
+    """An order is carried out, or could not be."""
+    return f"version-order:{order}"
+
+
 def operation_topic(request_id: str) -> str:
     """The operation has finished."""
     return f"operation:{request_id}"
@@ -40,6 +57,7 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._listeners: dict[str, set[asyncio.Event]] = {}
+        self.is_closed = False
 
     @contextmanager
     def listen(self, *topics: str) -> Iterator[asyncio.Event]:
@@ -61,11 +79,20 @@ class Wakeups:
         for event in self._listeners.get(topic, ()):
             event.set()
 
+    def topics(self) -> list[str]:
+        """Those that somebody listens to, the latest last."""
+        return list(self._listeners)
+
     def announce_all(self) -> None:
-        """Wake every listener: at shutdown nobody should be held."""
+        """Wake every listener: something may have been missed."""
         for listeners in self._listeners.values():
             for event in listeners:
                 event.set()
+
+    def close(self) -> None:
+        """At shutdown nobody should be held."""
+        self.is_closed = True
+        self.announce_all()
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> bool:

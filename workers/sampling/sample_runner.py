@@ -29,9 +29,12 @@ from workers.sampling.attempts import Patience, run_attempt
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.router import RoutedReplica, Router
+from workers.telemetry.sampling import SamplingTelemetry
 
 log = logging.getLogger(__name__)
 
+_ENTERING_AT_ONCE = 4
+"""Samples that are noted as in flight side by side: a thousand that come at once must not take every connection."""
 MOST_RESTARTS = 8
 """Of one sample whose run publishes faster than the sample is drawn."""
 REPLICA_WAIT_SECONDS = 300.0
@@ -72,10 +75,12 @@ class _Attempt:
     is_aborted: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    left_at: float | None = None
 
     def leave(self) -> None:
         """Go on without the tokens that are just being made."""
         self.is_cut = True
+        self.left_at = monotonic()
         self.left.set_result(None)
 
 
@@ -89,6 +94,8 @@ class _History:
     decode_seconds: float = 0.0
     first_publication: int = 0
     restarts: int = 0
+    left_at: float | None = None
+    """When a newer version cut it, until the next token."""
 
     def begin(self, attempt: "_Attempt") -> None:
         """Count an attempt."""
@@ -123,6 +130,7 @@ class SampleRunner:
         clock: Clock,
         process: str,
         continues_on_new_version: bool,
+        telemetry: SamplingTelemetry,
     ) -> None:
         """``process`` names this process among those that sample; ``continues_on_new_version`` is the swap's policy."""
         self._base = base
@@ -135,7 +143,9 @@ class SampleRunner:
         self._clock = clock
         self._process = process
         self._continues_on_new_version = continues_on_new_version
+        self._telemetry = telemetry
         self._attempts: set[_Attempt] = set()
+        self._entering = asyncio.Semaphore(_ENTERING_AT_ONCE)
 
     async def run(self, operation: ReadyOperation, continuation: Continuation) -> tuple[SampleOutput, SampleReport]:
         """Draw ``continuation`` to its end; being cancelled aborts what runs.
@@ -151,13 +161,20 @@ class SampleRunner:
                 break
             began = monotonic()
             history.begin(attempt)
+            if history.attempts > 1:
+                self._telemetry.continued()
             try:
                 _check_age(continuation, history, attempt.source)
                 before = continuation.made
-                failure = await self._work_on(attempt, continuation, history.attempts)
+                failure = await self._work_on(attempt, continuation, history)
             finally:
                 self._end(attempt)
-                history.decode_seconds += monotonic() - began
+                seconds = monotonic() - began
+                history.decode_seconds += seconds
+                self._telemetry.attempt_done(
+                    operation, replica=attempt.routed.name, number=history.attempts, seconds=seconds
+                )
+            history.left_at = attempt.left_at
             if attempt.is_aborted:
                 continuation.abandon()
             elif continuation.finished and attempt.source.staleness is not None:
@@ -170,6 +187,7 @@ class SampleRunner:
                 if failure is None and not attempt.is_cut:
                     failure = EngineFailure("the replica ended a sequence before its time")
                 if failure is not None:
+                    self._telemetry.cut("replica")
                     await self._recover(attempt)
                 await asyncio.sleep(patience.note(failure, made=continuation.made - before))
         return continuation.output(), history.report(continuation)
@@ -200,6 +218,7 @@ class SampleRunner:
             if GateMode.ABORT in modes:
                 attempt.is_aborted = True
             if not attempt.is_cut and modes & {GateMode.ABORT, GateMode.KEEP}:
+                self._telemetry.cut("gate")
                 cuts.append(self._cut(attempt))
         await asyncio.gather(*cuts)
 
@@ -215,6 +234,7 @@ class SampleRunner:
             newest = await versions_followed(session, [attempt.operation.lane for attempt in live])
         for attempt in live:
             if newest.get(attempt.operation.lane) != attempt.source.name and not attempt.is_cut:
+                self._telemetry.cut("version")
                 attempt.leave()
 
     async def _cut(self, attempt: _Attempt) -> None:
@@ -238,7 +258,7 @@ class SampleRunner:
             attempt: _Attempt | None = None
             is_noted = False
             try:
-                async with self._database.write() as transaction:
+                async with self._entering, self._database.write() as transaction:
                     # Held: a version published from now on finds the attempt among those to be cut.
                     source = await self._source(transaction, operation, hold=True)
                     attempt = self._attempt(operation, source)
@@ -300,14 +320,14 @@ class SampleRunner:
 
     async def _leave(self, transaction: AsyncSession, operation: ReadyOperation) -> bool:
         """The sample is not in flight any more, and those who wait for that are told; says whether it was."""
-        was_in_flight = await leave(transaction, operation.id)
+        was_in_flight = await leave(transaction, operation.id, self._process)
         if was_in_flight:
             self._ledger.announce_departure(transaction, self._base.name)
         return was_in_flight
 
-    async def _work_on(self, attempt: _Attempt, continuation: Continuation, number: int) -> EngineFailure | None:
+    async def _work_on(self, attempt: _Attempt, continuation: Continuation, history: _History) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
-        attempt.requests = continuation.requests(attempt.source.version, number)
+        attempt.requests = continuation.requests(attempt.source.version, history.attempts)
         sequences = sum(len(request.seeds) for request in attempt.requests)
         with self._router.holding(attempt.routed, attempt.source.name, attempt.source.run, sequences):
             return await run_attempt(
@@ -315,7 +335,7 @@ class SampleRunner:
                 continuation,
                 attempt.requests,
                 is_cut=lambda: attempt.is_cut,
-                on_news=lambda: self._publish(attempt, continuation),
+                on_news=lambda: self._publish(attempt, continuation, history),
                 left=attempt.left,
             )
 
@@ -325,7 +345,10 @@ class SampleRunner:
             await self._leave(transaction, attempt.operation)
         await self._router.check(attempt.routed)
 
-    def _publish(self, attempt: _Attempt, continuation: Continuation) -> None:
+    def _publish(self, attempt: _Attempt, continuation: Continuation, history: _History) -> None:
+        if history.left_at is not None:
+            self._telemetry.swapped(monotonic() - history.left_at)
+            history.left_at = None
         key = (attempt.operation.lane, attempt.operation.seq_id)
         if self._feed.is_followed(key):
             self._feed.publish(key, continuation.news())

@@ -5,17 +5,21 @@ A sample keeps no order with others. One that is cut by the end of the process s
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from time import monotonic
+from typing import TypeVar
 
 from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import EngineFailure, WeftError
+from engine.contracts.errors import EngineFailure, Unavailable, WeftError
 from engine.contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
 from engine.contracts.sample_report import SampleReport
 from engine.contracts.vocabulary import BaseVocabulary
 from tenants.database import Database
-from tenants.gates import leave, leave_all
-from tenants.sample_reports import record_report
+from tenants.gates import leave_many
+from tenants.sample_reports import record_reports
+from tenants.together import Together
+from workers.leases.samples import PoolPresence
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
 from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
@@ -23,9 +27,15 @@ from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import SampleRunner
+from workers.telemetry.context import working_on
+from workers.telemetry.sampling import SamplingTelemetry
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Outcome = tuple[SampleOutput, SampleReport] | WeftError
+
+_FIRST_PAUSE_SECONDS = 0.1
 SWEEP_SECONDS = 5.0
 """Longest time without a look at the ledger: the net below lost wake-ups."""
 
@@ -43,9 +53,11 @@ class SamplingWorker:
         database: Database,
         ledger: Ledger,
         wakeups: Wakeups,
-        process: str,
+        presence: PoolPresence,
+        most_taken: int | None,
+        telemetry: SamplingTelemetry,
     ) -> None:
-        """``process`` names this process among those that sample."""
+        """``most_taken`` is how many samples this process takes from those that it shares them with; None: it is alone."""
         self._base = base
         self._vocabulary = vocabulary
         self._runner = runner
@@ -53,33 +65,40 @@ class SamplingWorker:
         self._database = database
         self._ledger = ledger
         self._wakeups = wakeups
-        self._process = process
+        self._presence = presence
+        self._most_taken = most_taken
+        self._telemetry = telemetry
+        self._endings: Together[tuple[ReadyOperation, Outcome], None] = Together(self._record)
         self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._has_room = asyncio.Event()
+        self._position = 0
         self._stopping = False
 
     async def run(self) -> None:
         """Work until ``stop``; samples in flight are then left to the next process."""
-        async with self._database.write() as transaction:
-            await leave_all(transaction, self._process)
         watching = [
+            asyncio.create_task(self._presence.run()),
             asyncio.create_task(self._watch(gates_topic(self._base.name), self._apply_gates)),
             asyncio.create_task(self._watch(versions_topic(self._base.name), self._runner.apply_versions)),
         ]
-        position, swept = 0, monotonic()
+        swept = monotonic()
         with self._wakeups.listen(sampling_topic(self._base.name)) as event:
+            self._has_room = event
             while not self._stopping:
                 event.clear()
                 try:
-                    position = await self._dispatch_after(position)
+                    await self._dispatch()
                 except Exception:
                     log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
                 await wait_for(event, SWEEP_SECONDS)
                 if monotonic() - swept >= SWEEP_SECONDS:
-                    position, swept = 0, monotonic()
+                    self._position, swept = 0, monotonic()
+        self._presence.stop()
         ending = [*watching, *self._in_flight.values()]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self._presence.leave()
 
     def stop(self) -> None:
         """End; nothing accepted is lost."""
@@ -101,46 +120,91 @@ class SamplingWorker:
         await self._board.refresh()
         await self._runner.apply_gates()
 
-    async def _dispatch_after(self, position: int) -> int:
-        """Start every pending sample accepted after ``position``; returns the last position seen."""
+    async def _dispatch(self) -> None:
+        """Start every sample that waits, or as many as this process takes."""
         while not self._stopping:
-            async with self._database.read() as session:
-                operations = await self._ledger.pending_samples(session, self._base.name, after_position=position)
+            operations = await self._waiting()
             for operation in operations:
-                position = operation.position
                 if operation.id not in self._in_flight:
-                    task = asyncio.create_task(self._serve(operation), name=f"sample {operation.id}")
+                    with working_on(operation):
+                        # The task keeps the context that it begins in.
+                        task = asyncio.create_task(self._serve(operation), name=f"sample {operation.id}")
                     self._in_flight[operation.id] = task
             if not operations:
                 break
-        return position
+
+    async def _waiting(self) -> list[ReadyOperation]:
+        """Some samples that are not begun, of the oldest; none: there are none, or too many are in hand."""
+        if self._most_taken is None:
+            async with self._database.read() as session:
+                found = await self._ledger.pending_samples(session, self._base.name, after_position=self._position)
+            self._position = max((operation.position for operation in found), default=self._position)
+            return found
+        room = self._most_taken - len(self._in_flight)
+        if room <= 0:
+            return []
+        async with self._database.write() as transaction:
+            process = self._presence.identity.id
+            return await self._ledger.take_samples(transaction, self._base.name, process=process, most=room)
 
     async def _serve(self, operation: ReadyOperation) -> None:
+        self._telemetry.taken_up(operation)
         try:
-            await self._finish(operation, await self._sampled(operation))
+            outcome = await self._sampled(operation)
         except Exception:
             log.exception("operation=%s kind=%s failed", operation.id, OperationKind.SAMPLE)
-            failure = EngineFailure(f"weft failed to run this sample; the service's log has the cause ({operation.id})")
-            await self._finish(operation, failure)
+            outcome = EngineFailure(f"weft failed to run this sample; the service's log has the cause ({operation.id})")
+        try:
+            await _until_available(partial(self._finish, operation, outcome))
+        except Exception:
+            log.exception("operation=%s kind=%s could not be recorded", operation.id, OperationKind.SAMPLE)
+            await _until_available(partial(self._finish, operation, _unrecorded(operation)))
         finally:
             self._in_flight.pop(operation.id, None)
+            self._has_room.set()
 
-    async def _sampled(self, operation: ReadyOperation) -> tuple[SampleOutput, SampleReport] | WeftError:
+    async def _sampled(self, operation: ReadyOperation) -> Outcome:
         if not isinstance(operation.payload, SampleRequest):
             raise TypeError(f"{operation.kind} without a sample request")
         try:
             rules = stop_rules(operation.payload, self._base, self._vocabulary)
             continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
-            return await self._runner.run(operation, continuation)
+            return await _until_available(partial(self._runner.run, operation, continuation))
         except WeftError as error:
             return error
 
-    async def _finish(self, operation: ReadyOperation, outcome: tuple[SampleOutput, SampleReport] | WeftError) -> None:
-        """One transaction: the result, its report, and that the sample is no longer in flight."""
-        result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
-        async with self._database.write() as transaction:
-            await self._ledger.complete(transaction, [Completion(operation, result)])
-            await leave(transaction, operation.id)
+    async def _finish(self, operation: ReadyOperation, outcome: Outcome) -> None:
+        """Record the end; those of one moment, as when a batch of sequences ends, in one transaction."""
+        await self._endings.ask((operation, outcome))
+        self._telemetry.finished(operation, outcome)
+
+    async def _record(self, ends: Sequence[tuple[ReadyOperation, Outcome]]) -> list[None]:
+        """One transaction: the results, their reports, and that the samples are no longer in flight."""
+        completions, reports = [], []
+        for operation, outcome in ends:
+            result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
+            completions.append(Completion(operation, result))
             if not isinstance(outcome, WeftError):
-                await record_report(transaction, operation.tenant, operation.id, outcome[1])
+                reports.append((operation.tenant, operation.id, outcome[1]))
+        async with self._database.write() as transaction:
+            await self._ledger.complete(transaction, completions)
+            await leave_many(transaction, [operation.id for operation, _ in ends], self._presence.identity.id)
+            await record_reports(transaction, reports)
             self._ledger.announce_departure(transaction, self._base.name)
+        return [None] * len(ends)
+
+
+async def _until_available(call: Callable[[], Awaitable[T]]) -> T:
+    """``call``, again as long as the database cannot be had: a sample does not fail for that."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await call()
+        except Unavailable as outage:
+            log.warning("%s", outage.message)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, SWEEP_SECONDS)
+
+
+def _unrecorded(operation: ReadyOperation) -> EngineFailure:
+    return EngineFailure(f"weft could not record this sample; the service's log has the cause ({operation.id})")

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from engine.contracts.errors import EngineFailure, RunUnloaded, WeftError
+from engine.contracts.errors import EngineFailure, LeaseLost, RunUnloaded, Unavailable, WeftError
 from engine.contracts.ids import RunId
 from engine.contracts.operations import (
     LoadWeights,
@@ -19,6 +19,8 @@ from engine.contracts.operations import (
 from tenants.database import Database
 from tenants.runs import open_runs
 from workers.ledger.operations import ReadyOperation
+from workers.telemetry.context import working_on
+from workers.telemetry.training import TrainingTelemetry
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completions import CompletionWriter
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates
@@ -26,6 +28,8 @@ from workers.training.residency import AdapterResidency
 
 log = logging.getLogger(__name__)
 
+_NOT_RECORDED = (LeaseLost, Unavailable, SQLAlchemyError)
+"""What says nothing of the operation: it is done again, here or by the trainer that has the run."""
 _BY_PASSES = PASS_KINDS | {OperationKind.OPTIM_STEP}
 Complete = Callable[[Lane, ReadyOperation, Result | WeftError], None]
 
@@ -42,6 +46,7 @@ class AdapterTasks:
         checkpoints: CheckpointOperations,
         writer: CompletionWriter,
         complete: Complete,
+        telemetry: TrainingTelemetry,
         lose: Callable[[RunId], None],
         wake: Callable[[], None],
         max_adapters: int | None,
@@ -53,6 +58,7 @@ class AdapterTasks:
         self._checkpoints = checkpoints
         self._writer = writer
         self._complete = complete
+        self._telemetry = telemetry
         self._lose = lose
         self._wake = wake
         self._max_adapters = max_adapters
@@ -69,13 +75,13 @@ class AdapterTasks:
         heads.sort(key=lambda one: one[1].position)
         for lane, head in heads:
             if head.kind is OperationKind.UNLOAD_MODEL:
-                self._start(lane, self._alone(lane, head))
+                self._start(lane, head, self._alone(lane, head))
             elif creates(head) or not self._residency.holds(lane.run):
                 if not (creates(head) and self._is_full) and self._make_room(lanes, lane.run, head.position):
                     self._arriving += 1
-                    self._start(lane, self._arrive(lane, head))
+                    self._start(lane, head, self._arrive(lane, head))
             elif head.kind not in _BY_PASSES:
-                self._start(lane, self._alone(lane, head))
+                self._start(lane, head, self._alone(lane, head))
 
     async def finished(self) -> None:
         """Wait for every task."""
@@ -86,9 +92,11 @@ class AdapterTasks:
         """The number of open runs may have changed."""
         self._is_full = False
 
-    def _start(self, lane: Lane, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, None]) -> None:
         lane.is_busy = True
-        task = asyncio.create_task(work, name=f"adapter {lane.run}")
+        with working_on(head):
+            # The task keeps the context that it begins in.
+            task = asyncio.create_task(work, name=f"adapter {lane.run}")
         self._tasks[lane.run] = task
 
         def ended(_done: asyncio.Task[None]) -> None:
@@ -134,6 +142,9 @@ class AdapterTasks:
         except RunUnloaded as error:
             # Accepted just before the unload was written.
             self._complete(lane, head, error)
+        except _NOT_RECORDED:
+            log.exception("run=%s could not be brought in; trying again later", head.lane)
+            self._lose(lane.run)
         except WeftError as error:
             log.error("run=%s could not be restored: %s", head.lane, error.message)
             failure = EngineFailure("this model's training state could not be restored; load a checkpoint instead")
@@ -156,18 +167,20 @@ class AdapterTasks:
         await self._writer.drain(lane.run)
         if lane.is_lost:
             return
+        self._telemetry.taken_up([head])
         try:
             await self._dispatch(head)
-        except WeftError as error:
-            await self._fail(lane, head, error)
-        except SQLAlchemyError:
+        except _NOT_RECORDED:
             log.exception("operation=%s kind=%s could not be recorded", head.id, head.kind)
             self._lose(lane.run)
+        except WeftError as error:
+            await self._fail(lane, head, error)
         except Exception:
             log.exception("operation=%s kind=%s failed", head.id, head.kind)
             await self._fail(lane, head, failure_of(head))
         else:
             self._residency.applied(head)
+            log.debug("operation done kind=%s seq_id=%d", head.kind, head.seq_id)
             lane.finish(head)
             if head.kind is OperationKind.UNLOAD_MODEL:
                 lane.waiting.clear()
@@ -183,7 +196,7 @@ class AdapterTasks:
         self._residency.forget(lane.run)
         try:
             await self._checkpoints.fail_creation(head, error)
-        except SQLAlchemyError:
+        except _NOT_RECORDED:
             log.exception("operation=%s kind=%s could not be recorded", head.id, head.kind)
             self._lose(lane.run)
         else:

@@ -6,11 +6,12 @@ They run beside the passes of other runs: files are read and written by other th
 import asyncio
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import InvalidRequest, RunUnloaded, WeftError
+from engine.contracts.errors import InvalidRequest, RunUnloaded, Unavailable, WeftError
 from engine.contracts.ids import CheckpointId, RunId, SessionId
 from engine.contracts.operations import (
     LoadWeights,
@@ -36,6 +37,7 @@ from tenants.samplers import NewSampler, create_sampler, publish_live
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
 from workers.ledger.publication import Publication
+from workers.telemetry.training import TrainingTelemetry
 from workers.training.residency import AdapterResidency
 
 
@@ -50,6 +52,7 @@ class CheckpointOperations:
     clock: Clock
     residency: AdapterResidency
     publication: Publication
+    telemetry: TrainingTelemetry
 
     async def create(self, operation: ReadyOperation) -> None:
         """Make the adapter with its recorded settings."""
@@ -105,10 +108,11 @@ class CheckpointOperations:
             user_metadata=save.user_metadata,
         )
         path = CheckpointPath(operation.lane, Segment.SAMPLER_WEIGHTS, new.name)
+        is_followed = save.kind == "inflight" and save.name is None
+        started = perf_counter()
         try:
-            if save.kind == "inflight" and save.name is None:
-                directory = self.data_folder.path(directory_of(checkpoint))
-                await self.publication.prepare(self.trainer.base.facts.name, new.run_id, checkpoint, directory)
+            if is_followed:
+                await self.publication.prepare(self.trainer.base.facts.name, new.run_id, checkpoint)
             async with self.database.write() as transaction:
                 await record_checkpoint(transaction, operation.tenant, new, self.clock)
                 if save.name is not None:
@@ -116,9 +120,14 @@ class CheckpointOperations:
                 else:
                     result = await self._open_sampler(transaction, operation, save, checkpoint, path)
                 await self._complete(transaction, operation, result)
+        except Unavailable:
+            # It may have been recorded all the same: the folder is removed with others that no row names.
+            raise
         except WeftError:
             await asyncio.to_thread(self.data_folder.remove, directory_of(checkpoint))
             raise
+        if is_followed:
+            self.telemetry.published(operation, seconds=perf_counter() - started)
 
     async def _open_sampler(
         self,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from engine.contracts.errors import LeaseLost
 from engine.contracts.ids import RunId
 from tenants.database import Database
 from workers.ledger.ledger import Ledger
@@ -69,6 +70,8 @@ class CompletionWriter:
         try:
             async with self._database.write() as transaction:
                 await self._ledger.complete(transaction, batch)
+        except LeaseLost as lost:
+            log.warning("completions are not written operations=%d: %s", len(batch), lost.message)
         except Exception:
             log.exception("completions could not be written operations=%d", len(batch))
         else:

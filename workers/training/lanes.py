@@ -5,12 +5,12 @@ completions are not written yet. No I/O here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.contracts.ids import RequestId, RunId, TenantId
 from engine.contracts.operations import LoadWeights, OperationKind
 from engine.training.pass_operation import PassOperation
-from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation
+from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 
 PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 LOOKAHEAD_OPERATIONS = 8
@@ -30,6 +30,7 @@ class Lane:
     tenant: TenantId
     share: float
     next_seq_id: int
+    lease: RunLease
     waiting: dict[int, PendingOperation] = field(default_factory=dict)
     loaded: dict[int, ReadyOperation] = field(default_factory=dict)
     started: dict[RequestId, PassOperation] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class Lanes:
             self.cursor = max(self.cursor, operation.position)
             lane = self._lanes.get(operation.run)
             if lane is None:
-                lane = Lane(operation.run, operation.tenant, operation.share, operation.next_seq_id)
+                lane = Lane(operation.run, operation.tenant, operation.share, operation.next_seq_id, operation.lease)
                 self._lanes[operation.run] = lane
             lane.share = operation.share
             if operation.seq_id >= lane.next_seq_id and operation.seq_id not in lane.loaded:
@@ -135,7 +136,7 @@ class Lanes:
         for operation in operations:
             lane = self._lanes.get(RunId(operation.lane))
             if lane is not None and lane.waiting.pop(operation.seq_id, None) is not None:
-                lane.loaded[operation.seq_id] = operation
+                lane.loaded[operation.seq_id] = replace(operation, lease=lane.lease)
 
     def skip(self, next_seq_ids: Mapping[str, int]) -> None:
         """Move lanes past operations that were final before they could run."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 from sqlalchemy import select, update
 
@@ -25,11 +26,12 @@ from tenants.checkpoints import SNAPSHOTS, find_checkpoint, new_checkpoint_id
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
-from tenants.models import Run, RunState, Session
+from tenants.models import Run, RunState
 from tenants.runs import get_run, lora_settings
 from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import ReadyOperation
+from workers.ledger.operations import ReadyOperation, RunLease, lease_of
+from workers.telemetry.training import TrainingTelemetry
 from workers.training.statistics import TrainingStatistics
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class _Resident:
     """A resident adapter: last operation applied, last one a snapshot covers, when last used, bytes kept for it."""
 
     tenant: TenantId
+    lease: RunLease
     applied_seq_id: int
     snapshot_seq_id: int
     nbytes: int
@@ -55,6 +58,7 @@ class _Snapshot:
 
     run: RunId
     tenant: TenantId
+    lease: RunLease
     seq_id: int
     state: AdapterState
     nbytes: int
@@ -75,6 +79,7 @@ class AdapterResidency:
         snapshot_operations: int,
         memory_bytes: int,
         statistics: TrainingStatistics,
+        telemetry: TrainingTelemetry,
     ) -> None:
         """``memory_bytes`` is kept for weights, gradients and moments together; one adapter is held in any case."""
         self._trainer = trainer
@@ -86,6 +91,7 @@ class AdapterResidency:
         self._snapshot_operations = snapshot_operations
         self._memory_bytes = memory_bytes
         self._statistics = statistics
+        self._telemetry = telemetry
         self._residents: dict[RunId, _Resident] = {}
         self._leaving: dict[RunId, _Snapshot] = {}
         self._writes: dict[RunId, asyncio.Task[None]] = {}
@@ -105,12 +111,21 @@ class AdapterResidency:
         """Whether the run's adapter is in memory, or on its way out of it and so at hand."""
         return run in self._residents
 
+    def is_away(self, run: RunId) -> bool:
+        """Whether nothing of the run is in memory or on its way to disk."""
+        return not (run in self._residents or run in self._leaving or run in self._writes)
+
+    def lease_of(self, run: RunId) -> RunLease | None:
+        """The lease under which the run's adapter came into memory, None when it is not there."""
+        there = self._residents.get(run) or self._leaving.get(run)
+        return None if there is None else there.lease
+
     async def bring_in(self, operation: ReadyOperation) -> None:
         """Have the operation's adapter in memory. Raises ``WeftError`` when it cannot be rebuilt."""
         run_id = RunId(operation.lane)
         leaving = self._leaving.get(run_id)
         if leaving is not None:
-            await self._hold(run_id, leaving.tenant, leaving.state, applied=leaving.seq_id, covered=-1)
+            await self._hold(run_id, leaving)
             return
         if (writing := self._writes.get(run_id)) is not None:
             await asyncio.wait([writing])
@@ -121,10 +136,13 @@ class AdapterResidency:
             replay = await self._ledger.operations_to_replay(
                 session, run_id, after_seq_id=run.snapshot_seq_id, before_seq_id=run.next_seq_id
             )
-        await self._restore(run, replay)
+        started = perf_counter()
+        await self._restore(run, replay, lease_of(operation))
+        self._telemetry.restored(replayed=len(replay), seconds=perf_counter() - started)
         self._statistics.paged_in += 1
+        self._telemetry.paged_in()
 
-    async def _restore(self, run: Run, replay: list[ReadyOperation]) -> None:
+    async def _restore(self, run: Run, replay: list[ReadyOperation], lease: RunLease) -> None:
         run_id, tenant = RunId(run.id), TenantId(run.tenant_id)
         log.debug("restoring run=%s snapshot_seq=%d replay=%d", run.id, run.snapshot_seq_id, len(replay))
         try:
@@ -139,7 +157,7 @@ class AdapterResidency:
         except WeftError:
             self.forget(run_id)
             raise
-        self._note(run_id, _Resident(tenant, run.next_seq_id - 1, run.snapshot_seq_id, nbytes))
+        self._note(run_id, _Resident(tenant, lease, run.next_seq_id - 1, run.snapshot_seq_id, nbytes))
 
     async def _apply_again(self, run: Run, operation: ReadyOperation) -> None:
         run_id = RunId(run.id)
@@ -160,7 +178,7 @@ class AdapterResidency:
         """A fresh adapter for the operation's run. Raises ``InvalidRequest``."""
         run = RunId(operation.lane)
         state = await self._put_fresh(run, settings)
-        self._note(run, _Resident(operation.tenant, operation.seq_id, -1, self._nbytes(state)))
+        self._note(run, _Resident(operation.tenant, lease_of(operation), operation.seq_id, -1, self._nbytes(state)))
 
     async def _put_fresh(self, run: RunId, settings: LoraSettings) -> AdapterState:
         async with self._files:
@@ -173,7 +191,7 @@ class AdapterResidency:
         run = RunId(operation.lane)
         state = await self._put_checkpoint(operation, load)
         if load.creates:
-            self._note(run, _Resident(operation.tenant, operation.seq_id, -1, self._nbytes(state)))
+            self._note(run, _Resident(operation.tenant, lease_of(operation), operation.seq_id, -1, self._nbytes(state)))
 
     async def _put_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
         path = parse_path(load.path, segment=Segment.WEIGHTS)
@@ -192,9 +210,9 @@ class AdapterResidency:
         await self._compute.run(partial(self._trainer.put, run_id, found))
         return found
 
-    async def _hold(self, run: RunId, tenant: TenantId, state: AdapterState, *, applied: int, covered: int) -> None:
-        await self._compute.run(partial(self._trainer.put, run, state))
-        self._note(run, _Resident(tenant, applied, covered, self._nbytes(state)))
+    async def _hold(self, run: RunId, left: _Snapshot) -> None:
+        await self._compute.run(partial(self._trainer.put, run, left.state))
+        self._note(run, _Resident(left.tenant, left.lease, left.seq_id, -1, self._nbytes(left.state)))
 
     def _note(self, run: RunId, resident: _Resident) -> None:
         self._residents[run] = resident
@@ -252,6 +270,7 @@ class AdapterResidency:
         snapshot, resident = self._capture(run), self._residents.pop(run)
         self._compute.submit(partial(self._trainer.unload, run))
         self._statistics.paged_out += 1
+        self._telemetry.paged_out()
         if snapshot.seq_id > resident.snapshot_seq_id:
             self._leaving[run] = snapshot
             self._begin(snapshot)
@@ -279,21 +298,10 @@ class AdapterResidency:
         while self._writes:
             await asyncio.wait(list(self._writes.values()))
 
-    async def ended(self) -> list[RunId]:
-        """Resident runs whose session is over: nobody can train them any more."""
-        if not self._residents:
-            return []
-        async with self._database.read() as session:
-            ended = await session.scalars(
-                select(Run.id)
-                .join(Session, Session.id == Run.session_id)
-                .where(Run.id.in_(list(self._residents)), Session.ended_at.is_not(None))
-            )
-            return [RunId(run_id) for run_id in ended]
-
     def _capture(self, run: RunId) -> _Snapshot:
         resident = self._residents[run]
-        return _Snapshot(run, resident.tenant, resident.applied_seq_id, self._trainer.state(run), resident.nbytes)
+        state = self._trainer.state(run)
+        return _Snapshot(run, resident.tenant, resident.lease, resident.applied_seq_id, state, resident.nbytes)
 
     def _begin(self, snapshot: _Snapshot) -> None:
         before = self._writes.get(snapshot.run)
@@ -318,6 +326,7 @@ class AdapterResidency:
                 await self._record(snapshot)
         except Exception:
             # Nothing is lost: the ledger keeps what is needed to rebuild the run from its last snapshot.
+            self._telemetry.snapshot_failed()
             log.exception("snapshot failed run=%s", snapshot.run)
 
     def _is_known(self, snapshot: _Snapshot) -> bool:
@@ -325,6 +334,7 @@ class AdapterResidency:
         return snapshot.run in self._residents or snapshot.run in self._leaving
 
     async def _record(self, snapshot: _Snapshot) -> None:
+        started = perf_counter()
         relative = f"{SNAPSHOTS}/{new_checkpoint_id()}"
         directory = self._data_folder.path(relative)
         async with self._files:
@@ -335,11 +345,14 @@ class AdapterResidency:
                 update(Run)
                 .where(Run.id == snapshot.run, Run.tenant_id == snapshot.tenant, Run.state == RunState.READY)
                 .where(Run.snapshot_seq_id < snapshot.seq_id, Run.next_seq_id > snapshot.seq_id)
+                .where(Run.trainer_id == snapshot.lease.trainer, Run.lease_token == snapshot.lease.token)
                 .values(snapshot_seq_id=snapshot.seq_id, snapshot_dir=relative)
                 .returning(Run.id)
             )
         if (resident := self._residents.get(snapshot.run)) is not None and moved is not None:
             resident.snapshot_seq_id = max(resident.snapshot_seq_id, snapshot.seq_id)
+        if moved is not None:
+            self._telemetry.snapshot_written(seconds=perf_counter() - started)
         stale = previous if moved is not None else relative
         if stale is not None:
             await asyncio.to_thread(self._data_folder.remove, stale)

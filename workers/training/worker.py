@@ -22,10 +22,12 @@ from engine.training.pass_operation import PassOperation, PassPiece, PassReport
 from engine.training.trainer import Trainer
 from tenants.database import Database
 from workers.compute import ComputeThread
+from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion, ReadyOperation
+from workers.ledger.operations import Completion, PendingOperation, ReadyOperation
 from workers.ledger.statements import MAX_PENDING
-from workers.ledger.wakeups import Wakeups, training_topic, wait_for
+from workers.ledger.wakeups import Wakeups, trainer_topic, wait_for
+from workers.telemetry.training import TrainingTelemetry
 from workers.training.adapter_tasks import AdapterTasks, failure_of
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completions import CompletionWriter
@@ -41,6 +43,8 @@ SWEEP_SECONDS = 5.0
 TELL_SECONDS = 60.0
 """Time between two lines in the log that sum up what was computed; each pass has a line of its own on level debug."""
 _PAYLOADS_AT_ONCE = 512
+_OVERLAP = 512
+"""Positions that are looked at again where many accept operations at once."""
 _HEADROOM = 8
 """A pass may hold this part of its token budget more: light work beside a full pass then pushes out no long sequence, which
 would leave cores without their share of it."""
@@ -70,20 +74,25 @@ class TrainingWorker:
         database: Database,
         ledger: Ledger,
         wakeups: Wakeups,
+        leases: RunLeases,
         residency: AdapterResidency,
         checkpoints: CheckpointOperations,
         statistics: TrainingStatistics,
+        telemetry: TrainingTelemetry,
         pass_token_budget: int,
         max_adapters: int | None,
     ) -> None:
         """``max_adapters`` is how many runs may be open at once, None for no limit."""
         self.statistics = statistics
+        self._telemetry = telemetry
         self._base_model = base_model
         self._trainer = trainer
         self._compute = compute
         self._database = database
         self._ledger = ledger
         self._wakeups = wakeups
+        self._leases = leases
+        self._topic = trainer_topic(leases.identity.id)
         self._residency = residency
         self._token_budget = pass_token_budget
         self._lanes = Lanes()
@@ -98,19 +107,22 @@ class TrainingWorker:
             checkpoints=checkpoints,
             writer=self._writer,
             complete=self._complete,
+            telemetry=telemetry,
             lose=self._lose,
             wake=self._wake,
             max_adapters=max_adapters,
         )
+        leases.tell_claims(self._runs_claimed)
         self._stopping = False
         self._swept = monotonic()
         self._told = TrainingStatistics()
         self._told_at = monotonic()
 
     async def run(self) -> None:
-        """Work until ``stop``; then finish what is under way and snapshot what is in memory."""
+        """Work until ``stop``; then finish what is under way, snapshot what is in memory and hand the runs over."""
         writing = asyncio.create_task(self._writer.run(), name=f"completions {self._base_model}")
-        with self._wakeups.listen(training_topic(self._base_model)) as event:
+        leasing = asyncio.create_task(self._leases.run(), name=f"leases {self._base_model}")
+        with self._wakeups.listen(self._topic) as event:
             event.set()
             while not self._stopping:
                 if not await self._guarded_round(event) and not event.is_set() and not self._stopping:
@@ -121,6 +133,14 @@ class TrainingWorker:
         await self._residency.snapshot_all()
         self._writer.close()
         await writing
+        self._leases.stop()
+        await leasing
+        await self._leases.release_all()
+
+    def _runs_claimed(self) -> None:
+        """Runs are new to this trainer: what was accepted for them before is looked for."""
+        self._lanes.cursor = 0
+        self._wake()
 
     def stop(self) -> None:
         """Finish the pass in hand, then end."""
@@ -128,7 +148,7 @@ class TrainingWorker:
         self._wake()
 
     def _wake(self) -> None:
-        self._wakeups.announce(training_topic(self._base_model))
+        self._wakeups.announce(self._topic)
 
     async def _guarded_round(self, event: asyncio.Event) -> bool:
         try:
@@ -148,9 +168,22 @@ class TrainingWorker:
         self._tell()
         self._lanes.cursor = 0
         self._tasks.try_creations_again()
-        for run in await self._residency.ended():
-            if (lane := self._lanes.get(run)) is None or not (lane.is_busy or lane.started):
+        # Those whose session is over, and some of those that another trainer has more time for.
+        await self._let_go(await self._leases.ended())
+        await self._let_go(await self._leases.surplus())
+
+    async def _let_go(self, runs: Sequence[RunId]) -> None:
+        """Idle ones of the runs leave memory, and then this trainer."""
+        gone: list[RunId] = []
+        for run in runs:
+            if (lane := self._lanes.get(run)) is not None and (lane.is_busy or lane.started or lane.has_work):
+                continue
+            if self._residency.holds(run):
                 self._residency.page_out(run)
+            elif self._residency.is_away(run):
+                gone.append(run)
+        if gone:
+            await self._leases.release(gone)
 
     def _tell(self) -> None:
         """What was computed since the last time, for people."""
@@ -171,7 +204,10 @@ class TrainingWorker:
                 event.clear()
                 more = True
                 while more:
-                    found = await self._ledger.pending_training(session, self._base_model, after_position=lanes.cursor)
+                    found = await self._ledger.pending_training(
+                        session, self._base_model, trainer=self._leases.identity.id, after_position=self._seen()
+                    )
+                    self._drop_stale(found)
                     lanes.take_in(found)
                     more = len(found) == MAX_PENDING
                 if holes := [lane.run for lane in lanes if lane.has_hole and not lane.unwritten and not lane.is_busy]:
@@ -182,6 +218,18 @@ class TrainingWorker:
                 ids = [one.id for one in wanted[:_PAYLOADS_AT_ONCE]]
                 lanes.put_payloads(await self._ledger.load(session, ids))
         lanes.drop_idle()
+
+    def _seen(self) -> int:
+        """Up to where nothing new can come: positions are given before transactions commit, which they do in any order."""
+        overlap = 0 if self._database.has_one_service else _OVERLAP
+        return max(0, self._lanes.cursor - overlap)
+
+    def _drop_stale(self, found: Sequence[PendingOperation]) -> None:
+        """A run that was another trainer's meanwhile: what is here of it is from before."""
+        for run, lease in {one.run: one.lease for one in found}.items():
+            lane = self._lanes.get(run)
+            if (lane is not None and lane.lease != lease) or self._residency.lease_of(run) not in (None, lease):
+                self._lose(run)
 
     async def _beside_looking(self, event: asyncio.Event, call: Callable[[], T]) -> T:
         """``call`` on the compute thread, and a look at the ledger meanwhile."""
@@ -213,6 +261,7 @@ class TrainingWorker:
                 due.append((lane, head, head.payload))
         if not due:
             return False
+        self._telemetry.taken_up([head for _, head, _ in due])
         started = perf_counter()
         outcomes: Sequence[Result | WeftError]
         try:
@@ -221,7 +270,9 @@ class TrainingWorker:
         except Exception:
             log.exception("optimizer step failed base=%s operations=%d", self._base_model, len(due))
             outcomes = [failure_of(head) for _, head, _ in due]
-        self.statistics.add_steps(len(due), seconds=perf_counter() - started)
+        seconds = perf_counter() - started
+        self.statistics.add_steps(len(due), seconds=seconds)
+        self._telemetry.steps_done([head for _, head, _ in due], seconds=seconds)
         for (lane, head, _), outcome in zip(due, outcomes, strict=True):
             self._complete(lane, head, outcome)
         return True
@@ -236,7 +287,7 @@ class TrainingWorker:
         pieces = [PassPiece(chosen.begun, chosen.sequences) for chosen in part]
         try:
             report = await self._beside_looking(event, partial(self._trainer.advance, pieces))
-            self._report(report, tenants=len({chosen.lane.tenant for chosen in part}))
+            self._report(report, part)
         except Exception:
             log.exception("fused pass failed base=%s operations=%d", self._base_model, len(pieces))
             for chosen in part:
@@ -260,6 +311,8 @@ class TrainingWorker:
         self._fairness = plan.fairness
         for piece in plan.pieces:
             chosen = found[piece.id]
+            if piece.id not in chosen.lane.started:
+                self._telemetry.taken_up([chosen.operation])
             chosen.lane.started[piece.id] = chosen.begun
         return [
             [replace(found[piece.id], sequences=piece.sequences) for piece in part]
@@ -278,8 +331,10 @@ class TrainingWorker:
         placed.sort(key=lambda one: one[0])
         return [chosen for _, chosen in placed]
 
-    def _report(self, report: PassReport, *, tenants: int) -> None:
+    def _report(self, report: PassReport, part: Sequence[_Chosen]) -> None:
+        tenants = len({chosen.lane.tenant for chosen in part})
         self.statistics.add_pass(report, tenants=tenants)
+        self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
         log.debug(
             "pass base=%s tenants=%d adapters=%d sequences=%d tokens=%d padding=%.3f seconds=%.4f base_s=%.4f "
             "low_rank_s=%.4f loss_s=%.4f",
@@ -302,6 +357,7 @@ class TrainingWorker:
         if lane.is_lost:
             return
         self._residency.applied(operation)
+        self._telemetry.finished(operation, outcome, share=lane.share)
         lane.finish(operation)
         lane.unwritten += 1
         self._writer.put([Completion(operation, outcome)])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
@@ -39,10 +40,13 @@ from tenants.models import OperationState
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.compute import ComputeThread
+from workers.leases.processes import ProcessKind, new_identity
+from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation
-from workers.ledger.publication import Publication
+from workers.ledger.publication import LocalPublication
 from workers.ledger.wakeups import Wakeups
+from workers.telemetry.telemetry import Telemetry
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
 from workers.training.statistics import TrainingStatistics
@@ -50,6 +54,7 @@ from workers.training.worker import TrainingWorker
 
 BASE = "weft/tiny"
 DEADLINE = 6.0
+LEASE = timedelta(seconds=0.4)
 """Seconds after which something that should have come has not."""
 PLENTY = 2**33
 
@@ -236,7 +241,9 @@ def _compose(
     snapshot_operations: int = 64,
 ) -> Rig:
     database, wakeups = Database(create_engine(url)), Wakeups()
-    ledger, data_folder = Ledger(database, wakeups, utc_now), DataFolder(folder)
+    process = Telemetry.of("test", utc_now)
+    telemetry = process.training(BASE)
+    ledger, data_folder = Ledger(database, wakeups, utc_now, process), DataFolder(folder)
     trainer, compute, statistics = (
         Trainer(base, pass_token_budget=token_budget),
         ComputeThread("t"),
@@ -252,17 +259,30 @@ def _compose(
         snapshot_operations=snapshot_operations,
         memory_bytes=memory_bytes,
         statistics=statistics,
+        telemetry=telemetry,
     )
+    identity = new_identity(ProcessKind.TRAINER, BASE)
     worker = TrainingWorker(
         base_model=BASE,
+        leases=RunLeases(
+            identity,
+            database=database,
+            wakeups=wakeups,
+            clock=utc_now,
+            lease=LEASE,
+            moved=lambda reason: None,
+        ),
         trainer=trainer,
         compute=compute,
         database=database,
         ledger=ledger,
         wakeups=wakeups,
         residency=residency,
-        checkpoints=CheckpointOperations(trainer, database, ledger, data_folder, utc_now, residency, Publication()),
+        checkpoints=CheckpointOperations(
+            trainer, database, ledger, data_folder, utc_now, residency, LocalPublication(), telemetry
+        ),
         statistics=statistics,
+        telemetry=telemetry,
         pass_token_budget=token_budget,
         max_adapters=max_adapters,
     )

@@ -21,7 +21,7 @@ from engine.contracts.operations import (
     UnloadModel,
 )
 from engine.training.pass_operation import PassOperation
-from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation
+from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 from workers.training.lanes import LOOKAHEAD_OPERATIONS, Lane, Lanes, creates
 
 RUN, OTHER = RunId("first:train:0"), RunId("second:train:0")
@@ -40,7 +40,10 @@ def pending(
 ) -> PendingOperation:
     """An operation as the ledger lists it, accepted after all before."""
     id = RequestId(f"{run}/{seq_id}")
-    return PendingOperation(id, next(_positions), TENANTS[run], run, seq_id, kind, tokens, next_seq_id, share=1.0)
+    return PendingOperation(id, next(_positions), TENANTS[run], run, seq_id, kind, tokens, next_seq_id, 1.0, LEASE)
+
+
+LEASE = RunLease("a trainer", 1)
 
 
 def ready(operation: PendingOperation) -> ReadyOperation:
@@ -57,6 +60,7 @@ def ready(operation: PendingOperation) -> ReadyOperation:
         operation.kind,
         payload,
         operation.tokens,
+        operation.lease,
     )
 
 

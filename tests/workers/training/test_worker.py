@@ -1,6 +1,9 @@
 """The trainer's loop: tenants share passes, order is the run's own, slow work stands beside."""
 
+import asyncio
 import logging
+from collections.abc import Sequence
+from time import monotonic
 
 import pytest
 import torch
@@ -17,8 +20,12 @@ from engine.contracts.operations import (
     WeightsSaved,
 )
 from engine.training.base import BaseModel
+from engine.training.group import GroupLost
+from engine.training.pass_operation import PassPiece, PassReport
+from migrations.upgrade import upgrade
 from tests.engine.training.conftest import make_batch
-from tests.workers.training.conftest import NewRig, busy_file_threads, undisturbed
+from tests.workers.training.conftest import DEADLINE, NewRig, busy_file_threads, undisturbed
+from workers.training.worker import SWEEP_SECONDS
 
 STEP = OptimStep(learning_rate=1e-3)
 
@@ -143,3 +150,39 @@ async def test_a_forward_leaves_no_gradient(new_rig: NewRig) -> None:
         assert client.state().gradient is None
         assert other.state().gradient is not None
         assert await client.do(STEP) == OptimStepped({"grad_norm:max": 0.0, "step:max": 1.0})
+
+
+async def test_an_operation_is_not_failed_by_the_loss_of_the_trainers_group(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker ends instead; the operation stays for the next one."""
+    rig = new_rig()
+
+    def lose(_pieces: Sequence[PassPiece]) -> PassReport:
+        raise GroupLost("a rank is gone")
+
+    task = asyncio.create_task(rig.worker.run())
+    (client,) = await rig.clients("a")
+    monkeypatch.setattr(rig.trainer, "advance", lose)
+    request = await client.send(batch(1))
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(GroupLost):
+            await task
+    assert await client.is_pending(request)
+
+
+async def test_an_operation_that_commits_after_a_later_one_does_not_wait_for_the_sweep(
+    new_rig: NewRig, postgres_url: str
+) -> None:
+    await asyncio.to_thread(upgrade, postgres_url)
+    rig = new_rig(url=postgres_url)
+    async with rig.running():
+        late, other = await rig.clients("late", "other")
+        async with rig.database.write() as transaction:
+            # Has its position, and is not seen before the block ends.
+            request = await late.accept(transaction, STEP)
+            for _ in range(3):
+                assert isinstance(await other.do(STEP), OptimStepped)
+        began = monotonic()
+        assert isinstance(await late.result(request), OptimStepped)
+        assert monotonic() - began < SWEEP_SECONDS / 2

@@ -1,0 +1,278 @@
+"""Leases: one trainer a run, whoever lost one writes nothing, clocks need not agree."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import func, select, update
+
+from engine.contracts.codec import digest
+from engine.contracts.errors import LeaseLost
+from engine.contracts.ids import RunId, SessionId, TenantId
+from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
+from tenants.database import Database, create_engine
+from tenants.keys import create_tenant
+from tenants.models import Operation, OperationState, Placement, Run, RunState, WorkerProcess
+from tenants.runs import NewRun, create_run
+from tenants.sessions import NewSession, create_session
+from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
+from workers.leases.runs import RunLeases
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import Completion, NewOperation, ReadyOperation
+from workers.ledger.wakeups import Wakeups
+from workers.telemetry.telemetry import Telemetry
+from workers.training.lanes import Lanes
+
+BASE = "test/tiny"
+LEASE = timedelta(seconds=30)
+SHORT = timedelta(seconds=0.4)
+
+
+@dataclass
+class Trainers:
+    """Two trainers of one base model, each with a clock of its own, and a tenant with runs."""
+
+    database: Database
+    tenant: TenantId
+    session: SessionId
+    now: datetime
+    skew: dict[str, timedelta] = field(default_factory=dict)
+    moves: list[str] = field(default_factory=list)
+
+    def ledger(self, name: str = "one") -> Ledger:
+        """As the trainer sees it."""
+        clock = self.clock(name)
+        return Ledger(self.database, Wakeups(), clock, Telemetry.of("test", clock))
+
+    def clock(self, name: str):  # type: ignore[no-untyped-def]
+        """The trainer's own."""
+        return lambda: self.now + self.skew.get(name, timedelta(0))
+
+    def leases(self, name: str, *, lease: timedelta = LEASE) -> RunLeases:
+        """A trainer's."""
+        return RunLeases(
+            new_identity(ProcessKind.TRAINER, BASE),
+            database=self.database,
+            wakeups=Wakeups(),
+            clock=self.clock(name),
+            lease=lease,
+            moved=self.moves.append,
+        )
+
+    async def run(self, number: int, *, has_work: bool = True) -> RunId:
+        """A ready run, with an optimizer step that waits."""
+        lora = LoraSettings(rank=4, alpha=32.0, seed=1)
+        async with self.database.write() as transaction:
+            new = NewRun(self.session, number, BASE, lora, None)
+            run = await create_run(transaction, self.tenant, new, self.clock("one"))
+            await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
+        if has_work:
+            await self.accept(run, 1)
+        return run
+
+    async def accept(self, run: RunId, seq_id: int, *, trainer: str | None = None) -> None:
+        """Another step; ``trainer`` is who the API believes has the run."""
+        step = OptimStep()
+        new = NewOperation(
+            self.tenant, run, seq_id, OperationKind.OPTIM_STEP, BASE, step, digest(step), trainer=trainer
+        )
+        async with self.database.write() as transaction:
+            await self.ledger().accept(transaction, new)
+
+    async def head(self, leases: RunLeases, run: RunId) -> ReadyOperation:
+        """What the trainer would compute of the run now."""
+        lanes, ledger = Lanes(), self.ledger()
+        async with self.database.read() as session:
+            lanes.take_in(await ledger.pending_training(session, BASE, trainer=leases.identity.id, after_position=0))
+            lane = lanes.get(run)
+            assert lane is not None, "the trainer does not have the run"
+            lanes.put_payloads(await ledger.load(session, [one.id for one in lane.to_load(1)]))
+        assert lane.head is not None
+        return lane.head
+
+    async def finish(self, *heads: ReadyOperation) -> None:
+        """Write the steps' results, together."""
+        async with self.database.write() as transaction:
+            await self.ledger().complete(transaction, [Completion(head, OptimStepped({})) for head in heads])
+
+    async def held(self) -> dict[str | None, int]:
+        """How many runs each trainer has."""
+        async with self.database.read() as session:
+            rows = await session.execute(select(Run.trainer_id, func.count().label("runs")).group_by(Run.trainer_id))
+            return {row.trainer_id: row.runs for row in rows}
+
+    async def count(self, what) -> int:  # type: ignore[no-untyped-def]
+        """Rows of a table."""
+        async with self.database.read() as session:
+            return await session.scalar(select(func.count()).select_from(what)) or 0
+
+    async def bury_all(self) -> None:
+        """Every process's lease ends now."""
+        async with self.database.write() as transaction:
+            await transaction.execute(update(WorkerProcess).values(expires_at=datetime(2000, 1, 1, tzinfo=UTC)))
+
+
+@pytest_asyncio.fixture
+async def trainers(database_url: str) -> AsyncIterator[Trainers]:
+    database, now = Database(create_engine(database_url)), datetime.now(UTC)
+    async with database.write() as transaction:
+        tenant = await create_tenant(transaction, name="cats", clock=lambda: now)
+        session = await create_session(transaction, tenant, NewSession([], None, "0.38.0", None, None), lambda: now)
+    yield Trainers(database, tenant, session, now)
+    await database.close()
+
+
+async def test_runs_that_wait_are_shared_out_by_load(trainers: Trainers) -> None:
+    for number in range(10):
+        await trainers.run(number)
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await asyncio.gather(*(_renew(trainers, leases) for leases in (one, two)))
+    await asyncio.gather(one.look(), two.look())
+    await asyncio.gather(one.look(), two.look())
+    assert await trainers.held() == {one.identity.id: 5, two.identity.id: 5}
+    assert await trainers.count(Placement) == 0
+
+
+async def test_whoever_lost_a_run_writes_nothing_of_it(trainers: Trainers) -> None:
+    mine, other = await trainers.run(0), await trainers.run(1)
+    one = trainers.leases("one")
+    await one.look()
+    stale, kept = await trainers.head(one, mine), await trainers.head(one, other)
+    async with trainers.database.write() as transaction:
+        # The run goes to another trainer and comes back: the same trainer, another lease.
+        await transaction.execute(update(Run).where(Run.id == mine).values(lease_token=Run.lease_token + 2))
+    with pytest.raises(LeaseLost):
+        await trainers.finish(stale)
+    async with trainers.database.read() as session:
+        state = await session.scalar(select(Operation.state).where(Operation.lane == mine))
+        next_seq_id = await session.scalar(select(Run.next_seq_id).where(Run.id == mine))
+    assert (state, next_seq_id) == (OperationState.PENDING, 1)
+    await trainers.finish(kept)
+
+
+async def test_one_lost_run_in_a_batch_writes_nothing_of_the_batch(trainers: Trainers) -> None:
+    mine, other = await trainers.run(0), await trainers.run(1)
+    one = trainers.leases("one")
+    await one.look()
+    heads = [await trainers.head(one, mine), await trainers.head(one, other)]
+    async with trainers.database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.id == mine).values(trainer_id="another"))
+    with pytest.raises(LeaseLost):
+        await trainers.finish(*heads)
+    async with trainers.database.read() as session:
+        states = set(await session.scalars(select(Operation.state)))
+    assert states == {OperationState.PENDING}
+
+
+async def test_runs_of_a_dead_trainer_go_to_a_living_one(trainers: Trainers) -> None:
+    busy, idle = await trainers.run(0), await trainers.run(1)
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await one.look()
+    await trainers.finish(await trainers.head(one, idle))
+    await trainers.bury_all()
+    await two.look()
+    assert await trainers.held() == {two.identity.id: 1, None: 1}
+    assert (await trainers.head(two, busy)).lane == busy
+    assert trainers.moves.count("expired") == 2
+    # The idle one has no trainer, and gets one with its next operation.
+    await trainers.accept(idle, 2)
+    await two.look()
+    assert await trainers.held() == {two.identity.id: 2}
+
+
+async def test_a_trainer_seen_to_end_is_not_waited_for(trainers: Trainers) -> None:
+    import os
+
+    run = await trainers.run(0)
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await one.look()
+    await two.look()
+    async with trainers.database.write() as transaction:
+        # Both are this process; the second one renews at its next look.
+        await declare_dead(transaction, os.getpid())
+    third = trainers.leases("two")
+    await third.look()
+    assert (await trainers.head(third, run)).lane == run
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_who_was_cut_off_with_all_the_others_buries_nobody_at_once(trainers: Trainers) -> None:
+    """After an outage of the database every lease has ended; the first one back must not take the others for dead."""
+    run = await trainers.run(0)
+    one, two = trainers.leases("one"), trainers.leases("two", lease=SHORT)
+    await one.look()
+    async with trainers.database.write() as transaction:
+        now = await database_now(transaction, trainers.clock("one"))
+        await transaction.execute(update(WorkerProcess).values(expires_at=now - timedelta(seconds=1)))
+    began = monotonic()
+    await two.look()
+    assert (await trainers.head(one, run)).lane == run
+    while await trainers.held() == {one.identity.id: 1}:
+        assert monotonic() - began < 10.0
+        await two.look()
+    assert monotonic() - began >= SHORT.total_seconds()
+    assert await trainers.held() == {two.identity.id: 1}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("skew", [timedelta(hours=-1), timedelta(hours=1)])
+async def test_clock_skew_neither_keeps_the_dead_nor_buries_the_living(trainers: Trainers, skew: timedelta) -> None:
+    run = await trainers.run(0)
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await one.look()
+    trainers.skew["two"] = skew
+    await two.look()
+    assert await trainers.held() == {one.identity.id: 1}
+    async with trainers.database.read() as session:
+        for name in ("one", "two"):
+            living = await alive(session, ProcessKind.TRAINER, BASE, trainers.clock(name))
+            assert set(living) == {one.identity.id, two.identity.id}
+    await trainers.finish(await trainers.head(one, run))
+
+
+async def test_idle_runs_beyond_a_trainers_share_go_to_one_that_has_less(trainers: Trainers) -> None:
+    runs = [await trainers.run(number) for number in range(4)]
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await one.look()
+    assert await one.surplus() == []
+    await two.look()
+    assert await one.surplus() == [], "they were busy just now"
+    trainers.now += timedelta(minutes=1)
+    beyond = await one.surplus()
+    assert len(beyond) == 2
+    assert set(beyond) < set(runs)
+    assert await two.surplus() == []
+    # Work that came in the meantime waits for nobody.
+    await one.release(beyond)
+    await two.look()
+    assert await trainers.held() == {one.identity.id: 2, two.identity.id: 2}
+
+
+async def test_an_orderly_end_hands_over_at_once(trainers: Trainers) -> None:
+    run = await trainers.run(0)
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await one.look()
+    await one.release_all()
+    await two.look()
+    assert (await trainers.head(two, run)).lane == run
+
+
+async def test_an_operation_accepted_for_a_trainer_that_just_died_is_found(trainers: Trainers) -> None:
+    run = await trainers.run(0, has_work=False)
+    # The API read the run's row before the trainer died, and wrote after it was buried.
+    await trainers.accept(run, 1, trainer="trainer-that-is-gone")
+    assert await trainers.count(Placement) == 0
+    one = trainers.leases("one")
+    await one.look()
+    assert (await trainers.head(one, run)).lane == run
+
+
+async def _renew(trainers: Trainers, leases: RunLeases) -> None:
+    from workers.leases.processes import renew
+
+    async with trainers.database.write() as transaction:
+        await renew(transaction, leases.identity, lease=LEASE, clock=trainers.clock("one"))

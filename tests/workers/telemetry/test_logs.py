@@ -1,0 +1,99 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from engine.contracts.ids import RequestId, TenantId
+from engine.contracts.operations import OperationKind, OptimStep
+from workers.ledger.operations import ReadyOperation
+from workers.telemetry.context import TraceParent, begin_work, current_work, note_tenant, parse_traceparent, working_on
+from workers.telemetry.logs import configure_logging
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+log = logging.getLogger("tests.logs")
+
+
+@pytest.fixture(autouse=True)
+def the_tests_own_logging() -> Iterator[None]:
+    """Put back what the test replaces."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def operation(trace_id: str | None = TRACE) -> ReadyOperation:
+    return ReadyOperation(
+        RequestId("o-1"), 1, TenantId("t-1"), "run", 1, OperationKind.OPTIM_STEP, OptimStep(), 0, trace_id=trace_id
+    )
+
+
+def test_a_json_line_has_the_ids_of_the_work_in_hand() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", "worker", stream)
+    with working_on(operation()):
+        log.info("hello %s", "world")
+    log.info("alone \udcff")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert first.pop("time").endswith("+00:00")
+    assert first == {
+        "level": "info",
+        "logger": "tests.logs",
+        "message": "hello world",
+        "process": "worker",
+        "trace_id": TRACE,
+        "tenant": "t-1",
+        "operation": "o-1",
+    }
+    assert (second["message"], "trace_id" in second) == ("alone ?", False)
+
+
+def test_a_json_line_holds_a_whole_traceback() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", "worker", stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("it failed")
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line)["exception"].endswith("ValueError: broken")
+
+
+def test_a_text_line_ends_with_the_ids() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "text", "worker", stream)
+    with working_on(operation(None)):
+        log.info("hello")
+    assert stream.getvalue().endswith(" INFO tests.logs hello tenant=t-1 operation=o-1\n")
+
+
+async def test_work_is_noted_for_the_running_task_only() -> None:
+    begin_work(TRACE, SPAN)
+    note_tenant("t-2")
+    assert (current_work().trace_id, current_work().span_id, current_work().tenant) == (TRACE, SPAN, "t-2")
+    with working_on(operation()):
+        assert current_work().tenant == "t-1"
+    assert current_work().operation is None
+
+
+@pytest.mark.parametrize(
+    ("header", "is_valid"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", True),
+        (f"cc-{TRACE}-{SPAN}-00-later-versions-say-more", True),
+        (f"ff-{TRACE}-{SPAN}-01", False),
+        (f"00-{'0' * 32}-{SPAN}-01", False),
+        (f"00-{TRACE}-{'0' * 16}-01", False),
+        (f"00-{TRACE.upper()}-{SPAN}-01", False),
+        (f"00-{TRACE}-{SPAN}-01x", False),
+        (f"00-{TRACE}", False),
+        ("", False),
+        ("\r\nx-evil: 1", False),
+    ],
+)
+def test_only_a_traceparent_as_the_standard_says_is_taken(header: str, is_valid: bool) -> None:
+    assert parse_traceparent(header.encode()) == (TraceParent(TRACE, SPAN) if is_valid else None)

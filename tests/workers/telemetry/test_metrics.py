@@ -1,0 +1,144 @@
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from prometheus_client import generate_latest
+
+from engine.contracts.errors import InvalidRequest
+from workers.telemetry.collectors import QueueState
+from workers.telemetry.exposition import Exposition
+from workers.telemetry.labels import base_label, replica_label, share_class
+from workers.telemetry.metrics import Metrics
+from workers.telemetry.readiness import NotReady, Readiness
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Replica:
+    """What the router knows of one."""
+
+    name: str
+    sequences: int = 0
+    is_alive: bool = True
+    is_draining: bool = False
+    is_asleep: bool | None = False
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("test", lambda: NOW)
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(1.0, "1"), (1.3, "1"), (3.0, "4"), (0.5, "0.5"), (1e9, "64"), (1e-9, "0.0625"), (0.0, "0.0625")],
+)
+def test_shares_make_few_classes(share: float, shown: str) -> None:
+    assert share_class(share) == shown
+
+
+def test_labels_hold_no_path_and_no_secret() -> None:
+    assert base_label("org/name") == "org/name"
+    one, other = base_label("/secret/one/tiny"), base_label("/secret/other/tiny")
+    assert one != other
+    assert one.startswith("tiny-")
+    assert replica_label("torch:/secret/tiny", "/secret/tiny") == "torch"
+    assert replica_label("vllm-user:password@host:8000/v1", "org/name") == "host:8000"
+    assert replica_label("vllm-host:8000", "org/name") == "vllm-host:8000"
+    assert replica_label("vllm-0", "org/name") == "vllm-0"
+
+
+def test_each_process_has_metrics_of_its_own(metrics: Metrics) -> None:
+    other = Metrics("test", lambda: NOW)
+    metrics.lease_moved("expired")
+    assert metrics.registry.get_sample_value("weft_lease_moves_total", {"reason": "expired"}) == 1
+    assert other.registry.get_sample_value("weft_lease_moves_total", {"reason": "expired"}) is None
+
+
+def test_a_queue_that_drains_is_shown_as_empty_and_one_that_is_unknown_not_at_all(metrics: Metrics) -> None:
+    labels = {"kind": "sample", "base": "org/name"}
+
+    def shown() -> list[float | None]:
+        names = ("weft_database_up", "weft_pending_operations", "weft_oldest_pending_seconds")
+        return [metrics.registry.get_sample_value(name, labels if name != "weft_database_up" else {}) for name in names]
+
+    assert shown() == [None, None, None]
+    metrics.queue_read([QueueState("sample", "org/name", 7, NOW - timedelta(seconds=90))])
+    assert shown() == [1, 7, 90]
+    metrics.queue_read(None)
+    assert shown() == [0, None, None]
+    metrics.queue_read([])
+    assert shown() == [1, 0, 0]
+
+
+def test_replicas_are_shown_as_they_are_when_asked(metrics: Metrics) -> None:
+    replicas = [Replica("vllm-0"), Replica("vllm-1", sequences=3)]
+    metrics.watch_replicas("org/name", lambda: replicas)
+    replicas[0].is_alive = False
+    replicas[1].is_draining = True
+    value = metrics.registry.get_sample_value
+    assert value("weft_replica_up", {"base": "org/name", "replica": "vllm-0"}) == 0
+    assert value("weft_replica_draining", {"base": "org/name", "replica": "vllm-1"}) == 1
+    assert value("weft_replica_sequences", {"base": "org/name", "replica": "vllm-1"}) == 3
+
+
+def test_methods_that_nobody_knows_make_no_series_of_their_own(metrics: Metrics) -> None:
+    for number in range(20):
+        metrics.http.answered("unmatched", f"METHOD{number}", 405, started=0.0)
+    labels = {"route": "unmatched", "method": "other", "status": "405"}
+    assert metrics.registry.get_sample_value("weft_http_requests_total", labels) == 20
+    assert b"METHOD" not in generate_latest(metrics.registry)
+
+
+async def test_a_process_without_http_of_its_own_is_scraped_and_asked(metrics: Metrics) -> None:
+    able = True
+
+    async def broker() -> None:
+        if not able:
+            raise NotReady("does not answer")
+
+    async def secret() -> None:
+        raise RuntimeError("password=tiger")
+
+    readiness = Readiness()
+    readiness.add("broker", broker)
+    exposition = Exposition(metrics.registry, readiness, host="127.0.0.1", port=0)
+    await exposition.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{exposition.port}") as client:
+        assert 'weft_process_info{process="test"} 1.0' in (await client.get("/metrics")).text
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+        assert (await client.get("/readyz")).json() == {"ready": True, "parts": {"broker": "ok"}}
+        assert (await client.get("/etc")).status_code == 404
+        able, readiness.kept_seconds = False, 0.0
+        readiness.add("secret", secret)
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["parts"] == {"broker": "does not answer", "secret": "failed (RuntimeError)"}
+        taken = Exposition(metrics.registry, readiness, host="127.0.0.1", port=exposition.port)
+        with pytest.raises(InvalidRequest, match="WEFT_METRICS_PORT"):
+            await taken.start()
+    await exposition.stop()
+
+
+async def test_many_who_ask_share_one_look() -> None:
+    looks = 0
+
+    async def count() -> None:
+        nonlocal looks
+        looks += 1
+
+    readiness = Readiness({"count": count})
+    for _ in range(50):
+        assert (await readiness.look()).is_ready
+    assert looks == 1
+
+
+async def test_a_part_that_does_not_answer_is_not_waited_for() -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    verdict = await Readiness({"hung": hang}, seconds=0.05).look()
+    assert (verdict.status, verdict.parts) == (503, {"hung": "no answer in 0.05 s"})

@@ -1,0 +1,72 @@
+"""No hot statement of the ledger reads it from end to end, on either database."""
+
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, insert, make_url
+
+from bench.ledger_calls import LedgerCalls
+from bench.ledger_plans import PARTIAL_INDEXES, explain, hot_statements, is_sequential, rows_in_vain
+from bench.ledger_rows import LedgerRows, copy_into, tables_of
+from migrations.upgrade import sync_url, upgrade
+from tenants.clock import utc_now
+from tenants.models import Base
+
+ROWS = 20_000
+TENANTS = 32
+STALE = 20
+"""Few: PostgreSQL is right to read a small table once rather than look up a large part of it."""
+MOST_IN_VAIN = 200
+"""Rows that a node may read and throw away: what is pending, of which there is little."""
+
+
+@pytest.fixture
+def made() -> LedgerRows:
+    return LedgerRows(ROWS, TENANTS, utc_now(), stale=STALE)
+
+
+async def test_postgresql_stays_on_indexes(postgres_url: str, made: LedgerRows) -> None:
+    upgrade(postgres_url)
+    address = make_url(postgres_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(address, autocommit=True) as connection:
+        copy_into(connection, made)
+        calls = LedgerCalls(postgres_url, made, utc_now)
+        statements = await hot_statements(calls)
+        await calls.close()
+        plans = [
+            (sent.name, explain(connection, sent, generic=generic)) for sent in statements for generic in (False, True)
+        ]
+    assert len(statements) > 20
+    assert [named for named in plans if is_sequential(named[1])] == []
+    assert [named for named in plans if rows_in_vain(named[1]) > MOST_IN_VAIN] == []
+
+
+async def test_sqlite_stays_on_indexes(migrated_database: Path, tmp_path: Path, made: LedgerRows) -> None:
+    path = tmp_path / "weft.db"
+    shutil.copy(migrated_database, path)
+    url = f"sqlite+aiosqlite:///{path}"
+    engine = create_engine(sync_url(url))
+    with engine.begin() as connection:
+        for name, rows in tables_of(made):
+            connection.execute(insert(Base.metadata.tables[name]), rows)
+    engine.dispose()
+    calls = LedgerCalls(url, made, utc_now)
+    statements = await hot_statements(calls)
+    await calls.close()
+    scans: list[tuple[str, str]] = []
+    with sqlite3.connect(path) as database:
+        for sent in statements:
+            plan = database.execute(f"EXPLAIN QUERY PLAN {sent.text}", sent.parameters).fetchall()
+            scans += [(sent.name, str(row[3])) for row in plan if _is_scan(str(row[3]))]
+    database.close()
+    assert len(statements) > 20
+    assert scans == []
+
+
+def _is_scan(step: str) -> bool:
+    """Of one of the ledger's tables, or of an index that holds all of its rows."""
+    return bool(re.match(r"SCAN operation", step)) and not PARTIAL_INDEXES.search(step)

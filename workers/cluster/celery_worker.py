@@ -1,0 +1,87 @@
+"""A Celery worker beside an event loop: tasks arrive on its thread and run on the loop."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+from celery.worker import WorkController, state
+
+log = logging.getLogger(__name__)
+
+TASK_SECONDS = 300.0
+"""The longest task; it is given up then, and its next message does it again."""
+_RESTART_SECONDS = 2.0
+_STOP_SECONDS = 10.0
+
+Handler = Callable[..., Awaitable[object]]
+
+
+class CeleryWorker:
+    """Consumes ``queues`` until ``stop``. One to a process: Celery keeps its stop sign in a module."""
+
+    def __init__(self, app: Celery, queues: Sequence[str], handlers: Mapping[str, Handler], *, name: str) -> None:
+        """``handlers`` are coroutine functions by task name, for the loop that calls ``start``."""
+        self._app = app
+        self._queues = queues
+        self._name = name
+        self._stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._consume, name="celery", daemon=True)
+        for task, handler in handlers.items():
+            self._register(task, handler)
+
+    def start(self) -> None:
+        """Begin; called on the loop that tasks run on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Take no more messages, and let the task in hand end."""
+        self._stopping.set()
+        state.should_stop = 0
+        await asyncio.to_thread(self._thread.join, _STOP_SECONDS)
+
+    def _register(self, name: str, handler: Handler) -> None:
+        def run(*arguments: Any) -> None:
+            if self._loop is None:
+                raise RuntimeError("the worker was not started")
+            task = asyncio.run_coroutine_threadsafe(_awaited(handler, arguments), self._loop)
+            try:
+                task.result(TASK_SECONDS)
+            except TimeoutError:
+                task.cancel()
+                log.error("task %s took more than %.0f s and was given up", name, TASK_SECONDS)
+            except Exception:
+                # The next message does it again; Celery would only log it otherwise.
+                log.exception("task %s failed", name)
+
+        self._app.task(run, name=name, shared=False, lazy=False)
+
+    def _consume(self) -> None:
+        # Celery's tracer asks this thread for its app.
+        self._app.set_current()
+        while not self._stopping.is_set():
+            try:
+                controller = WorkController(
+                    app=self._app,
+                    pool="solo",
+                    concurrency=1,
+                    hostname=self._name,
+                    queues=",".join(self._queues),
+                    loglevel=logging.WARNING,
+                    without_gossip=True,
+                    without_mingle=True,
+                    without_heartbeat=True,
+                )
+                controller.start()
+            except Exception:
+                log.exception("the Celery worker ended; starting it again")
+            self._stopping.wait(_RESTART_SECONDS)
+
+
+async def _awaited(handler: Handler, arguments: Sequence[Any]) -> None:
+    async with asyncio.timeout(TASK_SECONDS):
+        await handler(*arguments)

@@ -1,0 +1,28 @@
+"""What the parts of a process share: composed once, by whoever starts the process."""
+
+from dataclasses import dataclass
+
+from tenants.clock import Clock
+from tenants.data_folder import DataFolder
+from tenants.database import Database
+from tenants.settings import Settings
+from workers.ledger.ledger import Ledger
+from workers.ledger.publication import Publication
+from workers.ledger.token_feed import TokenFeed
+from workers.ledger.wakeups import Wakeups
+from workers.telemetry.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """Settings, database, ledger, and the ways to other parts of the service, wherever they run."""
+
+    settings: Settings
+    database: Database
+    ledger: Ledger
+    wakeups: Wakeups
+    feed: TokenFeed
+    publication: Publication
+    data_folder: DataFolder
+    clock: Clock
+    telemetry: Telemetry

@@ -1,0 +1,92 @@
+"""A sampling process among others: it lives as long as it renews its row; what it had taken is free again once it is dead."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+from sqlalchemy import delete, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tenants.clock import Clock
+from tenants.database import Database, after_commit
+from tenants.gates import leave_all
+from tenants.models import Operation, VersionOrder
+from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, forget, hold_dead
+from workers.ledger.statements import IS_PENDING, IS_SAMPLE
+from workers.ledger.wakeups import Wakeups, departures_topic, sampling_topic
+from workers.telemetry.readiness import NotReady
+
+log = logging.getLogger(__name__)
+
+
+class PoolPresence:
+    """One sampling process's sign of life."""
+
+    def __init__(
+        self, identity: WorkerIdentity, *, database: Database, wakeups: Wakeups, clock: Clock, lease: timedelta
+    ) -> None:
+        """``lease`` is how long others wait for a sign of life before they take over."""
+        self.identity = identity
+        self._database = database
+        self._wakeups = wakeups
+        self._clock = clock
+        self._sign = SignOfLife(identity, database=database, clock=clock, lease=lease)
+        self._ending = asyncio.Event()
+
+    async def run(self) -> None:
+        """Renew, and free what the dead had taken, until ``stop``; where there is no other process, once."""
+        while not self._ending.is_set():
+            try:
+                await self.look()
+            except Exception:
+                log.exception("no sign of life of %s could be given; trying again", self.identity.id)
+            try:
+                async with asyncio.timeout(None if self._sign.is_alone else self._sign.renewal_seconds):
+                    await self._ending.wait()
+            except TimeoutError:
+                continue
+
+    def stop(self) -> None:
+        """End ``run``; what was taken stays so until ``leave``, or until the lease ends."""
+        self._ending.set()
+
+    async def look(self) -> None:
+        """Renew, and free what the dead had taken."""
+        await self._sign.renew()
+        async with self._database.write() as transaction:
+            kind, base_model, known_only = ProcessKind.POOL, self.identity.base_model, not self._sign.may_judge
+            dead = await hold_dead(transaction, kind, base_model, self._clock, known_only=known_only)
+            if dead:
+                log.warning("sampling processes %s are dead; their samples go to others", ", ".join(dead))
+                await self._free(transaction, dead)
+
+    async def check(self) -> None:
+        """Others know that this process lives. Raises ``NotReady``."""
+        if not self._sign.is_given:
+            raise NotReady("this sampling process cannot renew its lease")
+
+    async def leave(self) -> None:
+        """Free what this process had taken, in an orderly end."""
+        async with self._database.write() as transaction:
+            await self._free(transaction, [self.identity.id])
+
+    async def _free(self, transaction: AsyncSession, processes: Sequence[str]) -> None:
+        base_model = self.identity.base_model
+        await transaction.execute(
+            update(Operation)
+            .where(
+                IS_PENDING,
+                IS_SAMPLE,
+                Operation.taken_by.in_(processes),
+            )
+            .values(taken_by=None)
+            .execution_options(synchronize_session=False)
+        )
+        for process in processes:
+            await leave_all(transaction, process)
+        await transaction.execute(delete(VersionOrder).where(VersionOrder.process_id.in_(processes)))
+        await forget(transaction, processes)
+        for topic in (sampling_topic(base_model), departures_topic(base_model)):
+            after_commit(transaction, partial(self._wakeups.announce, topic))

@@ -1,0 +1,97 @@
+"""Accepting samples: those that come in one moment go into one transaction, whoever sends them."""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from time import time
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.codec import encode
+from engine.contracts.errors import TooManySamples, WeftError
+from engine.contracts.ids import RequestId, TenantId
+from tenants.clock import Clock
+from tenants.database import Database, after_commit
+from tenants.models import OperationState
+from tenants.together import Together, few_lengths
+from workers.ledger import statements as sql
+from workers.ledger.ledger import Ledger, operation_values
+from workers.ledger.operations import NewOperation
+from workers.ledger.wakeups import sampling_topic
+from workers.telemetry.telemetry import Telemetry
+
+
+class SampleIntake:
+    """Accepts samples, each on its own terms: one that is refused does not hold up the others."""
+
+    def __init__(
+        self, database: Database, ledger: Ledger, clock: Clock, telemetry: Telemetry, *, most_pending: int
+    ) -> None:
+        """``most_pending`` is how many samples one tenant may have pending."""
+        self._database = database
+        self._ledger = ledger
+        self._clock = clock
+        self._telemetry = telemetry
+        self._most = most_pending
+        self._together: Together[NewOperation, RequestId] = Together(self._accept)
+
+    async def accept(self, sample: NewOperation) -> RequestId:
+        """Record ``sample``, or find its earlier self; own transaction, committed on return.
+
+        Raises ``SequenceConflict``, and ``TooManySamples``, the SDK's sign to hold back.
+        """
+        started = time()
+        request_id = await self._together.ask(sample)
+        if self._telemetry.traces.is_on:
+            self._telemetry.accepted(request_id, sample.kind, started=started)
+        return request_id
+
+    async def _accept(self, samples: Sequence[NewOperation]) -> list[RequestId | WeftError]:
+        async with self._database.write() as transaction:
+            room = await self._room(transaction, {sample.tenant for sample in samples})
+            fitting: list[NewOperation] = []
+            for sample in samples:
+                if room[sample.tenant] > 0:
+                    room[sample.tenant] -= 1
+                    fitting.append(sample)
+            ids = await self._insert(transaction, fitting)
+            for base_model in {sample.base_model for sample in fitting}:
+                after_commit(transaction, partial(self._ledger.wakeups.announce, sampling_topic(base_model)))
+            return [ids.get(id(sample)) or await self._earlier(transaction, sample) for sample in samples]
+
+    async def _room(self, session: AsyncSession, tenants: Collection[TenantId]) -> dict[TenantId, int]:
+        found = {}
+        for tenant in tenants:
+            keys = {"tenant": tenant, "at_most": self._most}
+            found[tenant] = self._most - (await session.scalar(sql.SAMPLES_PENDING, keys) or 0)
+        return found
+
+    async def _insert(self, transaction: AsyncSession, samples: Sequence[NewOperation]) -> dict[int, RequestId]:
+        """The new ones' request ids, by ``id`` of the sample; without those whose keys were taken."""
+        if not samples:
+            return {}
+        now = self._clock()
+        # By key: two processes that insert the same keys must not wait for each other.
+        ordered = sorted(samples, key=lambda sample: (sample.lane, sample.seq_id))
+        rows = {id(sample): operation_values(sample, now, OperationState.PENDING) for sample in ordered}
+        statement = sql.INSERT_MANY_UNLESS_PRESENT[transaction.get_bind().dialect.name]
+        await transaction.execute(statement, list(rows.values()))
+        ids = few_lengths([row["id"] for row in rows.values()])
+        inserted = set((await transaction.execute(sql.PRESENT, {"ids": ids})).scalars())
+        new = {key: RequestId(str(row["id"])) for key, row in rows.items() if row["id"] in inserted}
+        payloads = [
+            {"operation_id": new[id(sample)], "tenant_id": sample.tenant, "body": encode(sample.payload)}
+            for sample in ordered
+            if id(sample) in new
+        ]
+        if payloads:
+            await transaction.execute(sql.INSERT_PAYLOAD, payloads)
+        return new
+
+    async def _earlier(self, session: AsyncSession, sample: NewOperation) -> RequestId | WeftError:
+        try:
+            earlier = await self._ledger.find(session, lane=sample.lane, seq_id=sample.seq_id, digest=sample.digest)
+        except WeftError as conflict:
+            return conflict
+        return earlier or TooManySamples(
+            f"{self._most} sample requests are pending; send this one again when some have ended"
+        )

@@ -1,0 +1,85 @@
+"""The sampling of one base model, put together over the replicas that it is given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.ids import CheckpointId, RunId
+from engine.contracts.vocabulary import BaseVocabulary
+from tenants.checkpoints import directory_of
+from tenants.replica_orders import StandingOrder, standing_orders
+from workers.fabric import Fabric
+from workers.leases.processes import ProcessKind, new_identity
+from workers.leases.samples import PoolPresence
+from workers.sampling.gate_board import GateBoard
+from workers.sampling.publishing import prepare
+from workers.sampling.replica_pool import ReplicaPool
+from workers.sampling.replica_sources import ReplicaSource
+from workers.sampling.router import Router
+from workers.sampling.sample_runner import SampleRunner
+from workers.sampling.worker import SamplingWorker
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParts:
+    """The worker, the pool of its replicas, and how versions get onto them and off."""
+
+    worker: SamplingWorker
+    pool: ReplicaPool
+    runner: SampleRunner
+    presence: PoolPresence
+    fabric: Fabric
+
+    async def prepare(self, run: RunId, version: CheckpointId) -> None:
+        """Load the version beside the run's others wherever it is sampled. Raises ``WeftError``: then none has it."""
+        await prepare(self.pool.router, run, version, self.fabric.data_folder.path(directory_of(version)))
+
+
+def compose_sampling(
+    fabric: Fabric, facts: BaseModelFacts, vocabulary: BaseVocabulary, sources: Sequence[ReplicaSource]
+) -> SamplingParts:
+    """The sampling of one base model on ``sources``; nothing runs yet."""
+    settings = fabric.settings
+    presence = PoolPresence(
+        new_identity(ProcessKind.POOL, facts.name),
+        database=fabric.database,
+        wakeups=fabric.wakeups,
+        clock=fabric.clock,
+        lease=settings.lease,
+    )
+    telemetry = fabric.telemetry.sampling(facts.name)
+    pool = ReplicaPool(Router(), sources, partial(_orders, fabric, facts.name))
+    fabric.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)
+    board = GateBoard(facts.name, fabric.database, fabric.clock)
+    runner = SampleRunner(
+        base=facts,
+        router=pool.router,
+        board=board,
+        database=fabric.database,
+        ledger=fabric.ledger,
+        feed=fabric.feed,
+        data_folder=fabric.data_folder,
+        clock=fabric.clock,
+        process=presence.identity.id,
+        continues_on_new_version=settings.swap_policy == "continue",
+        telemetry=telemetry,
+    )
+    worker = SamplingWorker(
+        base=facts,
+        vocabulary=vocabulary,
+        runner=runner,
+        board=board,
+        database=fabric.database,
+        ledger=fabric.ledger,
+        wakeups=fabric.wakeups,
+        presence=presence,
+        telemetry=telemetry,
+        most_taken=None if fabric.database.has_one_service else settings.pool_samples,
+    )
+    return SamplingParts(worker, pool, runner, presence, fabric)
+
+
+async def _orders(fabric: Fabric, base_model: str) -> Mapping[str, StandingOrder]:
+    async with fabric.database.read() as session:
+        return await standing_orders(session, base_model)

@@ -1,0 +1,67 @@
+"""How a process logs: text for people or one JSON object a line, with the ids of the work in hand."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+import orjson
+
+from workers.telemetry.context import WorkContext, current_work
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class TextFormatter(logging.Formatter):
+    """A line, the ids at its end."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        shown = "".join(f" {name}={value}" for name, value in _ids(current_work()).items())
+        return super().formatMessage(record) + shown
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, process, then what is known of trace_id, tenant and operation."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": self._process,
+            **_ids(current_work()),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        # Text may hold what UTF-8 cannot, such as file names of another encoding.
+        return orjson.dumps({name: _encodable(value) for name, value in line.items()}).decode()
+
+
+def configure_logging(
+    level: str, log_format: Literal["text", "json"], process: str, stream: TextIO = sys.stderr
+) -> None:
+    """Send everything that this process logs from ``level`` on to ``stream``. Once, by whoever starts the process."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _ids(work: WorkContext) -> dict[str, str]:
+    named = {"trace_id": work.trace_id, "tenant": work.tenant, "operation": work.operation}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _encodable(value: str) -> str:
+    return value.encode(errors="replace").decode()

@@ -1,0 +1,101 @@
+"""What those who sample tell: samples, tokens, cuts and how soon they go on, attempts."""
+
+import logging
+from collections.abc import Sequence
+from time import time
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from engine.contracts.errors import WeftError
+from engine.contracts.operations import SampleOutput
+from engine.contracts.sample_report import SampleReport
+from workers.ledger.operations import ReadyOperation
+from workers.telemetry.labels import base_label, replica_label, share_class
+from workers.telemetry.queue_waits import QueueWaits
+from workers.telemetry.traces import Figures, Traces
+
+log = logging.getLogger(__name__)
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_ATTEMPTS = (1, 2, 3, 5, 8, 13, 21)
+
+
+class SamplingMetrics:
+    """The families; ``base`` is a label of each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(f"weft_{name}", text, ("base", *labels), buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"weft_{name}", text, ("base", *labels), registry=registry)
+
+        self.finished = counter(
+            "samples_finished", "Samples that ended; `outcome` is done or an error's code.", "outcome"
+        )
+        self.cut = counter("samples_cut", "Attempts ended before their time: gate, version, replica.", "reason")
+        self.continued = counter("samples_continued", "Attempts that went on with what others had begun.")
+        self.tokens = counter("sampled_tokens", "Tokens of finished samples.", "share")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of finished samples' prompts.", "share")
+        self.seconds = histogram("sample_seconds", "Seconds of finished samples by phase.", _SECONDS, "phase")
+        self.attempts = histogram("sample_attempts", "Dispatches that finished samples took.", _ATTEMPTS)
+        self.swap_seconds = histogram(
+            "swap_seconds",
+            "Seconds without a token of samples in flight that a newer version cut: from the cut to the next token.",
+            _SECONDS,
+        )
+
+
+class SamplingTelemetry:
+    """One base model's samples in one process."""
+
+    def __init__(self, base_model: str, metrics: SamplingMetrics, waits: QueueWaits, traces: Traces) -> None:
+        self._base_model = base_model
+        self._label = base_label(base_model)
+        self._metrics = metrics
+        self._waits = waits
+        self._traces = traces
+        self._continued = metrics.continued.labels(self._label)
+        self._swap_seconds = metrics.swap_seconds.labels(self._label)
+
+    def taken_up(self, operation: ReadyOperation) -> None:
+        """This process works on the sample from now on."""
+        self._waits.ended(operation, self._base_model)
+
+    def finished(self, operation: ReadyOperation, outcome: tuple[SampleOutput, SampleReport] | WeftError) -> None:
+        """The sample's outcome is in the ledger."""
+        if isinstance(outcome, WeftError):
+            self._metrics.finished.labels(self._label, outcome.code).inc()
+            log.info("sample failed code=%s", outcome.code)
+            return
+        output, report = outcome
+        share, made = share_class(operation.share), sum(len(sequence.tokens) for sequence in output.sequences)
+        self._metrics.finished.labels(self._label, "done").inc()
+        self._metrics.tokens.labels(self._label, share).inc(made)
+        self._metrics.prompt_tokens.labels(self._label, share).inc(operation.tokens)
+        self._metrics.seconds.labels(self._label, "queue").observe(report.queue_seconds)
+        self._metrics.seconds.labels(self._label, "decode").observe(report.decode_seconds)
+        self._metrics.attempts.labels(self._label).observe(report.attempts)
+        log.debug("sample done tokens=%d attempts=%d", made, report.attempts)
+
+    def cut(self, reason: str) -> None:
+        """An attempt ends early: a ``gate``, a newer ``version``, a failed ``replica``."""
+        self._metrics.cut.labels(self._label, reason).inc()
+
+    def continued(self) -> None:
+        """An attempt goes on where another ended."""
+        self._continued.inc()
+
+    def swapped(self, seconds: float) -> None:
+        """The first token of the newer version has come, so long after the cut."""
+        self._swap_seconds.observe(seconds)
+
+    def attempt_done(self, operation: ReadyOperation, *, replica: str, number: int, seconds: float) -> None:
+        """One attempt has ended, well or not."""
+        if self._traces.is_on:
+            figures: Figures = {
+                "replica": replica_label(replica, self._base_model),
+                "attempt": number,
+                "base": self._label,
+            }
+            self._traces.worked(operation, "sample attempt", started=time() - seconds, figures=figures)

@@ -1,0 +1,198 @@
+"""What a trainer tells: passes, steps, adapters in and out of memory, snapshots, replays."""
+
+import logging
+from collections.abc import Sequence
+from time import time
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from engine.contracts.errors import WeftError
+from engine.contracts.operations import OperationKind, Result
+from workers.ledger.operations import ReadyOperation
+from workers.telemetry.context import working_on
+from workers.telemetry.labels import base_label, share_class
+from workers.telemetry.queue_waits import QueueWaits
+from workers.telemetry.traces import Figures, Traces
+
+log = logging.getLogger(__name__)
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+PADDING = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75)
+_TRAINED = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
+
+
+class PassFigures(Protocol):
+    """What the engine reports of a pass: its ``PassReport``, which this light module must not import."""
+
+    @property
+    def adapters(self) -> int:
+        """Adapters that took part."""
+        ...
+
+    @property
+    def sequences(self) -> int:
+        """Sequences computed."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Positions computed that are somebody's."""
+        ...
+
+    @property
+    def padding_share(self) -> float:
+        """Padded positions among all that were computed."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        ...
+
+    @property
+    def base_seconds(self) -> float:
+        """Of the frozen base."""
+        ...
+
+    @property
+    def low_rank_seconds(self) -> float:
+        """Of the adapters."""
+        ...
+
+    @property
+    def loss_seconds(self) -> float:
+        """Of the losses."""
+        ...
+
+
+class TrainingMetrics:
+    """The families; ``base`` is a label of each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"weft_{name}", text, ("base",), buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"weft_{name}", text, ("base", *labels), registry=registry)
+
+        self.pass_seconds = histogram("pass_seconds", "Seconds of a fused pass; its count is that of passes.", SECONDS)
+        self.pass_part_seconds = counter("pass_part_seconds", "Seconds of passes by part.", "part")
+        self.pass_sequences = histogram("pass_sequences", "Sequences of a pass.", COUNTS)
+        self.pass_tokens = histogram("pass_tokens", "Tokens of a pass, without padding.", TOKENS)
+        self.pass_padding = histogram("pass_padding_ratio", "Padding among all positions of a pass.", PADDING)
+        self.pass_adapters = histogram("pass_adapters", "Adapters in a pass.", COUNTS)
+        self.pass_tenants = histogram("pass_tenants", "Tenants in a pass.", COUNTS)
+        self.steps = counter("optimizer_steps", "Optimizer steps of adapters.")
+        self.step_seconds = histogram("optimizer_seconds", "Seconds of a fused step of several adapters.", SECONDS)
+        self.tokens = counter("trained_tokens", "Tokens of finished passes.", "share", "kind")
+        self.paged = counter("adapters_paged", "Adapters that came into memory or left it.", "direction")
+        self.snapshots = counter("snapshots_written", "Training states written durably.")
+        self.snapshot_failures = counter("snapshot_failures", "Snapshots that could not be written.")
+        self.snapshot_seconds = histogram("snapshot_seconds", "Seconds from a snapshot's begin to its record.", SECONDS)
+        self.replayed = histogram("replayed_operations", "Operations replayed to restore an adapter.", (0, *COUNTS))
+        self.restore_seconds = histogram(
+            "restore_seconds", "Seconds of restoring an adapter, replay included.", SECONDS
+        )
+        self.publish_seconds = histogram(
+            "publish_seconds", "Seconds from a written version to live samplers following it, loads included.", SECONDS
+        )
+
+
+class TrainingTelemetry:
+    """One base model's trainer: what happened, told once, to the metrics, the traces and the log."""
+
+    def __init__(self, base_model: str, metrics: TrainingMetrics, waits: QueueWaits, traces: Traces) -> None:
+        self._base_model = base_model
+        self._label = base = base_label(base_model)
+        self._metrics = metrics
+        self._waits = waits
+        self._traces = traces
+        self._pass_histograms = [
+            family.labels(base)
+            for family in (
+                metrics.pass_seconds,
+                metrics.pass_sequences,
+                metrics.pass_tokens,
+                metrics.pass_padding,
+                metrics.pass_adapters,
+                metrics.pass_tenants,
+            )
+        ]
+        self._part_seconds = [metrics.pass_part_seconds.labels(base, part) for part in ("base", "low_rank", "loss")]
+        self._paged_in = metrics.paged.labels(base, "in")
+        self._paged_out = metrics.paged.labels(base, "out")
+        self._steps = metrics.steps.labels(base)
+        self._snapshots = metrics.snapshots.labels(base)
+        self._snapshot_failures = metrics.snapshot_failures.labels(base)
+
+    def taken_up(self, operations: Sequence[ReadyOperation]) -> None:
+        """Their work begins."""
+        for operation in operations:
+            self._waits.ended(operation, self._base_model)
+
+    def pass_done(self, report: PassFigures, *, tenants: int, operations: Sequence[ReadyOperation]) -> None:
+        """A pass, or a part of one, in which ``operations`` took part has just ended."""
+        values = (report.seconds, report.sequences, report.tokens, report.padding_share, report.adapters, tenants)
+        for histogram, value in zip(self._pass_histograms, values, strict=True):
+            histogram.observe(value)
+        parts = (report.base_seconds, report.low_rank_seconds, report.loss_seconds)
+        for counter, seconds in zip(self._part_seconds, parts, strict=True):
+            counter.inc(max(seconds, 0.0))
+        if self._traces.is_on:
+            figures: Figures = {
+                "base": self._label,
+                "tokens": report.tokens,
+                "sequences": report.sequences,
+                "tenants": tenants,
+            }
+            self._traces.pass_done(operations, seconds=report.seconds, figures=figures)
+
+    def steps_done(self, operations: Sequence[ReadyOperation], *, seconds: float) -> None:
+        """A fused optimizer step of so many operations."""
+        self._steps.inc(len(operations))
+        self._metrics.step_seconds.labels(self._label).observe(seconds)
+        if self._traces.is_on:
+            figures: Figures = {"base": self._label, "adapters": len(operations)}
+            self._traces.pass_done(operations, seconds=seconds, figures=figures, name="optimizer step")
+
+    def finished(self, operation: ReadyOperation, outcome: Result | WeftError, *, share: float) -> None:
+        """The operation of a tenant with that ``share`` has had its effect, or none."""
+        if isinstance(outcome, WeftError):
+            with working_on(operation):
+                log.info("operation failed kind=%s code=%s", operation.kind, outcome.code)
+            return
+        if operation.kind in _TRAINED:
+            self._metrics.tokens.labels(self._label, share_class(share), operation.kind.value).inc(operation.tokens)
+        if log.isEnabledFor(logging.DEBUG):
+            with working_on(operation):
+                log.debug("operation done kind=%s seq_id=%d", operation.kind, operation.seq_id)
+
+    def paged_in(self) -> None:
+        """An adapter was restored."""
+        self._paged_in.inc()
+
+    def paged_out(self) -> None:
+        """An adapter has left memory."""
+        self._paged_out.inc()
+
+    def restored(self, *, replayed: int, seconds: float) -> None:
+        """An adapter was rebuilt from its snapshot and so many operations after it."""
+        self._metrics.replayed.labels(self._label).observe(replayed)
+        self._metrics.restore_seconds.labels(self._label).observe(seconds)
+
+    def snapshot_written(self, *, seconds: float) -> None:
+        """Of one run, and recorded."""
+        self._snapshots.inc()
+        self._metrics.snapshot_seconds.labels(self._label).observe(seconds)
+
+    def snapshot_failed(self) -> None:
+        """It will be tried again; until then replays grow."""
+        self._snapshot_failures.inc()
+
+    def published(self, operation: ReadyOperation, *, seconds: float) -> None:
+        """Live samplers follow the operation's version from now on."""
+        self._metrics.publish_seconds.labels(self._label).observe(seconds)
+        self._traces.worked(operation, "publish", started=time() - seconds, figures={"base": self._label})

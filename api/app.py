@@ -2,7 +2,9 @@
 
 from fastapi import FastAPI
 
+from api import readiness
 from api.errors import install_error_handlers
+from api.observation import RequestObserver
 from api.openai import chat, completions
 from api.openai import models as openai_models
 from api.services import ApiServices
@@ -10,6 +12,7 @@ from api.tinker import (
     capabilities,
     checkpoints,
     config,
+    downloads,
     futures,
     keys,
     models,
@@ -40,6 +43,7 @@ _TINKER_MODULES = (
     capabilities,
     keys,
     not_offered,
+    downloads,
     checkpoints,
     runs,
 )
@@ -50,6 +54,8 @@ def create_app(services: ApiServices) -> FastAPI:
     app = FastAPI(title="weft", summary="Multi-tenant LoRA training; speaks the Tinker API.", redirect_slashes=False)
     app.state.services = services
     install_error_handlers(app)
+    # Last is outermost: what the others log belongs to the request.
+    app.add_middleware(RequestObserver, telemetry=services.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX))
     for module in _TINKER_MODULES:
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in (adapters, samplers, samples, streaming):
@@ -58,4 +64,5 @@ def create_app(services: ApiServices) -> FastAPI:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
     app.include_router(config.health_router)
     app.include_router(config.health_router, prefix=TINKER_PREFIX)
+    app.include_router(readiness.router)
     return app

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
@@ -13,11 +13,32 @@ from engine.contracts.vocabulary import BaseVocabulary
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
-from tenants.keys import authenticate
+from tenants.keys import KeyReader
+from tenants.samplers import SamplerReader
 from tenants.settings import Settings
 from workers.ledger.ledger import Ledger
 from workers.ledger.publication import Publication
+from workers.ledger.sample_intake import SampleIntake
 from workers.ledger.token_feed import TokenFeed
+from workers.telemetry.context import note_tenant
+from workers.telemetry.readiness import Readiness
+from workers.telemetry.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class JointCalls:
+    """What many requests ask of the database at once, each kind on one connection: a flood of them leaves the others free."""
+
+    keys: KeyReader
+    samplers: SamplerReader
+    samples: SampleIntake
+
+    @classmethod
+    def over(cls, settings: Settings, database: Database, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Self:
+        """All of them."""
+        most = settings.max_pending_samples
+        samples = SampleIntake(database, ledger, clock, telemetry, most_pending=most)
+        return cls(KeyReader(database), SamplerReader(database, clock), samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +47,7 @@ class ApiServices:
 
     settings: Settings
     database: Database
+    joint: JointCalls
     ledger: Ledger
     clock: Clock
     data_folder: DataFolder
@@ -33,6 +55,8 @@ class ApiServices:
     vocabularies: Mapping[str, BaseVocabulary]
     feed: TokenFeed
     publication: Publication
+    telemetry: Telemetry
+    readiness: Readiness
 
     def base(self, name: str) -> BaseModelFacts:
         """The served base of that name. Raises ``UnknownBaseModel``; never falls back to another."""
@@ -55,8 +79,9 @@ Services = Annotated[ApiServices, Depends(get_services)]
 async def get_caller(request: Request, services: Services) -> TenantId:
     """The tenant whose key came in ``X-API-Key``, or as a bearer token. Raises ``Unauthenticated``."""
     secret = request.headers.get("x-api-key") or _bearer(request.headers.get("authorization", ""))
-    async with services.database.read() as session:
-        return await authenticate(session, secret)
+    tenant = await services.joint.keys.authenticate(secret)
+    note_tenant(tenant)
+    return tenant
 
 
 def _bearer(authorization: str) -> str | None:

@@ -16,6 +16,7 @@ from engine.contracts.ids import RequestId, TenantId
 from engine.contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
 from tenants.runs import run_standing
 from workers.ledger.operations import NewOperation, RejectedOperation
+from workers.telemetry.context import current_work
 
 OFF_LOOP_BYTES = 256 * 1024
 """A body above this size is decoded on a thread: polls and heartbeats must not wait for it."""
@@ -73,6 +74,8 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
                 base_model=run.base_model,
                 digest=identity,
                 error=error or InvalidRequest("the request cannot run"),
+                trainer=run.trainer,
+                trace_id=current_work().trace_id,
             )
             request_id = await services.ledger.reject(transaction, rejected)
         else:
@@ -85,6 +88,8 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
                 payload=payload,
                 digest=identity,
                 tokens=_tokens(payload),
+                trainer=run.trainer,
+                trace_id=current_work().trace_id,
             )
             request_id = await services.ledger.accept(transaction, new)
     return promise(request_id, model_id=run.id)

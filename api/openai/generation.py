@@ -26,6 +26,7 @@ from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
 from workers.ledger.operations import NewOperation, OperationStatus
 from workers.ledger.token_feed import TokensMade
+from workers.telemetry.context import current_work
 
 _MOST_PROMPTS = 128
 
@@ -146,6 +147,7 @@ async def generation(
             payload=payload,
             digest=digest(payload),
             tokens=len(payload.prompt),
+            trace_id=current_work().trace_id,
         )
         for number, payload in enumerate(payloads)
     ]

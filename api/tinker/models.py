@@ -19,6 +19,7 @@ from engine.contracts.operations import CreateModel, LoraSettings, OperationKind
 from tenants.runs import NewRun, create_run, get_run, run_id_for
 from tenants.sessions import get_session, live_session
 from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation
+from workers.telemetry.context import current_work
 
 router = APIRouter(tags=["models"])
 
@@ -79,6 +80,7 @@ async def open_run(
                 base_model=new.base_model,
                 payload=payload,
                 digest=digest(payload),
+                trace_id=current_work().trace_id,
             )
             request_id = await services.ledger.accept(transaction, operation)
     return promise(request_id, model_id=run_id)

@@ -19,7 +19,7 @@ router = APIRouter(tags=["not offered"])
 
 _CHECKPOINT = "/training_runs/{run_id}/checkpoints/{segment}/{name}"
 _PRIVATE = "checkpoints are private to their tenant"
-_FILES = "read the checkpoint's PEFT files from the service's data folder"
+_FILES = "download the PEFT files of that checkpoint"
 _POLL = "poll retrieve_future for each request"
 
 
@@ -41,8 +41,6 @@ NOT_OFFERED = (
     NotOffered("POST", "/copy_weights", "load the checkpoint into a run and save it there"),
     NotOffered("POST", f"{_CHECKPOINT}/publish", _PRIVATE),
     NotOffered("DELETE", f"{_CHECKPOINT}/publish", _PRIVATE),
-    NotOffered("GET", f"{_CHECKPOINT}/external_weights_urls", _FILES),
-    NotOffered("GET", f"{_CHECKPOINT}/archive", _FILES),
     NotOffered("POST", "/sessions/search", "list sessions with GET /sessions"),
     NotOffered("PUT", "/sessions/{session_id}/project", "weft has no projects"),
     NotOffered("GET", "/sessions/{session_id}/trace_export", "weft keeps no traces of sessions"),

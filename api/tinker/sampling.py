@@ -4,7 +4,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.json_body import PathId, json_body
 from api.services import ApiServices, Caller, Services
@@ -12,16 +11,15 @@ from api.submission import promise
 from api.wire.sampling_codec import sample_request
 from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
 from engine.contracts.codec import digest
-from engine.contracts.errors import InvalidRequest, NotFound, SessionEnded, TooManySamples
+from engine.contracts.errors import InvalidRequest, NotFound, SessionEnded
 from engine.contracts.ids import CheckpointId, RequestId, SessionId, TenantId
 from engine.contracts.operations import OperationKind, SampleRequest
 from engine.contracts.paths import Segment, parse_path
-from tenants.checkpoints import find_checkpoint, get_checkpoint
-from tenants.clock import Clock
-from tenants.models import Sampler
+from tenants.checkpoints import find_checkpoint
 from tenants.samplers import NewSampler, create_sampler, get_sampler
 from tenants.sessions import live_session
 from workers.ledger.operations import NewOperation
+from workers.telemetry.context import current_work
 
 router = APIRouter(tags=["sampling"])
 
@@ -103,9 +101,7 @@ async def sample_operation(
     """The operation that ``body`` asks for, and why its sampler takes no new work. Raises as ``asample``."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise InvalidRequest("sampling_session_id and seq_id are needed; open one with create_sampling_session")
-    async with services.database.read() as session:
-        sampler = await get_sampler(session, caller, body.sampling_session_id)
-        obstacle = await _obstacle(session, caller, sampler, services.clock)
+    sampler = await services.joint.samplers.standing(caller, body.sampling_session_id)
     payload = sample_request(body, services.base(sampler.base_model), services.settings)
     operation = NewOperation(
         tenant=caller,
@@ -116,21 +112,9 @@ async def sample_operation(
         payload=payload,
         digest=digest(payload),
         tokens=len(payload.prompt),
+        trace_id=current_work().trace_id,
     )
-    return operation, obstacle
-
-
-async def _obstacle(
-    session: AsyncSession, caller: TenantId, sampler: Sampler, clock: Clock
-) -> SessionEnded | NotFound | None:
-    """Why the sampler takes no new work: its session has ended or its checkpoint is gone."""
-    try:
-        await live_session(session, caller, sampler.session_id)
-        if sampler.checkpoint_id is not None:
-            await get_checkpoint(session, caller, sampler.checkpoint_id, clock)
-    except (SessionEnded, NotFound) as error:
-        return error
-    return None
+    return operation, sampler.obstacle
 
 
 async def accept_sample(services: ApiServices, operation: NewOperation, obstacle: Exception | None) -> RequestId:
@@ -138,14 +122,11 @@ async def accept_sample(services: ApiServices, operation: NewOperation, obstacle
 
     Raises ``TooManySamples``, the SDK's sign to hold back, when the tenant has too many pending.
     """
-    most = services.settings.max_pending_samples
-    async with services.database.write() as transaction:
-        if obstacle is None and not await services.ledger.has_room(transaction, operation.tenant, most=most):
-            obstacle = TooManySamples(f"{most} sample requests are pending; send this one again when some have ended")
-        if obstacle is None:
-            return await services.ledger.accept(transaction, operation)
+    if obstacle is None:
+        return await services.joint.samples.accept(operation)
+    async with services.database.read() as session:
         earlier = await services.ledger.find(
-            transaction, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest
+            session, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest
         )
     if earlier is None:
         raise obstacle

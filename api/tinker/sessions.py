@@ -103,8 +103,8 @@ async def session_heartbeat(
     caller: Caller, services: Services, body: Annotated[HeartbeatRequest, json_body(HeartbeatRequest)]
 ) -> HeartbeatNoted:
     """The client lives. Raises ``NotFound``, ``HeartbeatRefused`` once the session has ended."""
-    async with services.database.write() as transaction:
-        await sessions.heartbeat(transaction, caller, body.session_id, services.clock)
+    async with services.database.write_one() as session:
+        await sessions.heartbeat(session, caller, body.session_id, services.clock)
     return HeartbeatNoted()
 
 

@@ -13,7 +13,7 @@ from api.services import ApiServices, Caller, Services
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.ids import CheckpointId, RunId, TenantId
 from engine.contracts.paths import Segment, parse_path
-from tenants.checkpoints import directory_of, find_checkpoint, get_checkpoint, newest_sampler_checkpoint
+from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
 from tenants.gates import (
     Gate,
     GateMode,
@@ -130,8 +130,7 @@ async def reload(
     async with services.database.read() as session:
         run = await get_run(session, caller, run_id)
         version = await _version(services, session, caller, RunId(run.id), body.path)
-    directory = services.data_folder.path(directory_of(version))
-    await services.publication.prepare(run.base_model, RunId(run.id), version, directory)
+    await services.publication.prepare(run.base_model, RunId(run.id), version)
     async with services.database.write() as transaction:
         # Still there: it may have expired meanwhile.
         await get_checkpoint(transaction, caller, version, services.clock)

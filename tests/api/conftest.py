@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from sqlalchemy import update
 
 from api.app import create_app
-from api.services import ApiServices
+from api.services import ApiServices, JointCalls
 from engine.contracts.base_model import read_base_model_facts
 from engine.contracts.codec import digest
 from engine.contracts.errors import WeftError
@@ -37,9 +37,11 @@ from tenants.settings import Settings
 from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, NewOperation
-from workers.ledger.publication import Publication
+from workers.ledger.publication import LocalPublication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
+from workers.telemetry.readiness import Readiness
+from workers.telemetry.telemetry import Telemetry
 
 BASE = "test/tiny"
 
@@ -196,16 +198,21 @@ def base_model(tmp_path: Path) -> Path:
 async def service(settings: Settings, clock: MovableClock, base_model: Path) -> AsyncIterator[Service]:
     engine = create_engine(settings.resolved_database_url())
     database, wakeups = Database(engine), WatchedWakeups()
+    telemetry = Telemetry.of("test", clock)
+    ledger = Ledger(database, wakeups, clock, telemetry)
     services = ApiServices(
         settings=settings,
         database=database,
-        ledger=Ledger(database, wakeups, clock),
+        joint=JointCalls.over(settings, database, ledger, clock, telemetry),
+        ledger=ledger,
         clock=clock,
         data_folder=DataFolder(settings.data_dir),
         bases={BASE: read_base_model_facts(BASE, base_model, tokenizer_id=None)},
         vocabularies={BASE: BaseVocabulary(frozenset(), None)},
         feed=TokenFeed(),
-        publication=Publication(),
+        publication=LocalPublication(),
+        telemetry=telemetry,
+        readiness=Readiness(),
     )
     app = create_app(services)
     # asyncio turns Nagle's delay off only for sockets that name their protocol.
@@ -215,7 +222,7 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
     server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     yield Service(f"http://127.0.0.1:{listener.getsockname()[1]}", app, services, clock, wakeups)
-    wakeups.announce_all()
+    wakeups.close()
     server.should_exit = True
     await serving
     await database.close()

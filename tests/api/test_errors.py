@@ -104,8 +104,11 @@ def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
     stored_only = (errors.WeftError, *tree(errors.EngineFailure))
     for error in tree(errors.WeftError):
         if error is errors.TooManySamples:
-            # Back-pressure is the SDK's to repeat: it is the one that is not final.
+            # Back-pressure is the SDK's to repeat: it is not final.
             assert (error.status, error.retryable) == (429, True)
+        elif error in (errors.Unavailable, errors.LeaseLost):
+            # Nor is an outage.
+            assert (error.status, error.retryable) == (503, True)
         elif error not in stored_only:
             assert error.status in (400, 401, 404, 410, 413), error
 

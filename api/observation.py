@@ -1,0 +1,71 @@
+"""A request as logs, metrics and traces see it: its trace id, how it was answered, how long that took."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from workers.telemetry.context import TraceParent, begin_work, new_trace_id, parse_traceparent
+from workers.telemetry.telemetry import Telemetry
+from workers.telemetry.traces import SpanIds, new_span_id
+
+UNKNOWN_ROUTE = "unmatched"
+"""What is counted for a path that no route has: paths themselves are anybody's to make up."""
+
+
+class RequestObserver:
+    """Pure ASGI edge. The answer's ``x-trace-id`` is the client's own, if it sent a valid ``traceparent``."""
+
+    def __init__(self, app: ASGIApp, *, telemetry: Telemetry, prefixes: Sequence[str]) -> None:
+        """``prefixes`` are those of routers: a route's own template lacks them."""
+        self._app = app
+        self._http = telemetry.metrics.http
+        self._traces = telemetry.traces
+        self._prefixes = prefixes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app and tell of it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = perf_counter()
+        caller = _caller(scope)
+        trace_id = new_trace_id() if caller is None else caller.trace_id
+        ids = SpanIds(trace_id, new_span_id()) if self._traces.is_on else None
+        begin_work(trace_id, None if ids is None else ids.span_id)
+        status = 500
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-trace-id", trace_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        finally:
+            route = self._route(scope)
+            self._http.answered(route, scope["method"], status, started=started)
+            if ids is not None:
+                above = None if caller is None else SpanIds(caller.trace_id, caller.span_id)
+                seconds = perf_counter() - started
+                self._traces.request_done(
+                    ids, above, route=route, method=scope["method"], status=status, seconds=seconds
+                )
+
+    def _route(self, scope: Scope) -> str:
+        template: str | None = getattr(scope.get("route"), "path", None)
+        if template is None:
+            return UNKNOWN_ROUTE
+        for prefix in self._prefixes:
+            if scope["path"].startswith(prefix + "/"):
+                return template if template.startswith(prefix + "/") else prefix + template
+        return template
+
+
+def _caller(scope: Scope) -> TraceParent | None:
+    for name, value in scope["headers"]:
+        if name == b"traceparent":
+            return parse_traceparent(value)
+    return None

@@ -1,0 +1,68 @@
+"""A checkpoint's files over HTTP, by links that need no key and are nobody else's to make."""
+
+import io
+import tarfile
+
+import httpx
+from tinker import types
+
+
+def _url(run: str, action: str) -> str:
+    return f"/training_runs/{run}/checkpoints/weights/ck1/{action}"
+
+
+def _files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+async def _fetched(cats, url: str) -> httpx.Response:
+    """As a downloader does: no key."""
+    del cats
+    async with httpx.AsyncClient() as stranger:
+        return await stranger.get(url)
+
+
+async def test_an_archive_holds_the_checkpoints_files(cats, dogs) -> None:
+    run = await cats.run()
+    folder = await cats.checkpoint(run, "ck1")
+    theirs = await dogs.run()
+    await dogs.checkpoint(theirs, "ck1")
+    answer = await cats.http.get(_url(run, "archive"))
+    assert answer.status_code == 302
+    assert answer.headers["expires"].endswith("GMT")
+    fetched = await _fetched(cats, answer.headers["location"])
+    with tarfile.open(fileobj=io.BytesIO(fetched.raise_for_status().content)) as tar:
+        found = {member.name: tar.extractfile(member).read() for member in tar}
+    assert found == _files(folder) != {}
+    assert (await dogs.http.get(_url(run, "archive"))).status_code == 404
+    assert (await dogs.http.get(_url(theirs, "archive"))).status_code == 302
+
+
+async def test_every_file_has_a_link(cats, clock) -> None:
+    run = await cats.run()
+    folder = await cats.checkpoint(run, "ck1")
+    answer = (await cats.http.get(_url(run, "external_weights_urls"))).raise_for_status().json()
+    parsed = types.ExternalWeightsUrlsResponse.model_validate(answer)
+    assert parsed.urls.keys() == _files(folder).keys()
+    assert parsed.expires.tzinfo is not None
+    assert parsed.expires > clock()
+    for name, url in parsed.urls.items():
+        assert (await _fetched(cats, url)).content == _files(folder)[name]
+    other = parsed.urls[next(iter(parsed.urls))].rpartition("/")[0]
+    assert (await _fetched(cats, f"{other}/..%2F..%2Fweft.db")).status_code == 404
+    assert (await _fetched(cats, f"{other}/nothing")).status_code == 404
+
+
+async def test_a_link_ends_with_its_time_and_with_the_checkpoint(cats, clock) -> None:
+    run = await cats.run()
+    await cats.checkpoint(run, "ck1")
+    first = (await cats.http.get(_url(run, "archive"))).headers["location"]
+    clock.move(seconds=3599)
+    second = (await cats.http.get(_url(run, "archive"))).headers["location"]
+    assert (await _fetched(cats, first)).status_code == 200
+    clock.move(seconds=2)
+    assert (await _fetched(cats, first)).status_code == 404
+    assert (await _fetched(cats, second)).status_code == 200
+    await cats.http.delete(f"/training_runs/{run}/checkpoints/weights/ck1")
+    assert (await _fetched(cats, second)).status_code == 404
+    assert (await _fetched(cats, second.replace("downloads/", "downloads/x"))).status_code == 404

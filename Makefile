@@ -13,7 +13,7 @@ TINY := .weft/models/tiny
 PYTEST_ARGS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling vllm wire clean
+.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-load vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -75,6 +75,12 @@ bench-swap: setup vllm ## what a new version of an adapter costs its own samples
 
 bench-sampling: setup vllm ## samples through weft against vLLM itself
 	$(PY) -m bench.sampling
+
+bench-ledger: setup ## the ledger at ten thousand rows and at a million, on PostgreSQL
+	$(PY) -m bench.ledger
+
+bench-load: setup ## two thousand samples at once while others train, on a cluster
+	$(PY) -m bench.load
 
 wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto

@@ -1,4 +1,4 @@
-"""A ``weft serve`` process of one's own on a free loopback port: for demos, benchmarks and tests of the real thing."""
+"""A ``weft serve`` or ``weft up`` of one's own on a free loopback port: for demos, benchmarks and tests of the real thing."""
 
 import os
 import queue
@@ -26,14 +26,22 @@ class ServiceProcess:
     """
 
     def __init__(
-        self, *, data: Path, base_models: Sequence[str], port: int = 0, environment: Mapping[str, str] | None = None
+        self,
+        *,
+        data: Path,
+        base_models: Sequence[str],
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = ("serve",),
     ) -> None:
-        self._command = [sys.executable, "-m", "clients.command.main", "serve", "--port", str(port)]
+        """``command`` is weft's, with its own options: one that prints where it listens."""
+        self._command = [sys.executable, "-m", "clients.command.main", *command, "--port", str(port)]
         self._command += ["--data", str(data)]
         for spec in base_models:
             self._command += ["--base-model", spec]
         self._environment = {**os.environ, **(environment or {})}
         self._log_path = data.parent / f"{data.name}.log"
+        self._printed_path = data.parent / f"{data.name}.out"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self.base_url = ""
@@ -52,7 +60,7 @@ class ServiceProcess:
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
             )
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._pump, args=(self._process, lines), daemon=True)
+        self._reader = threading.Thread(target=self._pump, args=(self._process, lines, self._printed_path), daemon=True)
         self._reader.start()
         self.base_url = ""
         while True:
@@ -73,11 +81,16 @@ class ServiceProcess:
                 return
 
     @staticmethod
-    def _pump(process: subprocess.Popen[str], lines: "queue.SimpleQueue[str | None]") -> None:
+    def _pump(process: subprocess.Popen[str], lines: "queue.SimpleQueue[str | None]", printed_path: Path) -> None:
+        is_starting = True
         if process.stdout is not None:
-            with process.stdout:
+            with process.stdout, printed_path.open("a") as printed:
                 for line in process.stdout:
-                    lines.put(line)
+                    printed.write(line)
+                    printed.flush()
+                    if is_starting:
+                        lines.put(line)
+                    is_starting = is_starting and not line.startswith(_READY_LINE)
         lines.put(None)
 
     def stop(self) -> int:
@@ -101,6 +114,10 @@ class ServiceProcess:
     def log_tail(self, characters: int = 4000) -> str:
         """The end of what the service wrote to standard error."""
         return self._log_path.read_text()[-characters:] if self._log_path.exists() else ""
+
+    def printed_tail(self, characters: int = 4000) -> str:
+        """The end of what it wrote to standard output."""
+        return self._printed_path.read_text()[-characters:] if self._printed_path.exists() else ""
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:

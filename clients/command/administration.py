@@ -2,21 +2,33 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, TypeVar
 
-from migrations.upgrade import upgrade
+from sqlalchemy.engine import make_url
+
+from engine.contracts.errors import InvalidRequest
+from migrations.upgrade import current_is_head, is_newer, upgrade
 from tenants.clock import utc_now
 from tenants.database import Database, create_engine
 from tenants.keys import create_key, create_tenant, find_tenant, list_keys, list_tenants, revoke_key
 from tenants.settings import Settings
+from tenants.usage import usage
 
 T = TypeVar("T")
 
 
 def on_database(settings: Settings, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-    """Run ``work`` on the settings' database, its schema brought up to date first. Raises what ``work`` raises."""
+    """Run ``work`` on the settings' database. Raises what ``work`` raises.
+
+    SQLite's schema is brought up to date first; PostgreSQL's is for ``weft db upgrade``: ``InvalidRequest`` when it is old.
+    """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    upgrade(settings.resolved_database_url())
+    url = settings.resolved_database_url()
+    if make_url(url).get_backend_name() == "sqlite":
+        upgrade(url)
+    elif not (current_is_head(url) or is_newer(url)):
+        raise InvalidRequest("the database's schema is older than this version; run `weft db upgrade`")
 
     async def connected() -> T:
         database = Database(create_engine(settings.resolved_database_url()))
@@ -63,4 +75,14 @@ async def key_lines(database: Database, tenant_name: str) -> list[str]:
         return [
             f"{key.prefix}-…\t{'revoked' if key.revoked_at else 'live'}\t{key.created_at:%Y-%m-%d %H:%M}\t{key.note}"
             for key in await list_keys(session, tenant=tenant)
+        ]
+
+
+async def usage_lines(database: Database, days: int) -> list[str]:
+    """One line a tenant, day, base model and kind of operation: operations that ended well, and their tokens."""
+    since = utc_now().date() - timedelta(days=days - 1)
+    async with database.read() as session:
+        return [
+            f"{line.tenant}\t{line.day}\t{line.base_model}\t{line.kind}\t{line.operations}\t{line.tokens}"
+            for line in await usage(session, since=since)
         ]

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from sqlalchemy import text
@@ -12,26 +13,43 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from clients.command.base_models import read_base_models
+from clients.command.finding import Finding
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import WeftError
 from migrations.upgrade import current_is_head
 from tenants.database import create_engine
 from tenants.settings import Settings
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """How one part is, and what to do when it is not well."""
-
-    part: str
-    is_well: bool
-    text: str
+_LITTLE_BYTES = 2**30
 
 
 def examine(settings: Settings) -> list[Finding]:
     """Look at every part; nothing is changed."""
-    findings = [Finding("settings", True, "valid"), _data_folder(settings), _database(settings), _port(settings)]
+    database = _database(settings)
+    findings = [Finding("settings", True, "valid"), _data_folder(settings), database, _port(settings)]
+    if settings.redis_url is not None:
+        findings += _cluster(settings, database)
     return findings + _base_models(settings)
+
+
+def _cluster(settings: Settings, database: Finding) -> list[Finding]:
+    # Only here: what runs in one process does without Redis' client.
+    from clients.command.cluster_fabric import check_cluster
+    from clients.command.doctor_cluster import examine_cluster
+
+    try:
+        check_cluster(settings)
+    except WeftError as error:
+        return [Finding("cluster", False, error.message)]
+    return examine_cluster(settings, _names(settings), has_schema=database.is_well)
+
+
+def _names(settings: Settings) -> list[str]:
+    """Served bases, as far as they can be read; ``_base_models`` tells of the others."""
+    try:
+        return list(read_base_models(settings))
+    except WeftError:
+        return []
 
 
 def _data_folder(settings: Settings) -> Finding:
@@ -39,7 +57,19 @@ def _data_folder(settings: Settings) -> Finding:
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         return Finding("data folder", False, f"{folder} cannot be written; choose another with --data")
-    return Finding("data folder", True, str(folder) if folder.exists() else f"{folder} (made at the first start)")
+    if not folder.exists():
+        return Finding("data folder", True, f"{folder} (made at the first start)")
+    try:
+        # A file without a name, which leaves nothing: permission bits tell little of a network file system, or a full one.
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        return Finding("data folder", False, f"{folder}: {error.strerror}; make room, or choose another with --data")
+    free = shutil.disk_usage(folder).free
+    if free < _LITTLE_BYTES:
+        told = f"{folder}, {free / 2**30:.1f} GiB free: snapshots and checkpoints fail without room"
+        return Finding("data folder", True, told, advises=True)
+    return Finding("data folder", True, f"{folder}, {free / 2**30:.0f} GiB free")
 
 
 def _database(settings: Settings) -> Finding:
@@ -71,6 +101,9 @@ def _port(settings: Settings) -> Finding:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if settings.redis_url is not None:
+            # API processes of a cluster share their address: one that runs is in nobody's way.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:

@@ -9,6 +9,7 @@ import typer
 
 from clients.command import gates, replicas
 from clients.command.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
+from clients.command.process import run_process
 from tenants.settings import Settings
 
 app = typer.Typer(help="weft: multi-tenant LoRA training behind the Tinker API.", no_args_is_help=True)
@@ -30,30 +31,95 @@ def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, A
     return run_or_explain(lambda: on_database(settings, work))
 
 
+def _prepare_libraries() -> None:
+    """What torch and transformers read from the environment when they are imported."""
+    # Trainer and sampler have thread pools of their own: idle OpenMP threads that spin for long take each other's cores, and
+    # threads that sleep at once are late for each of many small products.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Bars would stand between the lines of the log.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
 @app.command()
 def serve(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
     """Run the whole service in this process: API, trainer and sampler on SQLite and a data folder."""
-    # Trainer and sampler have thread pools of their own: idle OpenMP threads that spin for long take each other's cores, and
-    # threads that sleep at once are late for each of many small products. OpenMP reads this when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    from clients.command.serve import run
+    _prepare_libraries()
+    from clients.command.serve import serve as run
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
-    run_or_explain(lambda: run(settings))
+    run_or_explain(lambda: run_process(settings, "serve", run))
+
+
+@app.command()
+def api(
+    base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
+) -> None:
+    """Run one API process of a cluster; any number may share an address."""
+    from clients.command.api import serve_api
+
+    settings = load_settings(data=data, base_models=base_model, host=host, port=port)
+    run_or_explain(lambda: run_process(settings, "api", serve_api))
+
+
+@app.command()
+def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
+    """Run a trainer of a cluster, and its housekeeping, as Celery tells."""
+    _prepare_libraries()
+    from clients.command.worker import work
+
+    settings = load_settings(data=data, base_models=base_model)
+    run_or_explain(lambda: run_process(settings, "worker", work))
+
+
+@app.command()
+def pool(base_model: BaseOption = None, data: DataOption = None) -> None:
+    """Run sampling replicas of a cluster: vLLM servers, or torch in this process where none is set."""
+    _prepare_libraries()
+    from clients.command.pool import sample
+
+    settings = load_settings(data=data, base_models=base_model)
+    run_or_explain(lambda: run_process(settings, "pool", sample))
+
+
+@app.command()
+def beat(data: DataOption = None) -> None:
+    """Send a cluster's housekeeping tasks when they are due."""
+    from clients.command.beat import beat as send
+
+    settings = load_settings(data=data)
+    run_or_explain(lambda: send(settings))
+
+
+@app.command()
+def up(
+    base_model: BaseOption = None,
+    data: DataOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    apis: Annotated[int, typer.Option(min=1, help="API processes, on one address.")] = 1,
+    trainers: Annotated[int, typer.Option(min=1, help="Trainers of each base model.")] = 1,
+    pools: Annotated[int, typer.Option(min=1, help="Sampling processes of each base model.")] = 1,
+) -> None:
+    """Run a whole cluster on this machine, over PostgreSQL and Redis, until Ctrl-C."""
+    from clients.command.up import Sizes, run_cluster
+
+    settings = load_settings(data=data, base_models=base_model, host=host, port=port)
+    sizes = Sizes(apis, trainers, pools)
+    run_or_explain(lambda: run_process(settings, "up", lambda given: run_cluster(given, sizes)))
 
 
 @app.command()
 def doctor(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
-    """Check settings, database, base models and port, and say how to mend what is wrong."""
+    """Check settings, database, base models, port and a cluster's parts, and say how to mend what is wrong."""
     from clients.command.doctor import examine
 
     findings = examine(load_settings(data=data, base_models=base_model, host=host, port=port))
     for finding in findings:
-        typer.echo(f"{'ok  ' if finding.is_well else 'FAIL'} {finding.part}: {finding.text}")
+        typer.echo(f"{finding.mark} {finding.part}: {finding.text}")
     if not all(finding.is_well for finding in findings):
         raise typer.Exit(1)
 
@@ -82,6 +148,17 @@ def tenant_list(data: DataOption = None) -> None:
     from clients.command.administration import tenant_lines
 
     for line in _on_database(load_settings(data=data), tenant_lines):
+        typer.echo(line)
+
+
+@tenant_app.command("usage")
+def tenant_usage(
+    days: Annotated[int, typer.Option(min=1, help="So many days, today's included.")] = 30, data: DataOption = None
+) -> None:
+    """What tenants used: day, base model, kind, operations and tokens."""
+    from clients.command.administration import usage_lines
+
+    for line in _on_database(load_settings(data=data), lambda database: usage_lines(database, days)):
         typer.echo(line)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +33,9 @@ def load_settings(
     given: dict[str, Any] = {"data_dir": data, "base_models": base_models or None, "host": host, "port": port}
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
+    except (FileNotFoundError, TOMLDecodeError) as error:
+        typer.echo(f"weft: settings file: {error}", err=True)
+        raise typer.Exit(2) from error
     except ValidationError as error:
         for problem in error.errors():
             field = ".".join(str(part) for part in problem["loc"]) or "settings"

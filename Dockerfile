@@ -1,0 +1,40 @@
+# weft, for every process of a cluster: `docker build -t weft .`, then `docker run weft serve …`, `weft api …` and so on.
+# --build-arg TORCH_INDEX=<one of PyTorch's indexes> chooses its build for a CPU, or for your CUDA; without it, PyPI's (CUDA).
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+ARG TORCH_VERSION=2.13.0
+ARG TORCH_INDEX=
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/weft
+WORKDIR /src
+# First what seldom changes, so that a change of weft installs weft only.
+RUN /opt/weft/bin/pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch==${TORCH_VERSION}"
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN /opt/weft/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    print('\n'.join(p['dependencies'] + p['optional-dependencies']['cluster'] + p['optional-dependencies']['traces']))" > wanted.txt \
+    && /opt/weft/bin/pip install -c constraints.txt -r wanted.txt
+COPY api api
+COPY clients clients
+COPY engine engine
+COPY migrations migrations
+COPY tenants tenants
+COPY workers workers
+RUN /opt/weft/bin/pip install --no-deps .
+
+FROM python:${PYTHON}-slim
+RUN useradd --uid 10001 --create-home weft && install -d -o weft -g weft /data
+COPY --from=build /opt/weft /opt/weft
+# Tokenizers and models come from mounted folders: a process that looks for them elsewhere has a wrong path.
+ENV PATH=/opt/weft/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 \
+    WEFT_DATA_DIR=/data WEFT_HOST=0.0.0.0 WEFT_METRICS_PORT=9464
+USER weft
+WORKDIR /home/weft
+VOLUME /data
+EXPOSE 8642 9464
+# On the metrics' port, which every process but beat has; one that loads its base answers there already.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"WEFT_METRICS_PORT\"]}/healthz', timeout=2)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["weft"]
+CMD ["--help"]

@@ -1,0 +1,55 @@
+"""``weft api``: one of any number of API processes. It keeps nothing: any of them answers any request."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import typer
+
+from api.services import ApiServices, JointCalls
+from clients.command.base_models import read_base_models
+from clients.command.cluster_fabric import API, ClusterFabric, open_cluster
+from clients.command.http_server import ApiServer, address, bind
+from clients.command.process import keep_pauses_short
+from engine.sampling.vocabulary import read_vocabulary
+from tenants.settings import Settings
+from workers.cluster.placements import PlacementAnnouncer
+
+log = logging.getLogger(__name__)
+
+
+async def serve_api(settings: Settings) -> None:
+    """Answer requests until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
+    bases = read_base_models(settings)
+    listener = bind(settings, shared=True)
+    vocabularies = {name: await asyncio.to_thread(read_vocabulary, facts.path) for name, facts in bases.items()}
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(open_cluster(settings, API, bases))
+        fabric = cluster.fabric
+        services = ApiServices(
+            settings=settings,
+            database=fabric.database,
+            joint=JointCalls.over(settings, fabric.database, fabric.ledger, fabric.clock, fabric.telemetry),
+            ledger=fabric.ledger,
+            clock=fabric.clock,
+            data_folder=fabric.data_folder,
+            bases=bases,
+            vocabularies=vocabularies,
+            feed=fabric.feed,
+            publication=fabric.publication,
+            telemetry=fabric.telemetry,
+            readiness=cluster.readiness,
+        )
+        announcing = asyncio.create_task(_announcer(cluster).run(bases), name="placements")
+        stack.callback(announcing.cancel)
+        server = ApiServer(services, settings, fabric.wakeups)
+        server.end_on_signals()
+        listener.listen(server.config.backlog)
+        keep_pauses_short()
+        typer.echo(f"ready; the API listens on {address(listener)}")
+        await server.serve(sockets=[listener])
+
+
+def _announcer(cluster: ClusterFabric) -> PlacementAnnouncer:
+    fabric = cluster.fabric
+    return PlacementAnnouncer(cluster.celery, database=fabric.database, wakeups=fabric.wakeups, clock=fabric.clock)

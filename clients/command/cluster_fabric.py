@@ -1,0 +1,94 @@
+"""What every process of a cluster opens first: PostgreSQL, Redis, and the ways to the other processes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from celery import Celery
+
+from clients.command.readiness import readiness
+from engine.contracts.errors import InvalidRequest
+from migrations.upgrade import current_is_head, is_newer
+from tenants.clock import utc_now
+from tenants.data_folder import DataFolder
+from tenants.database import Database, create_engine
+from tenants.settings import Settings
+from workers.cluster.celery_app import make_celery
+from workers.cluster.redis_feed import RedisTokenFeed
+from workers.cluster.redis_wakeups import RedisWakeups, open_redis
+from workers.cluster.version_orders import ClusterPublication
+from workers.fabric import Fabric
+from workers.ledger.ledger import Ledger
+from workers.telemetry.observed import observed
+from workers.telemetry.readiness import NotReady, Readiness
+from workers.telemetry.telemetry import open_telemetry
+
+API, WORKER, POOL = "api", "worker", "pool"
+"""What processes are called in logs and metrics."""
+_LOAD_PATIENCE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFabric:
+    """A fabric over PostgreSQL and Redis, and the Celery of the cluster."""
+
+    fabric: Fabric
+    readiness: Readiness
+    celery: Celery
+
+
+def check_cluster(settings: Settings) -> None:
+    """Raise ``InvalidRequest`` unless the settings are a cluster's."""
+    if settings.database_url is None or not settings.database_url.startswith("postgresql"):
+        raise InvalidRequest(
+            "a cluster needs PostgreSQL: set WEFT_DATABASE_URL=postgresql+asyncpg://…; `weft serve` runs without"
+        )
+    if settings.redis_url is None:
+        raise InvalidRequest("a cluster needs Redis: set WEFT_REDIS_URL=redis://…; `weft serve` runs without")
+
+
+@asynccontextmanager
+async def open_cluster(settings: Settings, process: str, bases: Collection[str]) -> AsyncIterator[ClusterFabric]:
+    """Open everything, close it afterwards. ``process`` is what logs and metrics call it.
+
+    Raises ``InvalidRequest`` for settings or a schema that do not fit.
+    """
+    check_cluster(settings)
+    url = settings.resolved_database_url()
+    if not await asyncio.to_thread(lambda: current_is_head(url) or is_newer(url)):
+        raise InvalidRequest("the database's schema is older than this version; run `weft db upgrade`")
+    database = Database(create_engine(url, pool_size=settings.database_pool))
+    redis = open_redis(settings.redis_url or "")
+    wakeups = RedisWakeups(redis, settings.redis_namespace)
+    feed = RedisTokenFeed(redis, settings.redis_namespace)
+    publication = ClusterPublication(database, wakeups, utc_now, patience=_LOAD_PATIENCE)
+    telemetry, ready = open_telemetry(settings, process, utc_now), readiness(settings, database, bases)
+    fabric = Fabric(
+        settings=settings,
+        database=database,
+        ledger=Ledger(database, wakeups, utc_now, telemetry),
+        wakeups=wakeups,
+        feed=feed,
+        publication=publication,
+        data_folder=DataFolder(settings.data_dir),
+        clock=utc_now,
+        telemetry=telemetry,
+    )
+
+    async def redis_answers() -> None:
+        if not wakeups.is_through:
+            raise NotReady("Redis does not answer; the database is looked at instead, which is slower")
+
+    ready.add("redis", redis_answers)
+    tasks = [asyncio.create_task(wakeups.run(), name="wakeups"), asyncio.create_task(feed.run(), name="tokens")]
+    try:
+        async with observed(telemetry, settings, database, ready, reads_queue=process == API):
+            yield ClusterFabric(fabric, ready, make_celery(settings))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await redis.aclose()
+        await database.close()

@@ -1,0 +1,78 @@
+"""The API as a server: bound before anything slow, and ended without cutting held polls short."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from api.app import create_app
+from api.services import ApiServices
+from engine.contracts.errors import WeftError
+from tenants.settings import Settings
+from workers.ledger.wakeups import Wakeups
+
+
+class CannotListen(WeftError):
+    """The address is taken or not ours."""
+
+    code = "cannot_listen"
+
+
+def bind(settings: Settings, *, shared: bool = False) -> socket.socket:
+    """A socket on the settings' address; with ``shared`` other processes may bind it, too. Raises ``CannotListen``."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise CannotListen(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); stop what listens there or pass --port"
+        ) from error
+    return listener
+
+
+def address(listener: socket.socket) -> str:
+    """The URL of the bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class ApiServer(uvicorn.Server):
+    """Lets held polls go when the process is asked to end; the SDK polls again after the restart."""
+
+    def __init__(self, services: ApiServices, settings: Settings, wakeups: Wakeups) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(services),
+                log_level=settings.log_level,
+                access_log=False,
+                log_config=None,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=10,
+            )
+        )
+        self._wakeups = wakeups
+
+    def end_on_signals(self) -> None:
+        """End in order at SIGINT or SIGTERM; called on the event loop."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the starter: uvicorn would raise them again and cut the snapshots short."""
+        yield
+
+    def _ask_to_end(self) -> None:
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._wakeups.close()
+        await super().shutdown(sockets)

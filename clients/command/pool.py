@@ -1,0 +1,76 @@
+"""``weft pool``: sampling replicas of base models, and what sends samples to them."""
+
+import asyncio
+import logging
+
+import typer
+
+from clients.command.base_models import read_base_models
+from clients.command.cluster_fabric import POOL, open_cluster
+from clients.command.process import keep_pauses_short
+from clients.command.signals import until_asked_to_end
+from engine.contracts.base_model import BaseModelFacts
+from engine.sampling.vocabulary import read_vocabulary
+from tenants.settings import Settings
+from workers.cluster.version_orders import VersionOrders
+from workers.fabric import Fabric
+from workers.sampling.composition import SamplingParts, compose_sampling
+from workers.sampling.replica_sources import ReplicaSource, vllm_sources
+
+log = logging.getLogger(__name__)
+
+
+async def sample(settings: Settings) -> None:
+    """Sample until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
+    bases = read_base_models(settings)
+    async with open_cluster(settings, POOL, bases) as cluster:
+        pools = [await _sampling(cluster.fabric, facts) for facts in bases.values()]
+        running: list[asyncio.Task[None]] = []
+        try:
+            for parts in pools:
+                await parts.pool.start()
+                running.append(asyncio.create_task(_orders(parts).run(), name="version orders"))
+                running.append(asyncio.create_task(parts.worker.run(), name="sampling"))
+                cluster.readiness.add(f"pool of {parts.presence.identity.base_model}", parts.presence.check)
+                typer.echo(f"ready; {parts.presence.identity.id} samples {parts.presence.identity.base_model}")
+            keep_pauses_short()
+            await until_asked_to_end(running)
+        finally:
+            for parts in pools:
+                parts.worker.stop()
+            await _ended(running)
+            await asyncio.gather(*(parts.pool.close() for parts in pools))
+
+
+async def _ended(running: "list[asyncio.Task[None]]") -> None:
+    for task in running:
+        if task.get_name() == "version orders":
+            task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _sampling(fabric: Fabric, facts: BaseModelFacts) -> SamplingParts:
+    vocabulary = await asyncio.to_thread(read_vocabulary, facts.path)
+    sources = vllm_sources(fabric.settings, facts, fabric.data_folder) or [await _in_process(fabric.settings, facts)]
+    return compose_sampling(fabric, facts, vocabulary, sources)
+
+
+async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
+    # Only where there is no vLLM: torch takes seconds to import, and the base its memory.
+    from engine.training.base import BaseModel
+    from workers.torch_source import TorchSource
+
+    base = await asyncio.to_thread(BaseModel.load, facts, dtype=settings.base_dtype, device=settings.device)
+    return TorchSource(base, settings)
+
+
+def _orders(parts: SamplingParts) -> VersionOrders:
+    fabric = parts.fabric
+    return VersionOrders(
+        parts.presence.identity.id,
+        parts.prepare,
+        parts.runner.withdraw,
+        database=fabric.database,
+        wakeups=fabric.wakeups,
+        clock=fabric.clock,
+    )

@@ -1,0 +1,135 @@
+"""Child processes kept running: their logs merged under labels, each started again when it ends, all ended together."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+
+log = logging.getLogger(__name__)
+
+READY_PREFIX = "ready;"
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_HEALTHY_SECONDS = 60.0
+"""A child that lived this long is started again at once."""
+_STOP_SECONDS = 40.0
+_LINE_BYTES = 2**20
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A command to keep running. ``label`` stands before each line it prints; ``niceness`` is added to the supervisor's."""
+
+    label: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    niceness: int = 0
+
+
+class Supervisor:
+    """Runs ``children`` until ``stop``."""
+
+    def __init__(self, children: Sequence[Child], on_end: Callable[[int], Awaitable[None]]) -> None:
+        """``on_end`` is called with the pid of every child that ends by itself, before it is started again."""
+        self._children = children
+        self._on_end = on_end
+        self._width = max(len(child.label) for child in children)
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._not_ready = {child.label for child in children}
+        self._all_ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The running children's, by label."""
+        return {label: process.pid for label, process in self._processes.items()}
+
+    async def run(self) -> None:
+        """Until ``stop``, and then until every child has ended."""
+        await asyncio.gather(*(self._keep(child) for child in self._children))
+
+    async def wait_ready(self) -> None:
+        """Until every child has said that it is ready, once."""
+        await self._all_ready.wait()
+
+    def stop(self) -> None:
+        """Ask every child to end, and start none again."""
+        self._stopping.set()
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.terminate()
+
+    async def _keep(self, child: Child) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            began = monotonic()
+            process = await self._start(child)
+            status = await self._ended(child, process)
+            if self._stopping.is_set():
+                return
+            self._print(child, f"ended with status {status}; starting it again")
+            await self._on_end(process.pid)
+            pause = _FIRST_PAUSE_SECONDS if monotonic() - began > _HEALTHY_SECONDS else pause
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _start(self, child: Child) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *child.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **child.environment},
+            limit=_LINE_BYTES,
+            preexec_fn=partial(_prepare, child.niceness),
+        )
+        self._processes[child.label] = process
+        return process
+
+    async def _ended(self, child: Child, process: asyncio.subprocess.Process) -> int:
+        reading = asyncio.create_task(self._read(child, process))
+        waiting = asyncio.create_task(process.wait())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await asyncio.wait([waiting], timeout=_STOP_SECONDS)
+        if not waiting.done():
+            self._print(child, f"did not end in {_STOP_SECONDS:.0f} s and is killed")
+            process.kill()
+        stopping.cancel()
+        status = await waiting
+        self._processes.pop(child.label, None)
+        await reading
+        return status
+
+    async def _read(self, child: Child, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is None:
+            return
+        async for line in process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            self._print(child, text)
+            if text.startswith(READY_PREFIX):
+                self._not_ready.discard(child.label)
+                if not self._not_ready:
+                    self._all_ready.set()
+
+    def _print(self, child: Child, text: str) -> None:
+        sys.stdout.write(f"{child.label:<{self._width}} | {text}\n")
+        sys.stdout.flush()
+
+
+def _prepare(niceness: int) -> None:
+    """In the child, before it runs. On Linux a supervisor that is killed leaves nothing behind."""
+    os.nice(niceness)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

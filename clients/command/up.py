@@ -1,0 +1,109 @@
+"""``weft up``: a whole cluster on one machine, under supervision."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from clients.command.base_models import read_base_models
+from clients.command.cluster_fabric import check_cluster
+from clients.command.http_server import address, bind
+from clients.command.serve import greet, make_first_key
+from clients.command.supervisor import Child, Supervisor
+from engine.contracts.errors import Unavailable
+from migrations.upgrade import upgrade
+from tenants.database import Database, create_engine
+from tenants.settings import Settings
+from workers.leases.processes import declare_dead
+
+log = logging.getLogger(__name__)
+
+_COMPUTING_NICENESS = 5
+"""Trainers and pools fill whatever cores there are; an API that shares them needs little, and at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many processes of each kind; trainers and pools of each base model."""
+
+    apis: int
+    trainers: int
+    pools: int
+
+
+async def run_cluster(settings: Settings, sizes: Sizes) -> None:
+    """Run everything until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
+    check_cluster(settings)
+    bases = read_base_models(settings)
+    # Held, so that the port is one that the API processes can share.
+    listener = bind(settings, shared=True)
+    await asyncio.to_thread(upgrade, settings.resolved_database_url())
+    database = Database(create_engine(settings.resolved_database_url(), pool_size=2))
+    try:
+        first_key = await make_first_key(database)
+
+        async def declare(pid: int) -> None:
+            try:
+                async with database.write() as transaction:
+                    await declare_dead(transaction, pid)
+            except Unavailable as outage:
+                # Its lease ends by itself.
+                log.warning("pid %d could not be declared dead: %s", pid, outage.message)
+
+        port = listener.getsockname()[1]
+        supervisor = Supervisor(children(settings, sizes, list(bases), port), declare)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, supervisor.stop)
+        running = asyncio.create_task(supervisor.run())
+        ready = asyncio.create_task(supervisor.wait_ready())
+        await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            greet(address(listener), first_key)
+        ready.cancel()
+        await running
+    finally:
+        listener.close()
+        await database.close()
+
+
+def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int) -> list[Child]:
+    """The commands of the cluster. Trainers share the cores, unless ``OMP_NUM_THREADS`` is set."""
+    trainers = sizes.trainers * len(base_models)
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, trainers)))}
+    specs = dict(zip(base_models, settings.base_models, strict=True))
+    several = len(base_models) > 1
+
+    def child(command: str, number: int, bases: list[str], environment: Mapping[str, str] | None = None) -> Child:
+        argv = [sys.executable, "-m", "clients.command.main", command, "--data", str(settings.data_dir.absolute())]
+        for base_model in bases:
+            argv += ["--base-model", specs[base_model]]
+        if command == "api":
+            argv += ["--host", settings.host, "--port", str(port)]
+        label = f"{command}.{number}" + (f" {bases[0]}" if several and command in ("worker", "pool") else "")
+        niceness = 0 if command == "api" else _COMPUTING_NICENESS
+        return Child(label, argv, {} if environment is None else {**environment, **_kept(environment)}, niceness)
+
+    found = [child("api", number, base_models) for number in range(sizes.apis)]
+    for base_model in base_models:
+        found += [child("worker", number, [base_model], threads) for number in range(sizes.trainers)]
+        found += [child("pool", number, [base_model], threads) for number in range(sizes.pools)]
+    beat = [sys.executable, "-m", "clients.command.main", "beat", "--data", str(settings.data_dir.absolute())]
+    return [*_observed(found, settings.metrics_port), Child("beat.0", beat)]
+
+
+def _observed(found: list[Child], first_port: int | None) -> list[Child]:
+    """Each with a port of its own for metrics, from ``first_port`` on."""
+    if not first_port:
+        return found
+    return [
+        replace(child, environment={**child.environment, "WEFT_METRICS_PORT": str(first_port + number)})
+        for number, child in enumerate(found)
+    ]
+
+
+def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the caller's environment says already of the same names."""
+    return {name: os.environ[name] for name in environment if name in os.environ}

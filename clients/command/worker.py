@@ -1,0 +1,82 @@
+"""``weft worker``: trains base models, one trainer each, and does housekeeping, as Celery tells it to."""
+
+import asyncio
+import logging
+import socket
+from functools import partial
+from uuid import uuid4
+
+import typer
+
+from clients.command.base_models import read_base_models
+from clients.command.cluster_fabric import WORKER, ClusterFabric, open_cluster
+from clients.command.process import keep_pauses_short
+from clients.command.signals import until_asked_to_end
+from engine.contracts.base_model import BaseModelFacts
+from engine.training.base import BaseModel
+from tenants.settings import Settings
+from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue
+from workers.cluster.celery_worker import CeleryWorker, Handler
+from workers.cluster.placements import PlacementAnnouncer
+from workers.fabric import Fabric
+from workers.housekeeping import Housekeeping
+from workers.ledger.wakeups import placements_topic
+from workers.training.composition import TrainingParts, compose_training
+
+log = logging.getLogger(__name__)
+
+
+async def work(settings: Settings) -> None:
+    """Train and keep house until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
+    bases = read_base_models(settings)
+    async with open_cluster(settings, WORKER, bases) as cluster:
+        fabric = cluster.fabric
+        trainers = [await _trainer(fabric, facts) for facts in bases.values()]
+        running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
+        for parts in trainers:
+            cluster.readiness.add(f"trainer of {parts.leases.identity.base_model}", parts.leases.check)
+        celery = _celery_worker(cluster, list(bases))
+        celery.start()
+        keep_pauses_short()
+        for parts in trainers:
+            typer.echo(f"ready; {parts.leases.identity.id} trains {parts.leases.identity.base_model}")
+        try:
+            await until_asked_to_end(running)
+        finally:
+            log.info("finishing the pass in hand and writing snapshots")
+            for parts in trainers:
+                parts.worker.stop()
+            await celery.stop()
+            await asyncio.gather(*running)
+            for parts in trainers:
+                await asyncio.to_thread(parts.compute.close)
+
+
+async def _trainer(fabric: Fabric, facts: BaseModelFacts) -> TrainingParts:
+    log.info("loading base model %s", facts.name)
+    base = await asyncio.to_thread(
+        BaseModel.load,
+        facts,
+        dtype=fabric.settings.base_dtype,
+        device=fabric.settings.device,
+        gradient_checkpointing=fabric.settings.gradient_checkpointing,
+    )
+    return compose_training(fabric, base)
+
+
+def _celery_worker(cluster: ClusterFabric, base_models: list[str]) -> CeleryWorker:
+    fabric = cluster.fabric
+    housekeeping = Housekeeping(fabric)
+    announcer = PlacementAnnouncer(cluster.celery, database=fabric.database, wakeups=fabric.wakeups, clock=fabric.clock)
+
+    async def place(base_model: str) -> None:
+        fabric.wakeups.announce(placements_topic(base_model))
+
+    handlers: dict[str, Handler] = {
+        PLACE: place,
+        SWEEP: housekeeping.sweep,
+        ANNOUNCE: announcer.announce,
+        REMOVE_ORPHANS: partial(housekeeping.remove_orphans, settled=True),
+    }
+    queues = [HOUSEKEEPING, *(training_queue(base_model) for base_model in base_models)]
+    return CeleryWorker(cluster.celery, queues, handlers, name=f"weft-{uuid4().hex[:8]}@{socket.gethostname()}")

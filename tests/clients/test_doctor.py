@@ -1,0 +1,182 @@
+"""``weft doctor``, on a real PostgreSQL and a Redis of its own."""
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from redis import Redis
+
+from bench.cluster_process import RedisProcess
+from clients.command.doctor import examine
+from clients.command.finding import Finding
+from migrations.upgrade import downgrade, upgrade
+from tenants.clock import utc_now
+from tenants.database import Database, create_engine
+from tenants.settings import Settings
+from tests.conftest import missing_service
+from workers.leases.processes import ProcessKind, new_identity, renew
+
+BASE = "test/tiny"
+Examine = Callable[..., dict[str, Finding]]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    if shutil.which("redis-server") is None:
+        missing_service("redis-server", "it is not installed")
+    with RedisProcess(tmp_path_factory.mktemp("redis")) as process:
+        yield process
+
+
+@pytest.fixture
+def look(tmp_path: Path, tiny_model_dir: Path, postgres_url: str, redis: RedisProcess) -> Examine:
+    """The findings of a cluster with a current schema, by part; keywords are settings."""
+    upgrade(postgres_url)
+    (tmp_path / "data").mkdir()
+
+    def examined(**others: object) -> dict[str, Finding]:
+        given: dict[str, object] = {
+            "data_dir": tmp_path / "data",
+            "database_url": postgres_url,
+            "redis_url": redis.url,
+            "base_models": (f"{BASE}={tiny_model_dir}",),
+            "port": 0,
+        }
+        found = examine(Settings.model_validate({**given, **others}))
+        return {finding.part: finding for finding in found}
+
+    return examined
+
+
+def test_a_cluster_that_is_not_started_is_well(look: Examine) -> None:
+    found = look()
+    assert [finding for finding in found.values() if not finding.is_well] == []
+    assert "noeviction" in found["Redis memory"].text
+    assert found["Redis"].text.endswith("0 processes listen on weft:wakeups")
+    assert found[f"trainers of {BASE}"].text == "none is alive; start `weft worker`"
+    assert found[f"pools of {BASE}"].mark == "note"
+    assert found["shared folder"].mark == found["connections"].mark == found["clock"].mark == "ok  "
+
+
+def test_without_redis_nothing_of_a_cluster_is_asked(look: Examine, tmp_path: Path) -> None:
+    found = look(redis_url=None, database_url=None)
+    assert list(found) == ["settings", "data folder", "database", "address", f"base model {BASE}"]
+
+
+def test_redis_without_postgresql_is_no_cluster(look: Examine) -> None:
+    found = look(database_url=None)
+    assert not found["cluster"].is_well
+    assert "WEFT_DATABASE_URL" in found["cluster"].text
+
+
+def test_a_redis_that_is_away_is_named_without_its_password(look: Examine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        found = look(redis_url=f"redis://:secret@127.0.0.1:{taken.getsockname()[1]}/0")["Redis"]
+    assert not found.is_well
+    assert "WEFT_REDIS_URL" in found.text
+    assert "secret" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "mark"), [("allkeys-lru", "note"), ("noeviction", "ok  "), ("volatile-lru", "ok  ")]
+)
+def test_a_redis_that_evicts_is_advised_against(look: Examine, redis: RedisProcess, policy: str, mark: str) -> None:
+    with Redis.from_url(redis.url) as client:
+        client.config_set("maxmemory", "64mb")
+        client.config_set("maxmemory-policy", policy)
+        try:
+            finding = look()["Redis memory"]
+        finally:
+            client.config_set("maxmemory", "0")
+            client.config_set("maxmemory-policy", "noeviction")
+    assert (finding.mark, policy in finding.text) == (mark, True)
+
+
+def test_housekeeping_that_nobody_does_shows(look: Examine, redis: RedisProcess) -> None:
+    with Redis.from_url(redis.url) as client:
+        client.rpush("weft:celery:housekeeping", *(["x"] * 21))
+        try:
+            assert look()["housekeeping"].mark == "note"
+        finally:
+            client.delete("weft:celery:housekeeping")
+
+
+def test_a_pool_larger_than_the_server_cannot_work(look: Examine, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+asyncpg", "")) as connection:
+        ((limit,),) = connection.execute("SHOW max_connections").fetchall()
+    found = look(database_pool=int(str(limit)) + 1)["connections"]
+    assert not found.is_well
+    assert "max_connections" in found.text
+
+
+def test_processes_are_told_with_their_last_sign_of_life(look: Examine, postgres_url: str) -> None:
+    async def live() -> None:
+        database = Database(create_engine(postgres_url))
+        async with database.write() as transaction:
+            for kind, lease in ((ProcessKind.TRAINER, 60), (ProcessKind.POOL, -1)):
+                await renew(transaction, new_identity(kind, BASE), lease=timedelta(seconds=lease), clock=utc_now)
+        await database.close()
+
+    asyncio.run(live())
+    found = look(lease=timedelta(seconds=60))
+    trainers, pools = found[f"trainers of {BASE}"], found[f"pools of {BASE}"]
+    assert trainers.mark == "ok  "
+    assert f"(pid {os.getpid()})" in trainers.text
+    assert trainers.text.endswith(" s ago")
+    assert (pools.mark, pools.text.endswith("dead")) == ("note", True)
+
+
+def test_a_data_folder_without_what_rows_name_is_another_one(look: Examine, postgres_url: str, tmp_path: Path) -> None:
+    rows = """
+        INSERT INTO tenants (id, name, share, created_at) VALUES ('t', 't', 1, now());
+        INSERT INTO sessions (id, tenant_id, tags, sdk_version, created_at, last_seen_at)
+            VALUES ('s', 't', '[]', '0', now(), now());
+        INSERT INTO runs (id, tenant_id, session_id, model_seq_id, base_model, rank, alpha, seed, train_attn, train_mlp,
+                          train_unembed, state, next_seq_id, snapshot_seq_id, snapshot_dir, created_at, last_request_at)
+            VALUES ('s:train:0', 't', 's', 0, 'b', 8, 16, 0, true, true, true, 'ready', 1, 0, 'snapshots/one', now(), now())
+    """
+    with psycopg.connect(postgres_url.replace("+asyncpg", "")) as connection:
+        connection.execute(rows)
+    missing = look()["shared folder"]
+    assert not missing.is_well
+    assert "snapshots/one" in missing.text
+    (tmp_path / "data" / "snapshots" / "one").mkdir(parents=True)
+    assert look()["shared folder"].is_well
+
+
+def test_a_schema_that_is_behind_fails_and_the_rest_is_still_told(look: Examine, postgres_url: str) -> None:
+    downgrade(postgres_url, "0006")
+    found = look()
+    assert "weft db upgrade" in found["database"].text
+    assert not found["database"].is_well
+    assert found["Redis"].is_well
+
+
+def test_a_metrics_port_that_is_taken_fails(look: Examine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not look(metrics_port=port)["metrics address"].is_well
+    assert look(metrics_port=port)["metrics address"].is_well
+
+
+def test_an_address_that_an_api_of_the_cluster_shares_is_free(look: Examine) -> None:
+    with socket.socket() as api:
+        api.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        api.bind(("127.0.0.1", 0))
+        api.listen()
+        assert look(port=api.getsockname()[1])["address"].is_well
+        assert not look(port=api.getsockname()[1], redis_url=None)["address"].is_well
+
+
+def test_a_data_folder_that_takes_no_file_is_told(look: Examine) -> None:
+    found = look(data_dir=Path("/proc/self"))["data folder"]
+    assert not found.is_well

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bases import write_base
+from bench.cluster_process import started_service
 from bench.fresh_process import in_fresh_process, prepare
-from bench.sdk_clients import LoadReport, SdkClients, make_tenants
+from bench.sdk_clients import LoadReport, SdkClients
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
-from clients.service_process import ServiceProcess
 from engine.contracts.base_model import read_base_model_facts
 from engine.contracts.errors import WeftError
 from engine.contracts.ids import RunId
@@ -84,13 +84,15 @@ def full_pass(model: Path, tokens: int | None) -> FullPass:
 class Phases:
     """The service and its tenants; a phase lets some of the groups train."""
 
-    def __init__(self, stack: ExitStack, folder: Path, model: Path, *, normal: int) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, model: Path, *, normal: int, is_cluster: bool) -> None:
         data = folder / "data"
         self._vocabulary = read_base_model_facts(BASE, model, None).vocabulary_size
         sizes = {LIGHT: LIGHT.tenants, NORMAL: normal, FLOOD: FLOOD.tenants}
         names = [f"{group.name}{number}" for group, size in sizes.items() for number in range(size)]
-        keys = dict(zip(names, make_tenants(data, names), strict=True))
-        service = stack.enter_context(ServiceProcess(data=data, base_models=[f"{BASE}={model}"]))
+        service, secrets = stack.enter_context(
+            started_service(data=data, base_models=[f"{BASE}={model}"], tenants=names, is_cluster=is_cluster)
+        )
+        keys = dict(zip(names, secrets, strict=True))
         self._clients = {
             group: stack.enter_context(
                 SdkClients(
@@ -169,7 +171,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     in_fresh_process(write_base, "tiny", model, dtype="float32")
     one_pass = in_fresh_process(full_pass, model, options.pass_tokens)
     with ExitStack() as stack:
-        phases = Phases(stack, folder, model, normal=options.normal)
+        phases = Phases(stack, folder, model, normal=options.normal, is_cluster=options.cluster)
         phases.warm_up()
         alone = phases.alone(LIGHT, options.seconds)
         flood_alone = phases.alone(FLOOD, options.seconds)
@@ -203,6 +205,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each phase")
     parser.add_argument("--normal", type=int, default=NORMAL.tenants, help="number of normal tenants")
     parser.add_argument("--pass-tokens", type=int, default=None, help="tokens of one full pass [the service's budget]")
+    parser.add_argument("--cluster", action="store_true", help="the service is `weft up`, not `weft serve`")
     options = parser.parse_args()
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:

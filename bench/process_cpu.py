@@ -16,9 +16,12 @@ def cpu_seconds(pid: int) -> float:
 
 def group_cpu_seconds(group: int) -> float:
     """Of all processes of a process group so far."""
+    return sum(cpu_seconds(pid) for pid in _members(group))
+
+
+def _members(group: int) -> list[int]:
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    members = [pid for pid in pids if (found := _stat(pid)) is not None and int(found[2]) == group]
-    return sum(cpu_seconds(pid) for pid in members)
+    return [pid for pid in pids if (found := _stat(pid)) is not None and int(found[2]) == group]
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -26,3 +29,15 @@ def _stat(pid: int) -> list[str] | None:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return None
+
+
+def pin_group(group: int, cores: set[int]) -> None:
+    """Keep every thread of every process of the group on ``cores``; threads that they start later inherit it."""
+    for process in _members(group):
+        pin(process, cores)
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """Keep every thread of the process on ``cores``."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)

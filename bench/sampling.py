@@ -31,6 +31,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="of each row: every contestant takes a turn")
     parser.add_argument("--samples-each", type=int, default=3, help="of each place of a turn, at least 4 in all")
     parser.add_argument("--sdk-concurrent", type=int, default=_RATIO_AT, help="the row in which the SDK takes part")
+    parser.add_argument("--apart", action="store_true", help="vLLM alone on the first core, all others on the rest")
     parser.add_argument("--no-vllm", action="store_true", help="only the replica inside weft")
     parser.add_argument("--no-torch", action="store_true", help="only vLLM")
     return parser.parse_args()

@@ -3,13 +3,14 @@
 import argparse
 import asyncio
 import json
+import os
 import statistics
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.process_cpu import cpu_seconds, group_cpu_seconds
+from bench.process_cpu import cpu_seconds, group_cpu_seconds, pin, pin_group
 from bench.sampling_load import Adapters, Contestant, StraightToVllm, ThroughSdk, asks, keeping_session, serving, turn
 from bench.weft_client import WeftClient
 from engine.contracts.base_model import BaseModelFacts
@@ -62,8 +63,8 @@ class Arena:
 
 
 @asynccontextmanager
-async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str) -> AsyncIterator[Arena]:
-    """A server, weft before it, and clients of both; the adapters are loaded."""
+async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str, *, apart: bool) -> AsyncIterator[Arena]:
+    """A server, weft before it, and clients of both; the adapters are loaded. ``apart``: the server has the first core."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
             VllmProcess(server_settings(facts.path, facts, folder / "logs" / "vllm.log"))
@@ -80,6 +81,11 @@ async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str) -> As
                 http, server.base_url, made.versions, vocabulary=vocabulary, is_streamed=name == _STREAMED
             )
         sdk = await asyncio.to_thread(ThroughSdk, service.base_url, key, made.paths)
+        if apart:
+            others = set(range(os.cpu_count() or 1)) - {0}
+            pin_group(server.group, {0})
+            pin(service.pid, others)
+            pin(os.getpid(), others)
         yield Arena(contestants, sdk, service.pid, server.group, vocabulary)
         await asyncio.to_thread(sdk.close)
 
@@ -129,7 +135,7 @@ async def measure_vllm(
 ) -> list[Row]:
     """A row for each number of concurrent samples."""
     rows = []
-    async with arena(folder, facts, data, key) as place:
+    async with arena(folder, facts, data, key, apart=options.apart) as place:
         for concurrent in map(int, options.concurrent.split(",")):
             measured = Measured(place, concurrent, max(4, options.samples_each * concurrent))
             chosen = list(place.contestants.items())

@@ -16,13 +16,13 @@ from tenants.settings import Settings
 _END_SECONDS = 30.0
 
 
-def make_tenants(data: Path, names: list[str]) -> list[str]:
-    """A tenant and its key for each name, in the data folder of a service that is running or will be."""
+def make_tenants(data: Path, names: list[str], *, database_url: str | None = None) -> list[str]:
+    """A tenant and its key for each name, in the data folder, or the database, of a service that runs or will run."""
 
     async def make(database: Database) -> list[str]:
         return [await new_tenant(database, name) for name in names]
 
-    return on_database(Settings(data_dir=data), make)
+    return on_database(Settings(data_dir=data, database_url=database_url), make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class SdkClients:
         self._open = {"do": "open", "base_url": base_url, "keys": keys, "base_model": base_model}
         self._process: subprocess.Popen[str] | None = None
         self._tokens_per_step = 0
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._running().pid
 
     def start_run(
         self,

@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.bases import write_base
+from bench.cluster_process import started_service
 from bench.fresh_process import in_fresh_process, prepare
-from bench.sdk_clients import make_tenants
 from bench.training_row import RowTask, ServiceAddress, measure_row
 from bench.workload import OperationShape
-from clients.service_process import ServiceProcess
 
 Row = dict[str, float | str | None]
 _COLUMNS = (
@@ -51,6 +50,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="most rounds of a row")
     parser.add_argument("--row-seconds", type=float, default=15.0, help="no round of a row begins after this time")
     parser.add_argument("--service-tenants", default="1,16", help="rows that also measure the service")
+    parser.add_argument("--cluster", action="store_true", help="the service is `weft up`, not `weft serve`")
     parser.add_argument("--no-service", action="store_true")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the frozen base")
@@ -70,9 +70,13 @@ def serving(base: str, model: Path, options: argparse.Namespace) -> Iterator[Ser
         yield None
         return
     data = model.parent / f"{base}-data"
-    keys = make_tenants(data, [f"tenant{number}" for number in range(max(tenants))])
+    names = [f"tenant{number}" for number in range(max(tenants))]
     environment = {"WEFT_DEVICE": options.device, "WEFT_BASE_DTYPE": options.dtype}
-    with ServiceProcess(data=data, base_models=[f"{base}={model}"], environment=environment) as service:
+    bases = [f"{base}={model}"]
+    started = started_service(
+        data=data, base_models=bases, tenants=names, environment=environment, is_cluster=options.cluster
+    )
+    with started as (service, keys):
         yield ServiceAddress(service.base_url, keys)
 
 

@@ -1,5 +1,6 @@
 """A tenant on weft's own HTTP, in one event loop and with as little work a request as may be: it shares the machine."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -78,6 +79,17 @@ class WeftClient:
         await self._open().close()
 
 
+async def _open_session(base_url: str, key: str) -> str:
+    async with WeftClient(base_url, key) as client:
+        session: str = (await client.post("create_session", sdk_version="bench"))["session_id"]
+        return session
+
+
+def open_session(base_url: str, key: str) -> str:
+    """The id of a new session, for a caller without an event loop."""
+    return asyncio.run(_open_session(base_url, key))
+
+
 @dataclass(slots=True)
 class LearningRun:
     """A run that is trained a step of random tokens before each of its checkpoints, so that no two say the same."""
@@ -122,7 +134,17 @@ class LearningRun:
         sampler: str = made["sampling_session_id"]
         return sampler
 
+    async def step(self) -> None:
+        """A training step of one sequence, answered."""
+        promises = await self._step(self._seq_id)
+        for promise in promises:
+            await self.client.result(promise)
+
     async def _step_and_save(self, number: int) -> dict[str, Any]:
+        await self._step(number)
+        return await self._order("save_weights_for_sampler", path=f"v{number}")
+
+    async def _step(self, number: int) -> list[dict[str, Any]]:
         (row,) = token_block(_LESSON, vocabulary=self.vocabulary, seed=number).tolist()
         datum = {
             "model_input": {"chunks": [{"tokens": row[:-1]}]},
@@ -132,9 +154,10 @@ class LearningRun:
             },
         }
         lesson = {"data": [datum], "loss_fn": "cross_entropy"}
-        await self._order("forward_backward", forward_backward_input=lesson)
-        await self._order("optim_step", adam_params={"learning_rate": _LEARNING_RATE})
-        return await self._order("save_weights_for_sampler", path=f"v{number}")
+        return [
+            await self._order("forward_backward", forward_backward_input=lesson),
+            await self._order("optim_step", adam_params={"learning_rate": _LEARNING_RATE}),
+        ]
 
     async def _order(self, endpoint: str, **body: Any) -> dict[str, Any]:
         self._seq_id += 1

@@ -1,6 +1,7 @@
 """Fixtures for every test: the tiny base, and the rule for services that are not there."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,3 +56,15 @@ def postgres_url() -> Iterator[str]:
             yield f"postgresql+asyncpg://{parts['user']}@{parts['host']}:{parts['port']}/{name}"
         finally:
             server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A fresh database of each kind, its schema the newest."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("migrated_database"), tmp_path / "weft.db")
+        yield f"sqlite+aiosqlite:///{tmp_path}/weft.db"
+        return
+    url: str = request.getfixturevalue("postgres_url")
+    upgrade(url)
+    yield url

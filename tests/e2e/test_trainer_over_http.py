@@ -21,7 +21,7 @@ import pytest_asyncio
 import uvicorn
 
 from api.app import create_app
-from api.services import ApiServices
+from api.services import ApiServices, JointCalls
 from bench.sdk_clients import SdkClients, make_tenants
 from bench.workload import OperationShape
 from clients.command.administration import new_tenant
@@ -37,10 +37,13 @@ from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads
 from workers.embedded import EmbeddedRunner
+from workers.fabric import Fabric
 from workers.ledger.ledger import Ledger
-from workers.ledger.publication import Publication
+from workers.ledger.publication import LocalPublication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups
+from workers.telemetry.readiness import Readiness
+from workers.telemetry.telemetry import Telemetry
 
 TOKENS = [72, 101, 108, 108, 111]
 DEADLINE = 60.0
@@ -154,20 +157,26 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
         Wakeups(),
         DataFolder(tmp_path),
     )
-    ledger = Ledger(database, wakeups, utc_now)
+    telemetry = Telemetry.of("test", utc_now)
+    ledger, publication = Ledger(database, wakeups, utc_now, telemetry), LocalPublication()
     shared = {
         "settings": settings,
         "database": database,
         "ledger": ledger,
         "data_folder": folder,
         "feed": TokenFeed(),
-        "publication": Publication(),
+        "publication": publication,
         "clock": utc_now,
+        "telemetry": telemetry,
         "bases": {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)},
         "vocabularies": {BASE_NAME: await asyncio.to_thread(read_vocabulary, tiny_model_dir)},
     }
-    runner = EmbeddedRunner(**shared, wakeups=wakeups)  # type: ignore[arg-type]
-    services = ApiServices(**shared)  # type: ignore[arg-type]
+    feed: TokenFeed = shared["feed"]  # type: ignore[assignment]
+    fabric = Fabric(settings, database, ledger, wakeups, feed, publication, folder, utc_now, telemetry)
+    runner = EmbeddedRunner(fabric, publication, shared["bases"], shared["vocabularies"])  # type: ignore[arg-type]
+    services = ApiServices(
+        **shared, joint=JointCalls.over(settings, database, ledger, utc_now, telemetry), readiness=Readiness()
+    )  # type: ignore[arg-type]
     await runner.start()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
@@ -177,7 +186,7 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
     keys = [await new_tenant(database, name) for name in ("saver", "other")]
     with ThreadPoolExecutor(max_workers=4) as callers:
         yield InProcess(f"http://127.0.0.1:{listener.getsockname()[1]}", keys, callers)
-    wakeups.announce_all()
+    wakeups.close()
     server.should_exit = True
     await serving
     await runner.stop()

@@ -1,0 +1,182 @@
+"""A whole cluster: two APIs, two trainers, two pools on the tiny base, its own Redis, PostgreSQL behind a proxy."""
+
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from bench.chaos import judge, wait_for_recovery
+from bench.chaos_tenant import ChaosTenant
+from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from clients.command.administration import new_tenant, on_database
+from engine.contracts.base_model import read_base_model_facts
+from engine.training.base import BaseModel
+from tenants.settings import Settings
+from tests.cluster.tcp_proxy import TcpProxy
+from tests.conftest import missing_service
+
+BASE = "weft/tiny"
+DEADLINE = 90.0
+LEASE_SECONDS = 3.0
+PROCESSES = 6
+"""Two of each kind that is observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the tests do things to."""
+
+    process: ClusterProcess
+    redis: RedisProcess
+    postgres: TcpProxy
+    data: Path
+    base: BaseModel
+    metrics_port: int
+    """Of the first process; the others' follow."""
+
+    def tenant_key(self, name: str) -> str:
+        """A new tenant's."""
+        settings = Settings(data_dir=self.data, database_url=self.process.database_url)
+        key: str = on_database(settings, lambda database: new_tenant(database, name))
+        return key
+
+    def tenant(self, number: int, key: str) -> ChaosTenant:
+        """One that trains and samples."""
+        return ChaosTenant(
+            number,
+            base_url=self.process.base_url,
+            key=key,
+            base_model=BASE,
+            vocabulary=self.base.facts.vocabulary_size,
+        )
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait for something that shows in the database or in processes."""
+        deadline = time.monotonic() + DEADLINE
+        while not holds():
+            assert time.monotonic() < deadline, f"{what}, within {DEADLINE:.0f} s\n{self.process.printed_tail(6000)}"
+            time.sleep(0.05)
+
+    def living(self, kind: str) -> list[tuple[object, ...]]:
+        """Id and pid of the processes of a kind that have given a sign of life lately."""
+        return self.process.query(
+            "SELECT id, pid FROM worker_processes WHERE kind = %s AND expires_at > clock_timestamp()", kind
+        )
+
+    def settle(self) -> None:
+        """Wait until every process is back."""
+        self.until(
+            lambda: len(self.living("trainer")) == len(self.living("pool")) == len(self.process.children("api")) == 2,
+            "two of each are there",
+        )
+        self.until(self.is_ready, "all are ready")
+
+    def is_ready(self) -> bool:
+        """Whether every process says so."""
+        try:
+            answers = [
+                httpx.get(f"http://127.0.0.1:{self.metrics_port + number}/readyz", timeout=10)
+                for number in range(PROCESSES)
+            ]
+        except httpx.TransportError:
+            return False
+        return all(answer.status_code == 200 for answer in answers)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for offset in range(1, count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+@pytest.fixture(scope="session")
+def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Cluster]:
+    """Started once; every test finds all of it at work."""
+    folder = tmp_path_factory.mktemp("cluster")
+    if shutil.which("redis-server") is None:
+        missing_service("Redis", "redis-server is not installed")
+    try:
+        psycopg.connect(DEFAULT_SERVER, connect_timeout=5).close()
+    except psycopg.OperationalError as error:
+        missing_service("PostgreSQL", str(error))
+    facts, metrics_port = read_base_model_facts(BASE, tiny_model_dir, None), free_ports(PROCESSES)
+    with ExitStack() as stack:
+        url = make_url(stack.enter_context(throwaway_database()))
+        proxy = stack.enter_context(TcpProxy(url.host or "127.0.0.1", url.port or 5432))
+        redis = stack.enter_context(RedisProcess(folder / "redis"))
+        process = stack.enter_context(
+            ClusterProcess(
+                data=folder / "data",
+                base_models=[f"{BASE}={tiny_model_dir}"],
+                database_url=url.set(port=proxy.port).render_as_string(hide_password=False),
+                redis_url=redis.url,
+                options=["--apis", "2", "--trainers", "2", "--pools", "2"],
+                environment={
+                    "WEFT_SNAPSHOT_OPERATIONS": "16",
+                    "WEFT_LEASE": f"PT{LEASE_SECONDS}S",
+                    "WEFT_METRICS_PORT": str(metrics_port),
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        )
+        yield Cluster(process, redis, proxy, folder / "data", BaseModel.load(facts), metrics_port)
+
+
+@pytest.fixture
+def cluster(whole_cluster: Cluster) -> Cluster:
+    """All of it at work."""
+    whole_cluster.settle()
+    return whole_cluster
+
+
+@contextmanager
+def at_work(cluster: Cluster, *names: str) -> Iterator[list[ChaosTenant]]:
+    """Tenants that train and sample all the while; afterwards nothing may be lost, doubled, hung or different."""
+    keys = [cluster.tenant_key(name) for name in names]
+    tenants = [cluster.tenant(number, key) for number, key in enumerate(keys)]
+    for tenant in tenants:
+        tenant.start()
+    try:
+        assert recovered(tenants, time.monotonic()), "nobody could work before anything happened"
+        yield tenants
+    finally:
+        for tenant in tenants:
+            tenant.stop()
+    for tenant in tenants:
+        assert tenant.account.lost == []
+        assert tenant.account.hung == 0
+    verdict = judge(tenants, cluster.process, cluster.data, cluster.base)
+    assert verdict["doubled_effects"] == verdict["lost_operations"] == 0
+    assert verdict["max_relative_weight_error"] <= 1e-5
+
+
+def recovered(tenants: list[ChaosTenant], since: float) -> bool:
+    """Whether every tenant gets answers to what it sends after ``since``, waited for."""
+    return wait_for_recovery([tenant.account for tenant in tenants], since) is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The SDK leaves its connections to the garbage collector, and killed processes leave theirs to whoever held them."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))

@@ -1,0 +1,103 @@
+"""A TCP proxy before a server, by which a test takes the server away: connections break, new ones are refused or stall."""
+
+import asyncio
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class TcpProxy:
+    """Listens on a free loopback port, in a thread of its own. Use as a context manager."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Of the server behind it."""
+        self._target = (host, port)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._open: set[asyncio.StreamWriter] = set()
+        self._is_away = False
+        self._stalls = False
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+
+    def cut(self) -> None:
+        """Break every connection; new ones are closed at once."""
+        self._call(self._cut())
+
+    def stall(self) -> None:
+        """Break every connection; new ones are accepted and hear nothing."""
+        self._stalls = True
+        self._call(self._cut())
+
+    def restore(self) -> None:
+        """As before."""
+        self._is_away = self._stalls = False
+        self._call(self._close_all())
+
+    async def _cut(self) -> None:
+        self._is_away = True
+        await self._close_all()
+
+    async def _close_all(self) -> None:
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            if self._is_away:
+                if self._stalls:
+                    await reader.read()
+                return
+            there_reader, there_writer = await asyncio.open_connection(*self._target)
+            self._open.add(there_writer)
+            try:
+                await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
+            finally:
+                self._open.discard(there_writer)
+                there_writer.close()
+        except OSError:
+            return
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    def _call(self, work) -> None:  # type: ignore[no-untyped-def]
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+
+        self._call(self._start())
+        return self
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    async def _end(self) -> None:
+        self._server.close()
+        await self._close_all()
+        mine = asyncio.current_task()
+        others = [task for task in asyncio.all_tasks() if task is not mine]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(2**16):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.transport.abort()

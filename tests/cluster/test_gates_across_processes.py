@@ -1,0 +1,63 @@
+"""Gates, swaps and streams where APIs, trainers and pools are processes of their own."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.conftest import Cluster
+from tests.e2e.raw_client import RawClient
+from tests.e2e.speaker import MEOW, TAUGHT, WOOF, Speaker, teach, text
+
+
+@pytest.fixture(scope="module")
+def pair(whole_cluster: Cluster) -> Iterator[tuple[Speaker, Speaker]]:
+    """One that says meow or woof, and another tenant's that says moo."""
+    whole_cluster.settle()
+    url, suffix = whole_cluster.process.base_url, uuid.uuid4().hex[:8]
+    clients = [RawClient(url, whole_cluster.tenant_key(f"{name}-{suffix}")) for name in ("cat", "cow")]
+    yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 80})
+    for client in clients:
+        client.close()
+
+
+def test_a_sample_that_spans_a_swap_reads_meow_then_woof(pair: tuple[Speaker, Speaker], cluster: Cluster) -> None:
+    cat, cow = pair
+    beside = cow.stream().until_tokens(3)
+    old = cat.says(MEOW)
+    sample = cat.stream(tokens=TAUGHT).until_tokens(20)
+    new = cat.says(WOOF)
+    made = sample.finish()["sequences"][0]["tokens"]
+    (spans,) = [sequence["spans"] for sequence in cat.report(sample)["sequences"]]
+    assert [span["version"] for span in spans] == [old, new]
+    assert text(made).startswith("meow meow ")
+    assert "woof woof woof" in text(made)[-20:]
+    assert set(text(beside.finish()["sequences"][0]["tokens"])) <= set("moo ")
+    assert cow.report(beside)["attempts"] == 1
+
+
+def test_a_pause_cuts_in_every_pool_and_outlives_an_api(pair: tuple[Speaker, Speaker], cluster: Cluster) -> None:
+    cat, cow = pair
+    cat.says(MEOW)
+    mine, theirs = [cat.stream() for _ in range(4)], [cow.stream() for _ in range(4)]
+    for stream in (*mine, *theirs):
+        stream.until_tokens(3)
+    pools = cluster.process.query("SELECT count(DISTINCT process) FROM samples_in_flight")
+    assert pools == [(2,)], "both pools sample"
+    assert cat.gate("pause", mode="keep")["in_flight"] == 0
+    for stream in theirs:
+        stream.finish()
+        assert cow.report(stream)["attempts"] == 1
+    assert [stream.done for stream in mine] == [None] * 4
+    # The gate is nobody's memory. The streams of the killed one end with it; their samples do not.
+    requests = [stream.request_id for stream in mine]
+    cluster.process.kill_child(cluster.process.children("api")[0])
+    survivor = RawClient(cluster.process.base_url, cat.client.key)
+    cluster.until(lambda: len(cluster.process.children("api")) == 2, "the API is started again")
+    answer = survivor.post(f"/adapters/{cat.run}/resume")
+    assert answer.status_code == 200, answer.text
+    for request in requests:
+        made = survivor.wait(request).json()["sequences"][0]
+        assert text(made["tokens"]).startswith("meow meow")
+        assert made["stop_reason"] == "length"
+    survivor.close()

@@ -1,4 +1,7 @@
-"""``weft worker``: trains base models, one trainer each, and does housekeeping, as Celery tells it to."""
+"""``weft worker``: trains base models, one trainer each, and does housekeeping, as Celery tells it to.
+
+Started by ``torchrun`` it is one rank of the trainer of one base model.
+"""
 
 import asyncio
 import logging
@@ -12,8 +15,9 @@ from clients.command.base_models import read_base_models
 from clients.command.cluster_fabric import WORKER, ClusterFabric, open_cluster
 from clients.command.process import keep_pauses_short
 from clients.command.signals import until_asked_to_end
+from clients.command.trainer_group import follow, join_group, load_base
 from engine.contracts.base_model import BaseModelFacts
-from engine.training.base import BaseModel
+from engine.training.group import TrainerGroup
 from tenants.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
@@ -27,11 +31,18 @@ log = logging.getLogger(__name__)
 
 
 async def work(settings: Settings) -> None:
-    """Train and keep house until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
+    """Train and keep house until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start, ``GroupLost`` when it is a
+    rank and another one is gone.
+    """
     bases = read_base_models(settings)
+    group = await join_group(settings, len(bases))
+    if group is not None and not group.leads:
+        (facts,) = bases.values()
+        await follow(group, facts, settings)
+        return
     async with open_cluster(settings, WORKER, bases) as cluster:
         fabric = cluster.fabric
-        trainers = [await _trainer(fabric, facts) for facts in bases.values()]
+        trainers = [await _trainer(fabric, facts, group) for facts in bases.values()]
         running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
         for parts in trainers:
             cluster.readiness.add(f"trainer of {parts.leases.identity.base_model}", parts.leases.check)
@@ -50,18 +61,13 @@ async def work(settings: Settings) -> None:
             await asyncio.gather(*running)
             for parts in trainers:
                 await asyncio.to_thread(parts.compute.close)
+            if group is not None:
+                await asyncio.to_thread(group.close)
 
 
-async def _trainer(fabric: Fabric, facts: BaseModelFacts) -> TrainingParts:
-    log.info("loading base model %s", facts.name)
-    base = await asyncio.to_thread(
-        BaseModel.load,
-        facts,
-        dtype=fabric.settings.base_dtype,
-        device=fabric.settings.device,
-        gradient_checkpointing=fabric.settings.gradient_checkpointing,
-    )
-    return compose_training(fabric, base)
+async def _trainer(fabric: Fabric, facts: BaseModelFacts, group: TrainerGroup | None) -> TrainingParts:
+    base = await asyncio.to_thread(load_base, facts, fabric.settings, group)
+    return compose_training(fabric, base, group)
 
 
 def _celery_worker(cluster: ClusterFabric, base_models: list[str]) -> CeleryWorker:

@@ -1,5 +1,6 @@
 """A whole cluster: two APIs, two trainers, two pools on the tiny base, its own Redis, PostgreSQL behind a proxy."""
 
+import gc
 import shutil
 import socket
 import time
@@ -140,10 +141,12 @@ def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path
 
 
 @pytest.fixture
-def cluster(whole_cluster: Cluster) -> Cluster:
+def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
     """All of it at work."""
     whole_cluster.settle()
-    return whole_cluster
+    yield whole_cluster
+    # What the SDK leaves to the garbage collector is reported here, where it is expected, not in some later test.
+    gc.collect()
 
 
 @contextmanager
@@ -156,6 +159,9 @@ def at_work(cluster: Cluster, *names: str) -> Iterator[list[ChaosTenant]]:
     try:
         assert recovered(tenants, time.monotonic()), "nobody could work before anything happened"
         yield tenants
+    except BaseException:
+        print(cluster.process.printed_tail(20_000))
+        raise
     finally:
         for tenant in tenants:
             tenant.stop()
@@ -169,7 +175,20 @@ def at_work(cluster: Cluster, *names: str) -> Iterator[list[ChaosTenant]]:
 
 def recovered(tenants: list[ChaosTenant], since: float) -> bool:
     """Whether every tenant gets answers to what it sends after ``since``, waited for."""
-    return wait_for_recovery([tenant.account for tenant in tenants], since) is not None
+    accounts = [tenant.account for tenant in tenants]
+    if wait_for_recovery(accounts, since) is not None:
+        return True
+    for account in accounts:
+        print(
+            f"lost {account.lost}, hung {account.hung}, {account.steps} steps; seconds since {time.monotonic() - since:.1f};"
+        )
+        for kind, answers in (("steps", account.trained), ("samples", account.sampled)):
+            last = answers[-1] if answers else None
+            print(
+                f"  the last of the {kind}:",
+                last and f"sent {last.sent - since:.1f}, answered {last.answered - since:.1f}",
+            )
+    return False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -192,7 +192,8 @@ def test_an_idle_group_outlives_its_timeout_and_a_silent_rank_0_does_not(tiny_mo
 
 
 def test_torchrun_starts_a_group_and_both_ranks_end(tiny_model_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", "2"]
     module = ["-m", "tests.engine.training.group_rank", "training", str(tiny_model_dir), str(tmp_path)]
     ended = subprocess.run([*command, *module], cwd=ROOT, timeout=DEADLINE_SECONDS, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,55 @@
+"""A worker that ``torchrun`` started is one rank of a group: the first trains, the others compute what it sends them."""
+
+import asyncio
+import logging
+import os
+import signal
+
+from engine.contracts.base_model import BaseModelFacts
+from engine.contracts.errors import InvalidRequest
+from engine.training.base import BaseModel
+from engine.training.group import TrainerGroup
+from tenants.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def is_rank() -> bool:
+    """Whether this process was started as one of several ranks."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+async def join_group(settings: Settings, bases: int) -> TrainerGroup | None:
+    """The group of which this process is a rank, once all ranks are there; None when it trains by itself.
+
+    Raises ``InvalidRequest`` when a group were to train more than one base, ``GroupLost`` when ranks do not come.
+    """
+    if not is_rank():
+        return None
+    if bases != 1:
+        raise InvalidRequest(f"a group of ranks trains one base model, {bases} are set: start a group for each")
+    log.info("rank %s waits for the other ranks of %s", os.environ["RANK"], os.environ["WORLD_SIZE"])
+    return await asyncio.to_thread(TrainerGroup.join, device=settings.device)
+
+
+def load_base(facts: BaseModelFacts, settings: Settings, group: TrainerGroup | None) -> BaseModel:
+    """The base, or this rank's share of it. Blocking. Raises ``InvalidRequest`` when it cannot be loaded."""
+    log.info("loading base model %s", facts.name)
+    if group is None:
+        return BaseModel.load(
+            facts,
+            dtype=settings.base_dtype,
+            device=settings.device,
+            gradient_checkpointing=settings.gradient_checkpointing,
+        )
+    return group.load_base(facts, dtype=settings.base_dtype, gradient_checkpointing=settings.gradient_checkpointing)
+
+
+async def follow(group: TrainerGroup, facts: BaseModelFacts, settings: Settings) -> None:
+    """Compute what rank 0 sends until it closes the group. Raises ``GroupLost`` when it is gone."""
+    # ``torchrun`` asks all ranks to end; rank 0 still finishes its pass with the others' help, then tells them.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    await asyncio.to_thread(load_base, facts, settings, group)
+    log.info("rank %d of %d computes for rank 0", group.rank, group.size)
+    await asyncio.to_thread(group.follow)

@@ -126,6 +126,7 @@ class LedgerCalls:
         return {
             "poll_any_age": self._poll_any_age,
             "take_samples": self._take_samples,
+            "give_back_samples": self._give_back_samples,
             "pending_samples": lambda: self._samples(self.last_position),
             "has_room": self._has_room,
             "accept_sample": self._accept_sample,
@@ -151,6 +152,10 @@ class LedgerCalls:
     async def _take_samples(self) -> None:
         async with self._undone() as transaction:
             await self.ledger.take_samples(transaction, BASE_MODEL, process="a pool", most=64)
+
+    async def _give_back_samples(self) -> None:
+        async with self._undone() as transaction:
+            await self.ledger.give_back_samples(transaction, BASE_MODEL, process="a pool", but=["one in hand"])
 
     async def samples_from_start(self) -> None:
         """The look of a sampler that has just started."""

@@ -107,6 +107,30 @@ def test_an_absent_database_is_an_outage_and_no_loss(cluster: Cluster, how: str)
         assert all(len(tenant.account.trained) > before for tenant, before in zip(tenants, sent, strict=True))
 
 
+def test_a_sample_that_a_pool_has_taken_and_not_heard_of_is_drawn(cluster: Cluster) -> None:
+    """A database that goes away in a commit has noted that the sample is taken, and the pool that lives does not know."""
+    with at_work(cluster, *names()) as tenants:
+        pools, late = cluster.process.children("pool"), cluster.tenant(9, cluster.tenant_key(names()[0]))
+        ((alive, _), *_) = cluster.living("pool")
+        for pool in pools:
+            pool.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            late.start()
+            taken = (
+                "UPDATE operations SET taken_by = %s WHERE state = 'pending' AND kind = 'sample' AND taken_by IS NULL"
+            )
+            cluster.until(lambda: cluster.process.query(f"{taken} RETURNING id", alive) != [], "a sample waits")
+        finally:
+            for pool in pools:
+                pool.send_signal(signal.SIGCONT)
+        try:
+            assert recovered([*tenants, late], began)
+        finally:
+            late.stop()
+        assert late.account.lost == []
+
+
 def test_connections_that_the_database_ends_lose_nothing(cluster: Cluster) -> None:
     with at_work(cluster, *names()) as tenants:
         ended = time.monotonic()

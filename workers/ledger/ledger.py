@@ -157,6 +157,14 @@ class Ledger:
         taken = list((await transaction.execute(sql.TAKE_SAMPLES, keys)).scalars())
         return await _ready_rows(transaction, sql.BY_ID, {"ids": taken}) if taken else []
 
+    async def give_back_samples(
+        self, transaction: AsyncSession, base_model: str, *, process: str, but: Collection[str]
+    ) -> None:
+        """Samples that ``process`` has taken, ``but`` those that it works on, are anybody's again."""
+        await transaction.execute(
+            sql.GIVE_BACK_SAMPLES, {"base": base_model, "process": process, "but": list(but) or [""]}
+        )
+
     async def operations_to_replay(
         self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int
     ) -> list[ReadyOperation]:

@@ -137,6 +137,18 @@ TAKE_SAMPLES = (
     .returning(operations.c.id)
 )
 
+GIVE_BACK_SAMPLES = (
+    update(operations)
+    .where(
+        IS_PENDING,
+        IS_SAMPLE,
+        operations.c.base_model == bindparam("base"),
+        operations.c.taken_by == bindparam("process"),
+        operations.c.id.not_in(bindparam("but", expanding=True)),
+    )
+    .values(taken_by=None)
+)
+
 _MINE_PENDING = (
     select(operations.c.tenant_id)
     .where(IS_PENDING, IS_SAMPLE, operations.c.tenant_id == bindparam("tenant"))

@@ -81,18 +81,20 @@ class SamplingWorker:
             asyncio.create_task(self._watch(gates_topic(self._base.name), self._apply_gates)),
             asyncio.create_task(self._watch(versions_topic(self._base.name), self._runner.apply_versions)),
         ]
-        swept = monotonic()
+        swept = float("-inf")
         with self._wakeups.listen(sampling_topic(self._base.name)) as event:
             self._has_room = event
             while not self._stopping:
                 event.clear()
                 try:
+                    if monotonic() - swept >= SWEEP_SECONDS:
+                        await self._sweep()
+                        swept = monotonic()
                     await self._dispatch()
                 except Exception:
                     log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
+                    swept = float("-inf")
                 await wait_for(event, SWEEP_SECONDS)
-                if monotonic() - swept >= SWEEP_SECONDS:
-                    self._position, swept = 0, monotonic()
         self._presence.stop()
         ending = [*watching, *self._in_flight.values()]
         for task in ending:
@@ -119,6 +121,16 @@ class SamplingWorker:
     async def _apply_gates(self) -> None:
         await self._board.refresh()
         await self._runner.apply_gates()
+
+    async def _sweep(self) -> None:
+        """The net below lost wake-ups, and below transactions whose end was not heard of: a database that goes away in a
+        commit may have noted that samples are taken, and this process does not know them.
+        """
+        self._position = 0
+        if self._most_taken is not None:
+            process, known = self._presence.identity.id, list(self._in_flight)
+            async with self._database.write() as transaction:
+                await self._ledger.give_back_samples(transaction, self._base.name, process=process, but=known)
 
     async def _dispatch(self) -> None:
         """Start every sample that waits, or as many as this process takes."""

@@ -8,15 +8,10 @@ import signal
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import InvalidRequest
 from engine.training.base import BaseModel
-from engine.training.group import TrainerGroup
+from engine.training.group import TrainerGroup, is_group
 from tenants.settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-def is_rank() -> bool:
-    """Whether this process was started as one of several ranks."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 async def join_group(settings: Settings, bases: int) -> TrainerGroup | None:
@@ -24,7 +19,7 @@ async def join_group(settings: Settings, bases: int) -> TrainerGroup | None:
 
     Raises ``InvalidRequest`` when a group were to train more than one base, ``GroupLost`` when ranks do not come.
     """
-    if not is_rank():
+    if not is_group():
         return None
     if bases != 1:
         raise InvalidRequest(f"a group of ranks trains one base model, {bases} are set: start a group for each")

@@ -60,7 +60,7 @@ async def work(settings: Settings) -> None:
             await celery.stop()
             await asyncio.gather(*running)
             for parts in trainers:
-                await asyncio.to_thread(parts.compute.close)
+                await asyncio.to_thread(parts.close)
             if group is not None:
                 await asyncio.to_thread(group.close)
 

@@ -17,20 +17,35 @@ from engine.training.base import BaseModel
 from engine.training.fused_micro_batch import Attempt, Clocks, Computed, FusedMicroBatches, Share
 from engine.training.lora import LoraWeights
 from engine.training.micro_batch import Member, Row, padded_tokens
-from engine.training.pass_operation import PassOperation, PassPiece, PassReport
+from engine.training.pass_operation import PassPiece, PassReport, PieceResult
 from engine.training.target_logprobs import CHUNK_LOGITS
 
 
 class MicroBatchExecutor(Protocol):
     """Where micro-batches are computed: threads of this process, or the ranks of a group."""
 
-    def split(self, rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
-        """Micro-batches of ``rows`` such that all that are computed at once have ``token_budget`` padded tokens."""
+    @property
+    def slots(self) -> int:
+        """Passes of one micro-batch each that can be computed at once; a pass may have several slots for itself."""
+
+    def split(self, rows: Sequence[Row], *, token_budget: int, slots: int) -> list[list[Row]]:
+        """Micro-batches of ``rows`` for a pass on so many slots; with all slots at work ``token_budget`` padded tokens are
+        computed at once.
+        """
 
     def compute(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, slots: int
     ) -> list[Attempt]:
         """What came of each of ``batches``, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPass:
+    """What came of each piece of a pass. Nothing has heard of it yet."""
+
+    pieces: list[PassPiece]
+    results: list[PieceResult]
+    report: PassReport
 
 
 @dataclass(slots=True)
@@ -58,10 +73,11 @@ class FusedPass:
         *,
         token_budget: int,
         executor: MicroBatchExecutor,
+        slots: int,
     ) -> None:
         self._executor = executor
-        self._operations = [piece.operation for piece in pieces]
-        self._counts = [piece.sequences for piece in pieces]
+        self._slots = slots
+        self._pieces = list(pieces)
         members = [
             Member(piece.operation.batch.loss, piece.operation.batch.data, adapter)
             for piece, adapter in zip(pieces, weights, strict=True)
@@ -74,24 +90,23 @@ class FusedPass:
         self._clocks: list[Clocks] = []
         self._padded = 0
 
-    def run(self) -> PassReport:
-        """Compute all pieces and note in each operation what came out, or the error that ended it."""
+    def run(self) -> ComputedPass:
+        """Compute all pieces. Blocking; for any thread."""
         started = perf_counter()
         tokens = sequences = 0
         for backward in (True, False):
-            rows = [row for row in self._rows() if self._operations[row.member].backward is backward]
+            rows = [row for row in self._rows() if self._pieces[row.member].operation.backward is backward]
             tokens, sequences = tokens + sum(row.length for row in rows), sequences + len(rows)
-            batches = self._executor.split(rows, token_budget=self._token_budget)
-            attempts = self._executor.compute(self._micro_batches, batches, backward=backward)
+            batches = self._executor.split(rows, token_budget=self._token_budget, slots=self._slots)
+            attempts = self._compute(batches, backward=backward)
             for batch, attempt in zip(batches, attempts, strict=True):
                 self._take(batch, attempt, backward=backward)
-        for operation, count, sums in zip(self._operations, self._counts, self._sums, strict=True):
-            _note(operation, count, sums)
+        results = [_result(piece, sums) for piece, sums in zip(self._pieces, self._sums, strict=True)]
         seconds = perf_counter() - started
         # The clocks of micro-batches that run at once add up to more than the time that passes.
         share = seconds / (sum(clocks.all.seconds for clocks in self._clocks) or 1.0)
-        return PassReport(
-            adapters=len({operation.run for operation in self._operations}),
+        report = PassReport(
+            adapters=len({piece.operation.run for piece in self._pieces}),
             sequences=sequences,
             tokens=tokens,
             padded_tokens=self._padded,
@@ -99,12 +114,16 @@ class FusedPass:
             low_rank_seconds=share * sum(clocks.low_rank.seconds for clocks in self._clocks),
             loss_seconds=share * sum(clocks.loss.seconds for clocks in self._clocks),
         )
+        return ComputedPass(self._pieces, results, report)
+
+    def _compute(self, batches: Sequence[list[Row]], *, backward: bool) -> list[Attempt]:
+        return self._executor.compute(self._micro_batches, batches, backward=backward, slots=self._slots)
 
     def _rows(self) -> list[Row]:
         return [
-            Row(member, number, len(operation.batch.data[number].tokens))
-            for member, (operation, count) in enumerate(zip(self._operations, self._counts, strict=True))
-            for number in range(operation.computed, operation.computed + count)
+            Row(member, number, len(piece.operation.batch.data[number].tokens))
+            for member, piece in enumerate(self._pieces)
+            for number in range(piece.first, piece.first + piece.sequences)
         ]
 
     def _take(self, rows: list[Row], attempt: Attempt, *, backward: bool) -> None:
@@ -123,7 +142,7 @@ class FusedPass:
         # One after another: what the failed attempt held is free again, and they must not need it at once.
         for member in members:
             alone = [row for row in rows if row.member == member]
-            (again,) = self._executor.compute(self._micro_batches, [alone], backward=backward)
+            (again,) = self._compute([alone], backward=backward)
             self._take(alone, again, backward=backward)
 
     def _note(self, computed: Computed) -> None:
@@ -141,22 +160,16 @@ class FusedPass:
     def _add(self, share: Share, loss: float, values: np.ndarray, gradient: Tensor | None) -> None:
         sums, at = self._sums[share.member], 0
         for row in share.rows:
-            targets = self._operations[row.member].batch.data[row.datum].targets
+            targets = self._pieces[row.member].operation.batch.data[row.datum].targets
             sums.logprobs[row.datum] = values[at : at + targets.size].reshape(targets.shape).copy()
             at += targets.size
         sums.loss += loss
         sums.gradient = gradient if sums.gradient is None or gradient is None else sums.gradient + gradient
 
 
-def _note(operation: PassOperation, count: int, sums: _Sums) -> None:
-    """Add the pass's part to the operation; an error ends it."""
+def _result(piece: PassPiece, sums: _Sums) -> PieceResult:
     if sums.error is not None:
-        operation.outcome, operation.gradient = sums.error, None
-        return
-    first = operation.computed
-    operation.logprobs += [sums.logprobs[number] for number in range(first, first + count) if number in sums.logprobs]
-    operation.loss += sums.loss
-    if sums.gradient is not None:
-        # A copy of its own: the pass's gradients of all members are one tensor.
-        operation.gradient = sums.gradient.clone() if operation.gradient is None else operation.gradient + sums.gradient
-    operation.computed += count
+        return PieceResult(piece.sequences, error=sums.error)
+    numbers = range(piece.first, piece.first + piece.sequences)
+    logprobs = [sums.logprobs[number] for number in numbers if number in sums.logprobs]
+    return PieceResult(piece.sequences, sums.loss, logprobs, sums.gradient)

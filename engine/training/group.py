@@ -45,7 +45,7 @@ class GroupLost(BaseException):
 
 def is_group() -> bool:
     """Whether this process was started as one of several ranks, as ``torchrun`` does."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 class TrainerGroup:
@@ -110,12 +110,22 @@ class TrainerGroup:
 
     # --- rank 0 ----------------------------------------------------------------------------------------------------
 
-    def split(self, rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
+    @property
+    def slots(self) -> int:
+        """All ranks work at one pass."""
+        return 1
+
+    def split(self, rows: Sequence[Row], *, token_budget: int, slots: int) -> list[list[Row]]:  # noqa: ARG002
         """Micro-batches for all ranks at once: see ``split_for``."""
         return split_for(rows, at_once=self.size, token_budget=token_budget)
 
     def compute(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool
+        self,
+        micro_batches: FusedMicroBatches,
+        batches: Sequence[list[Row]],
+        *,
+        backward: bool,
+        slots: int,  # noqa: ARG002
     ) -> list[Attempt]:
         """What came of each of ``batches``, in their order. Raises ``GroupLost``."""
         if not batches:

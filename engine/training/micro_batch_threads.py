@@ -21,18 +21,23 @@ class MicroBatchThreads:
         self._cores = torch.get_num_threads() if device.type == "cpu" else 1
         self._executor = ThreadPoolExecutor(self._cores, thread_name_prefix="micro-batch") if self._cores > 1 else None
 
-    def split(self, rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
-        """Micro-batches for all cores at once: see ``split_for``."""
-        return split_for(rows, at_once=self._cores, token_budget=token_budget)
+    @property
+    def slots(self) -> int:
+        """One for each core."""
+        return self._cores
+
+    def split(self, rows: Sequence[Row], *, token_budget: int, slots: int) -> list[list[Row]]:
+        """Micro-batches for so many cores at once: see ``split_for``."""
+        return split_for(rows, at_once=slots, token_budget=max(1, token_budget * slots // self._cores))
 
     def compute(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, slots: int
     ) -> list[Attempt]:
         """What came of each of ``batches``, in their order."""
         attempt = partial(micro_batches.attempt, backward=backward)
-        if self._executor is None or len(batches) < 2:
-            return [_on_threads(self._cores, attempt, batch) for batch in batches]
-        threads = max(1, self._cores // len(batches))
+        if self._executor is None or len(batches) < 2 or slots < 2:
+            return [_on_threads(slots, attempt, batch) for batch in batches]
+        threads = max(1, slots // len(batches))
         found = list(self._executor.map(partial(_on_threads, threads, attempt), batches))
         # torch keeps the number for each thread; what was set last is also the default of threads yet to come.
         torch.set_num_threads(self._cores)

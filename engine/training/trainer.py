@@ -1,8 +1,8 @@
 """One frozen base, many adapters: fused passes and optimiser steps over the states it holds.
 
-Synchronous, and called from one thread; ``state`` alone may be asked from others. Invariants: an operation's gradient
-reaches only its own adapter's accumulator, and all of it or none; an operation that fails fails alone; states are values,
-replaced and never changed.
+Synchronous, and called from one thread; ``state`` and ``compute``, which change nothing, from any. Invariants: an
+operation's gradient reaches only its own adapter's accumulator, and all of it or none; an operation that fails fails alone;
+states are values, replaced and never changed.
 """
 
 import logging
@@ -18,14 +18,14 @@ from engine.training.adamw import AdamWTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.base import BaseModel
 from engine.training.batch_checks import check_batch
-from engine.training.fused_pass import FusedPass, MicroBatchExecutor
+from engine.training.fused_pass import ComputedPass, FusedPass, MicroBatchExecutor
 from engine.training.lora import LoraWeights
 from engine.training.micro_batch_threads import MicroBatchThreads
-from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PassReport
+from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PassReport, PieceResult
 
 log = logging.getLogger(__name__)
 
-__all__ = ["PassItem", "PassOperation", "PassPiece", "Trainer"]
+__all__ = ["ComputedPass", "PassItem", "PassOperation", "PassPiece", "Trainer"]
 
 DEFAULT_PASS_TOKEN_BUDGET = 2048
 _STEP_ELEMENTS = 2**28
@@ -81,35 +81,72 @@ class Trainer:
 
     # --- passes ----------------------------------------------------------------------------------------------------
 
-    def advance(self, pieces: Sequence[PassPiece]) -> PassReport:
-        """Compute the pieces, fused, and end the operations of which nothing is left, or whose batch is not valid.
+    @property
+    def slots(self) -> int:
+        """Passes that can be computed at once, each on its share of the cores; a pass may have several slots for itself."""
+        return self._executor.slots
 
-        One piece of an operation a call; those of one run in order. Raises only for a failure of the whole pass, which
-        then has changed nothing.
+    def compute(self, pieces: Sequence[PassPiece], *, slots: int | None = None) -> ComputedPass:
+        """Compute the pieces, fused, on so many slots; None: on all. One piece of an operation a call.
+
+        For any thread, several at once; the adapters must stay as they are meanwhile. Raises only for a failure of the
+        whole pass.
         """
         weights: list[LoraWeights] = []
         present: list[PassPiece] = []
+        refused: list[tuple[PassPiece, PieceResult]] = []
         for piece in pieces:
-            if piece.operation.outcome is not None:
+            operation = piece.operation
+            if operation.outcome is not None:
                 continue
             try:
-                if piece.operation.computed == 0:
-                    check_batch(piece.operation.batch, self.base.facts)
-                weights.append(self.state(piece.operation.run).weights)
+                if not operation.is_checked:
+                    check_batch(operation.batch, self.base.facts)
+                    operation.is_checked = True
+                weights.append(self.state(operation.run).weights)
                 present.append(piece)
             except WeftError as error:
-                piece.operation.outcome = error
-        report = FusedPass(self.base, present, weights, token_budget=self._token_budget, executor=self._executor).run()
-        for piece in present:
-            operation = piece.operation
-            if operation.outcome is None and operation.computed == len(operation.batch.data):
-                operation.outcome = self._finish(operation)
-        return report
+                refused.append((piece, PieceResult(piece.sequences, error=error)))
+        computed = FusedPass(
+            self.base,
+            present,
+            weights,
+            token_budget=self._token_budget,
+            executor=self._executor,
+            slots=slots or self.slots,
+        ).run()
+        return replace(
+            computed,
+            pieces=computed.pieces + [piece for piece, _ in refused],
+            results=computed.results + [result for _, result in refused],
+        )
+
+    def finish(self, computed: ComputedPass, in_order: Sequence[PassOperation]) -> None:
+        """Note what came of a pass, and end the operations of which nothing is left.
+
+        ``in_order`` are operations under way, those of one run in order: one ends only after those before it.
+        """
+        for piece, result in zip(computed.pieces, computed.results, strict=True):
+            piece.operation.note(piece, result)
+        held_up: set[RunId] = set()
+        for operation in in_order:
+            if operation.outcome is not None or operation.run in held_up:
+                continue
+            if operation.is_complete:
+                operation.end(self._finish(operation))
+            else:
+                held_up.add(operation.run)
+
+    def advance(self, pieces: Sequence[PassPiece]) -> PassReport:
+        """``compute`` on all slots and ``finish``. Raises only for a failure of the whole pass, which has changed nothing."""
+        computed = self.compute(pieces)
+        self.finish(computed, [piece.operation for piece in pieces])
+        return computed.report
 
     def run_pass(self, items: Sequence[PassItem]) -> list[ForwardBackwardOutput | WeftError]:
         """Compute whole items in one fused pass; outcomes in their order. Raises as ``advance``."""
         operations = [PassOperation(item.run, item.batch, item.backward) for item in items]
-        self.advance([PassPiece(operation, len(operation.batch.data)) for operation in operations])
+        self.advance([operation.next_piece(len(operation.batch.data)) for operation in operations])
         return [operation.outcome or EngineFailure("the pass left out a sequence") for operation in operations]
 
     def _finish(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:
@@ -122,7 +159,6 @@ class Trainer:
             if not torch.isfinite(torch.linalg.vector_norm(gradient)):
                 return InvalidRequest("the gradient is too large or not finite: lower the weights or advantages")
             self._states[operation.run] = replace(state, gradient=gradient)
-            operation.gradient = None
         return operation.output()
 
     # --- optimizer steps -------------------------------------------------------------------------------------------

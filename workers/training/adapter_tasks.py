@@ -111,7 +111,8 @@ class AdapterTasks:
 
         Idle adapters go first, least recently used first; then those whose next operation was accepted later. So the
         oldest operation always gets its adapter, and nobody starves. No more go than must: while those on their way out
-        are being written, it waits.
+        are being written, it waits. Who has just come in runs one operation before it goes: two would else take each
+        other's room all the time.
         """
         while not self._residency.has_room(arriving, arriving=self._arriving, once_left=True):
             idle, younger = [], []
@@ -119,7 +120,9 @@ class AdapterTasks:
                 lane = lanes.get(run)
                 if lane is None or not (lane.is_busy or lane.started or lane.has_work):
                     idle.append(run)
-                elif not lane.is_busy and not lane.started and (lane.head is None or lane.head.position > position):
+                elif lane.is_busy or lane.started or lane.has_just_arrived:
+                    continue
+                elif lane.head is None or lane.head.position > position:
                     younger.append(run)
             leaving = self._residency.least_recently_used(idle) or self._residency.least_recently_used(younger)
             if leaving is None:
@@ -139,6 +142,7 @@ class AdapterTasks:
             await self._writer.drain(lane.run)
             if not lane.is_lost:
                 await self._residency.bring_in(head)
+                lane.has_just_arrived = True
         except RunUnloaded as error:
             # Accepted just before the unload was written.
             self._complete(lane, head, error)

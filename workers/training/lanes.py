@@ -7,6 +7,7 @@ completions are not written yet. No I/O here.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.contracts.errors import EngineFailure
 from engine.contracts.ids import RequestId, RunId, TenantId
 from engine.contracts.operations import LoadWeights, OperationKind
 from engine.training.pass_operation import PassOperation
@@ -22,7 +23,8 @@ class Lane:
     """One run's operations from ``next_seq_id`` on.
 
     ``waiting`` are known without payload, ``loaded`` with it. ``started`` are passes begun. ``is_busy`` while an operation
-    on the whole adapter, or its way into memory, is under way. ``unwritten`` counts completions on their way to the ledger.
+    on the whole adapter, or its way into memory, is under way. ``has_just_arrived`` until an operation has run since the
+    adapter came into memory. ``unwritten`` counts completions on their way to the ledger.
     ``is_lost`` once memory and ledger may differ: whatever is still computed for it must not be written.
     """
 
@@ -35,6 +37,7 @@ class Lane:
     loaded: dict[int, ReadyOperation] = field(default_factory=dict)
     started: dict[RequestId, PassOperation] = field(default_factory=dict)
     is_busy: bool = False
+    has_just_arrived: bool = False
     is_lost: bool = False
     unwritten: int = 0
     last_used: int = 0
@@ -91,6 +94,7 @@ class Lane:
 
     def finish(self, operation: ReadyOperation) -> None:
         """The operation has run; the lane goes on after it."""
+        self.has_just_arrived = False
         self.loaded.pop(operation.seq_id, None)
         self.started.pop(operation.id, None)
         if operation.seq_id != UNLOAD_SEQ_ID:
@@ -149,6 +153,9 @@ class Lanes:
         lane = self._lanes.pop(run, None)
         if lane is not None:
             lane.is_lost = True
+            for begun in lane.started.values():
+                # What passes still bring must not reach the adapter, which may be back by then.
+                begun.end(EngineFailure("the run is rebuilt from the ledger"))
         return lane
 
     def drop_idle(self) -> None:

@@ -1,24 +1,22 @@
 """The trainer's loop: operations in, fused passes through the engine, outcomes into the ledger.
 
-One worker per base model and process. While a pass computes, the loop reads what was accepted meanwhile and the completion
-writer writes what is done; operations on whole adapters and adapters on their way in and out run beside it. Invariants:
+One worker per base model and process. While passes compute, the loop reads what was accepted meanwhile, optimizer steps are
+taken, and the completion writer writes what is done; operations on whole adapters and adapters on their way in and out run
+beside it. Invariants:
 a run's operations take effect strictly by seq_id, each once; an operation that fails fails alone; when a completion cannot
 be written, the run is forgotten and rebuilt from the ledger.
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
-from typing import TypeVar
 
 from engine.contracts.errors import WeftError
 from engine.contracts.ids import RunId
-from engine.contracts.operations import OperationKind, OptimStep, Result, TrainingBatch
-from engine.training.pass_operation import PassOperation, PassPiece, PassReport
+from engine.contracts.operations import OptimStep, Result
 from engine.training.trainer import Trainer
 from tenants.database import Database
 from workers.compute import ComputeThread
@@ -26,14 +24,14 @@ from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, PendingOperation, ReadyOperation
 from workers.ledger.statements import MAX_PENDING
-from workers.ledger.wakeups import Wakeups, trainer_topic, wait_for
+from workers.ledger.wakeups import Wakeups, trainer_topic, wait_for_any
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.adapter_tasks import AdapterTasks, failure_of
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completions import CompletionWriter
 from workers.training.lanes import Lane, Lanes
+from workers.training.passes import FusedPasses
 from workers.training.residency import AdapterResidency
-from workers.training.scheduler import Fairness, QueuedPass, parts_by_length, plan_pass
 from workers.training.statistics import TrainingStatistics
 
 log = logging.getLogger(__name__)
@@ -45,21 +43,6 @@ TELL_SECONDS = 60.0
 _PAYLOADS_AT_ONCE = 512
 _OVERLAP = 512
 """Positions that are looked at again where many accept operations at once."""
-_HEADROOM = 8
-"""A pass may hold this part of its token budget more: light work beside a full pass then pushes out no long sequence, which
-would leave cores without their share of it."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """An operation of which the next ``sequences`` sequences are in the pass."""
-
-    lane: Lane
-    operation: ReadyOperation
-    begun: PassOperation
-    sequences: int = 0
 
 
 class TrainingWorker:
@@ -96,9 +79,8 @@ class TrainingWorker:
         self._residency = residency
         self._token_budget = pass_token_budget
         self._lanes = Lanes()
-        self._fairness = Fairness()
-        self._parts: deque[list[_Chosen]] = deque()
-        self._writer = CompletionWriter(database=database, ledger=ledger, on_written=self._written, on_lost=self._lose)
+        self._again = asyncio.Event()
+        self._writer = CompletionWriter(database=database, ledger=ledger, on_written=self._written, on_lost=self.lose)
         residency.work_with(drain=self._writer.drain, left=self._wake)
         self._tasks = AdapterTasks(
             base_model=base_model,
@@ -108,9 +90,21 @@ class TrainingWorker:
             writer=self._writer,
             complete=self._complete,
             telemetry=telemetry,
-            lose=self._lose,
+            lose=self.lose,
             wake=self._wake,
             max_adapters=max_adapters,
+        )
+        self._passes = FusedPasses(
+            base_model=base_model,
+            trainer=trainer,
+            compute=compute,
+            lanes=self._lanes,
+            residency=residency,
+            statistics=statistics,
+            telemetry=telemetry,
+            token_budget=pass_token_budget,
+            complete=self._complete,
+            ended=self._again.set,
         )
         leases.tell_claims(self._runs_claimed)
         self._stopping = False
@@ -122,12 +116,13 @@ class TrainingWorker:
         """Work until ``stop``; then finish what is under way, snapshot what is in memory and hand the runs over."""
         writing = asyncio.create_task(self._writer.run(), name=f"completions {self._base_model}")
         leasing = asyncio.create_task(self._leases.run(), name=f"leases {self._base_model}")
-        with self._wakeups.listen(self._topic) as event:
-            event.set()
+        with self._wakeups.listen(self._topic) as news:
+            news.set()
             while not self._stopping:
-                if not await self._guarded_round(event) and not event.is_set() and not self._stopping:
-                    await wait_for(event, SWEEP_SECONDS)
-                    event.set()
+                await self._guarded_round(news)
+                if not self._stopping and not await wait_for_any((news, self._again), SWEEP_SECONDS):
+                    news.set()
+        await self._passes.finished()
         await self._tasks.finished()
         await self._writer.drain()
         await self._residency.snapshot_all()
@@ -143,24 +138,24 @@ class TrainingWorker:
         self._wake()
 
     def stop(self) -> None:
-        """Finish the pass in hand, then end."""
+        """Finish the passes in hand, then end."""
         self._stopping = True
         self._wake()
 
     def _wake(self) -> None:
         self._wakeups.announce(self._topic)
 
-    async def _guarded_round(self, event: asyncio.Event) -> bool:
+    async def _guarded_round(self, news: asyncio.Event) -> None:
+        self._again.clear()
         try:
             if monotonic() - self._swept > SWEEP_SECONDS:
                 await self._sweep()
-            if event.is_set() or any(lane.lacks_payload for lane in self._lanes):
-                await self._look(event)
-            return await self._round(event)
+            if news.is_set() or any(lane.to_load(self._token_budget) for lane in self._lanes):
+                await self._look(news)
+            await self._round()
         except Exception:
             log.exception("training round failed base=%s; trying again after a pause", self._base_model)
-            event.clear()
-            return False
+            news.clear()
 
     async def _sweep(self) -> None:
         """The net below lost wake-ups, and leave for adapters whose session is over."""
@@ -196,12 +191,12 @@ class TrainingWorker:
 
     # --- looking ---------------------------------------------------------------------------------------------------
 
-    async def _look(self, event: asyncio.Event) -> None:
+    async def _look(self, news: asyncio.Event) -> None:
         """Read what was accepted since the last look, and the payloads that the next passes need."""
         lanes = self._lanes
         async with self._database.read() as session:
-            if event.is_set():
-                event.clear()
+            if news.is_set():
+                news.clear()
                 more = True
                 while more:
                     found = await self._ledger.pending_training(
@@ -229,26 +224,16 @@ class TrainingWorker:
         for run, lease in {one.run: one.lease for one in found}.items():
             lane = self._lanes.get(run)
             if (lane is not None and lane.lease != lease) or self._residency.lease_of(run) not in (None, lease):
-                self._lose(run)
-
-    async def _beside_looking(self, event: asyncio.Event, call: Callable[[], T]) -> T:
-        """``call`` on the compute thread, and a look at the ledger meanwhile."""
-        computing = asyncio.ensure_future(self._compute.run(call))
-        try:
-            await self._look(event)
-        except Exception:
-            log.exception("could not look for work base=%s; trying again", self._base_model)
-            self._lanes.cursor = 0
-        return await computing
+                self.lose(run)
 
     # --- computing -------------------------------------------------------------------------------------------------
 
-    async def _round(self, event: asyncio.Event) -> bool:
-        """Optimizer steps that are due, then one pass; the rest is begun beside them. Says whether anything was computed."""
-        stepped = await self._steps()
+    async def _round(self) -> None:
+        """Optimizer steps that are due; then whatever can be is begun, and goes on beside the next rounds."""
+        if await self._steps():
+            self._again.set()
         self._tasks.begin(self._lanes)
-        passed = await self._pass(event)
-        return stepped or passed
+        self._passes.begin()
 
     async def _steps(self) -> bool:
         """One fused step of every adapter whose next operation is an optimizer step."""
@@ -277,79 +262,6 @@ class TrainingWorker:
             self._complete(lane, head, outcome)
         return True
 
-    async def _pass(self, event: asyncio.Event) -> bool:
-        """The next part of the pass under way, or of a new one: optimizer steps come between parts."""
-        if not self._parts:
-            self._parts.extend(self._plan())
-        if not self._parts:
-            return False
-        part = [chosen for chosen in self._parts.popleft() if not chosen.lane.is_lost]
-        pieces = [PassPiece(chosen.begun, chosen.sequences) for chosen in part]
-        try:
-            report = await self._beside_looking(event, partial(self._trainer.advance, pieces))
-            self._report(report, part)
-        except Exception:
-            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(pieces))
-            for chosen in part:
-                chosen.begun.outcome = failure_of(chosen.operation)
-        for chosen in part:
-            if chosen.begun.outcome is not None:
-                self._complete(chosen.lane, chosen.operation, chosen.begun.outcome)
-        return True
-
-    def _plan(self) -> list[list[_Chosen]]:
-        """What the scheduler chooses for the next pass."""
-        in_order = self._may_run()
-        found = {chosen.operation.id: chosen for chosen in in_order}
-        queue = [
-            QueuedPass(chosen.operation.id, chosen.lane.run, chosen.lane.tenant, chosen.begun.lengths_left)
-            for chosen in in_order
-        ]
-        shares = {chosen.lane.tenant: chosen.lane.share for chosen in in_order}
-        most = self._token_budget + self._token_budget // _HEADROOM
-        plan = plan_pass(queue, self._fairness, shares=shares, token_budget=most)
-        self._fairness = plan.fairness
-        for piece in plan.pieces:
-            chosen = found[piece.id]
-            if piece.id not in chosen.lane.started:
-                self._telemetry.taken_up([chosen.operation])
-            chosen.lane.started[piece.id] = chosen.begun
-        return [
-            [replace(found[piece.id], sequences=piece.sequences) for piece in part]
-            for part in parts_by_length(plan.pieces, queue)
-        ]
-
-    def _may_run(self) -> list[_Chosen]:
-        """Passes in order of acceptance, but each run's by seq_id: they may have arrived the other way round."""
-        placed: list[tuple[int, _Chosen]] = []
-        for lane in self._lanes:
-            if not lane.is_busy and self._residency.holds(lane.run):
-                place = 0
-                for operation in lane.passes():
-                    place = max(place, operation.position)
-                    placed.append((place, _Chosen(lane, operation, _started(lane, operation))))
-        placed.sort(key=lambda one: one[0])
-        return [chosen for _, chosen in placed]
-
-    def _report(self, report: PassReport, part: Sequence[_Chosen]) -> None:
-        tenants = len({chosen.lane.tenant for chosen in part})
-        self.statistics.add_pass(report, tenants=tenants)
-        self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
-        log.debug(
-            "pass base=%s tenants=%d adapters=%d sequences=%d tokens=%d padding=%.3f seconds=%.4f base_s=%.4f "
-            "low_rank_s=%.4f loss_s=%.4f",
-            self._base_model,
-            tenants,
-            report.adapters,
-            report.sequences,
-            report.tokens,
-            report.padding_share,
-            report.seconds,
-            report.base_seconds,
-            report.low_rank_seconds,
-            report.loss_seconds,
-        )
-
     # --- ending operations -----------------------------------------------------------------------------------------
 
     def _complete(self, lane: Lane, operation: ReadyOperation, outcome: Result | WeftError) -> None:
@@ -371,16 +283,7 @@ class TrainingWorker:
             if lane.has_hole:
                 self._wake()
 
-    def _lose(self, run: RunId) -> None:
+    def lose(self, run: RunId) -> None:
+        """Memory and ledger may differ: forget the run, which is rebuilt for its next operation."""
         self._lanes.lose(run)
         self._residency.forget(run)
-
-
-def _started(lane: Lane, operation: ReadyOperation) -> PassOperation:
-    """What is computed of the operation so far."""
-    found = lane.started.get(operation.id)
-    if found is not None:
-        return found
-    if not isinstance(operation.payload, TrainingBatch):
-        raise TypeError(f"{operation.kind} without a batch")
-    return PassOperation(lane.run, operation.payload, operation.kind is OperationKind.FORWARD_BACKWARD)

@@ -134,13 +134,15 @@ def test_micro_batches_at_once_stay_within_the_token_budget(lengths: list[int], 
     before = torch.get_num_threads()
     torch.set_num_threads(cores)
     try:
-        batches = MicroBatchThreads(torch.device("cpu")).split(rows, token_budget=token_budget)
+        threads = MicroBatchThreads(torch.device("cpu"))
     finally:
         torch.set_num_threads(before)
-    assert sorted((row for batch in batches for row in batch), key=lambda row: row.member) == rows
-    several = [padded_tokens(batch) for batch in batches if len(batch) > 1]
-    assert max(several, default=0) <= max(token_budget // cores, min(token_budget, LEAST_POSITIONS))
-    assert [padded_tokens(batch) for batch in batches] == sorted(map(padded_tokens, batches), reverse=True)
+    for slots in {1, cores}:
+        batches = threads.split(rows, token_budget=token_budget, slots=slots)
+        assert sorted((row for batch in batches for row in batch), key=lambda row: row.member) == rows
+        several = [padded_tokens(batch) for batch in batches if len(batch) > 1]
+        assert max(several, default=0) <= max(token_budget // cores, min(token_budget, LEAST_POSITIONS))
+        assert [padded_tokens(batch) for batch in batches] == sorted(map(padded_tokens, batches), reverse=True)
 
 
 def test_no_micro_batch_computes_more_positions_than_the_token_budget(base: BaseModel) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.errors import InvalidRequest, WeftError
 from engine.contracts.ids import RunId
 from engine.contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
-from engine.training.pass_operation import PassItem, PassOperation, PassPiece
+from engine.training.pass_operation import PassItem, PassOperation
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (
     NEIGHBOUR,
@@ -74,7 +74,7 @@ def test_an_operation_split_over_passes_equals_the_whole(adapters: Trainer) -> N
         assert operation.outcome is None
         assert adapters.state(RUN).gradient is None
         other = PassOperation(NEIGHBOUR, beside, backward=True)
-        report = adapters.advance([PassPiece(other, 2), PassPiece(operation, count)])
+        report = adapters.advance([other.next_piece(2), operation.next_piece(count)])
         assert (report.adapters, report.sequences) == (2, 2 + count)
         assert operation.computed == sum((3, 1, 4)[: number + 1])
         output(other.outcome)
@@ -127,10 +127,10 @@ def test_a_failed_operation_adds_nothing_to_its_runs_gradient(adapters: Trainer,
 def test_an_operation_that_fails_in_a_later_pass_takes_its_earlier_pieces_back(adapters: Trainer) -> None:
     """And the window goes on: the next operations and the step are as if it had never been sent."""
     bad = PassOperation(RUN, spoiled(make_batch(6, LossName.IMPORTANCE_SAMPLING, EIGHT)), backward=True)
-    adapters.advance([PassPiece(bad, 5)])
+    adapters.advance([bad.next_piece(5)])
     assert bad.outcome is None
     beside = PassOperation(NEIGHBOUR, make_batch(7, LossName.CROSS_ENTROPY), backward=True)
-    adapters.advance([PassPiece(bad, 3), PassPiece(beside, 3)])
+    adapters.advance([bad.next_piece(3), beside.next_piece(3)])
     assert isinstance(bad.outcome, InvalidRequest)
     assert bad.gradient is None
     assert adapters.state(RUN).gradient is None

@@ -111,6 +111,7 @@ async def test_more_adapters_than_room_at_once_stay_within_the_budget_and_all_tr
         for client, request in requests:
             await client.result(request)
         assert max(held) <= 3
+        assert rig.statistics.paged_out <= 3 * len(clients), "nobody is sent out and back while others wait"
         for client in clients:
             assert await client.do(STEP) is not None
             weights = undisturbed(base, LORA, [batch(1), STEP, batch(2), STEP]).weights.vector

@@ -58,7 +58,7 @@ async def test_pipelined_steps_of_several_tenants_share_every_pass(new_rig: NewR
 
 async def test_every_pass_logs_what_it_served(new_rig: NewRig, caplog: pytest.LogCaptureFixture) -> None:
     rig = new_rig()
-    with caplog.at_level(logging.DEBUG, "workers.training.worker"):
+    with caplog.at_level(logging.DEBUG, "workers.training.passes"):
         async with rig.running():
             first, second = await rig.clients("a", "b")
             async with rig.database.write() as transaction:
@@ -158,12 +158,12 @@ async def test_an_operation_is_not_failed_by_the_loss_of_the_trainers_group(
     """The worker ends instead; the operation stays for the next one."""
     rig = new_rig()
 
-    def lose(_pieces: Sequence[PassPiece]) -> PassReport:
+    def lose(_pieces: Sequence[PassPiece], *, slots: int) -> PassReport:
         raise GroupLost("a rank is gone")
 
     task = asyncio.create_task(rig.worker.run())
     (client,) = await rig.clients("a")
-    monkeypatch.setattr(rig.trainer, "advance", lose)
+    monkeypatch.setattr(rig.trainer, "compute", lose)
     request = await client.send(batch(1))
     async with asyncio.timeout(DEADLINE):
         with pytest.raises(GroupLost):

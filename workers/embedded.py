@@ -98,4 +98,4 @@ class EmbeddedRunner:
                 log.error("%s ended with an error", task.get_name(), exc_info=end)
         for workers in self._workers:
             await workers.sampling.pool.close()
-            await asyncio.to_thread(workers.training.compute.close)
+            await asyncio.to_thread(workers.training.close)

@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from engine.training.base import BaseModel
 from engine.training.budgets import default_adapter_memory, default_pass_token_budget
 from engine.training.group import TrainerGroup
+from engine.training.micro_batch_process import BaseOrder
+from engine.training.micro_batch_processes import MOST_PARAMETERS, MicroBatchProcesses
 from engine.training.trainer import Trainer
+from tenants.settings import Settings
 from workers.compute import ComputeThread
 from workers.fabric import Fabric
 from workers.leases.processes import ProcessKind, new_identity
@@ -18,11 +23,18 @@ from workers.training.worker import TrainingWorker
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """The worker, the leases by which it has its runs, and the thread that computes."""
+    """The worker, the leases by which it has its runs, and what computes."""
 
     worker: TrainingWorker
     leases: RunLeases
     compute: ComputeThread
+    processes: MicroBatchProcesses | None
+
+    def close(self) -> None:
+        """Once the worker has ended. Blocking."""
+        self.compute.close()
+        if self.processes is not None:
+            self.processes.close()
 
 
 def compose_training(fabric: Fabric, base: BaseModel, group: TrainerGroup | None = None) -> TrainingParts:
@@ -31,7 +43,8 @@ def compose_training(fabric: Fabric, base: BaseModel, group: TrainerGroup | None
     ranks = 1 if group is None else group.size
     token_budget = settings.pass_token_budget or ranks * default_pass_token_budget(base)
     statistics, telemetry = TrainingStatistics(), fabric.telemetry.training(base.facts.name)
-    trainer = Trainer(base, pass_token_budget=token_budget, executor=group)
+    processes = None if group is not None else _processes(base, settings)
+    trainer = Trainer(base, pass_token_budget=token_budget, executor=group or processes)
     compute = ComputeThread(f"trainer-{base.facts.name}")
     leases = RunLeases(
         new_identity(ProcessKind.TRAINER, base.facts.name),
@@ -79,4 +92,14 @@ def compose_training(fabric: Fabric, base: BaseModel, group: TrainerGroup | None
         pass_token_budget=token_budget,
         max_adapters=settings.max_adapters,
     )
-    return TrainingParts(worker, leases, compute)
+    return TrainingParts(worker, leases, compute, processes)
+
+
+def _processes(base: BaseModel, settings: Settings) -> MicroBatchProcesses | None:
+    """For a base so small that threads would wait for each other's Python."""
+    parameters = sum(parameter.numel() for parameter in base.model.parameters())
+    if base.device.type != "cpu" or torch.get_num_threads() < 2 or parameters > MOST_PARAMETERS:
+        return None
+    return MicroBatchProcesses(
+        base, BaseOrder(base.facts, settings.base_dtype, gradient_checkpointing=settings.gradient_checkpointing)
+    )

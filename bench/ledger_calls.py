@@ -20,6 +20,7 @@ from workers.ledger.operations import Completion, NewOperation, OperationStatus,
 from workers.ledger.statements import SAMPLES_PENDING
 from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
+from workers.telemetry.watches import read_queue
 
 Call = Callable[[], Awaitable[object]]
 _MOST_SAMPLES = 1024
@@ -134,6 +135,7 @@ class LedgerCalls:
             "next_seq_ids": self._next_seq_ids,
             "look_from_start": lambda: self.look(0),
             "prune": self._prune,
+            "read_queue": lambda: read_queue(self.database),
         }
 
     def _any_lane(self) -> tuple[TenantId, RunId]:

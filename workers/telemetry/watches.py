@@ -4,12 +4,12 @@ import asyncio
 import logging
 from collections import deque
 from time import monotonic
-from typing import cast
+from typing import Any
 
-from sqlalchemy import Table, func, literal_column, select
+from sqlalchemy import ColumnElement, Select, func, select, union_all
 
 from tenants.database import Database
-from tenants.models import Operation
+from workers.ledger.statements import IS_PENDING, IS_SAMPLE, IS_TRAINING, operations
 from workers.telemetry.collectors import QueueState
 from workers.telemetry.metrics import Metrics
 
@@ -20,18 +20,22 @@ QUEUE_SECONDS = 5.0
 LAG_SECONDS = 0.5
 _LAGS_KEPT = 20
 
-_operations = cast(Table, Operation.__table__)
-_QUEUE = (
-    select(
-        _operations.c.kind,
-        _operations.c.base_model,
-        func.count().label("pending"),
-        func.min(_operations.c.created_at).label("oldest"),
+
+def _pending(kinds: ColumnElement[bool]) -> Select[Any]:
+    return (
+        select(
+            operations.c.kind,
+            operations.c.base_model,
+            func.count().label("pending"),
+            func.min(operations.c.created_at).label("oldest"),
+        )
+        .where(IS_PENDING, kinds)
+        .group_by(operations.c.kind, operations.c.base_model)
     )
-    # Literal, so that the database can tell how few rows that is.
-    .where(_operations.c.state == literal_column("'pending'"))
-    .group_by(_operations.c.kind, _operations.c.base_model)
-)
+
+
+# One for each of the partial indexes: those hold what is pending, and nothing of what is done.
+_QUEUE = union_all(_pending(IS_SAMPLE), _pending(IS_TRAINING))
 
 
 async def read_queue(database: Database) -> list[QueueState]:

@@ -24,6 +24,8 @@ async def sample(settings: Settings) -> None:
     """Sample until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
     bases = read_base_models(settings)
     async with open_cluster(settings, POOL, bases) as cluster:
+        for base_model in bases:
+            cluster.readiness.expect(_part(base_model), f"starting: loading base model {base_model}")
         pools = [await _sampling(cluster.fabric, facts) for facts in bases.values()]
         running: list[asyncio.Task[None]] = []
         try:
@@ -31,7 +33,7 @@ async def sample(settings: Settings) -> None:
                 await parts.pool.start()
                 running.append(asyncio.create_task(_orders(parts).run(), name="version orders"))
                 running.append(asyncio.create_task(parts.worker.run(), name="sampling"))
-                cluster.readiness.add(f"pool of {parts.presence.identity.base_model}", parts.presence.check)
+                cluster.readiness.add(_part(parts.presence.identity.base_model), parts.presence.check)
                 typer.echo(f"ready; {parts.presence.identity.id} samples {parts.presence.identity.base_model}")
             keep_pauses_short()
             await until_asked_to_end(running)
@@ -40,6 +42,10 @@ async def sample(settings: Settings) -> None:
                 parts.worker.stop()
             await _ended(running)
             await asyncio.gather(*(parts.pool.close() for parts in pools))
+
+
+def _part(base_model: str) -> str:
+    return f"pool of {base_model}"
 
 
 async def _ended(running: "list[asyncio.Task[None]]") -> None:

@@ -42,10 +42,12 @@ async def work(settings: Settings) -> None:
         return
     async with open_cluster(settings, WORKER, bases) as cluster:
         fabric = cluster.fabric
+        for base_model in bases:
+            cluster.readiness.expect(_part(base_model), f"starting: loading base model {base_model}")
         trainers = [await _trainer(fabric, facts, group) for facts in bases.values()]
         running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
         for parts in trainers:
-            cluster.readiness.add(f"trainer of {parts.leases.identity.base_model}", parts.leases.check)
+            cluster.readiness.add(_part(parts.leases.identity.base_model), parts.leases.check)
         celery = _celery_worker(cluster, list(bases))
         celery.start()
         keep_pauses_short()
@@ -63,6 +65,10 @@ async def work(settings: Settings) -> None:
                 await asyncio.to_thread(parts.close)
             if group is not None:
                 await asyncio.to_thread(group.close)
+
+
+def _part(base_model: str) -> str:
+    return f"trainer of {base_model}"
 
 
 async def _trainer(fabric: Fabric, facts: BaseModelFacts, group: TrainerGroup | None) -> TrainingParts:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 log = logging.getLogger(__name__)
@@ -53,15 +54,20 @@ class Readiness:
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def add(self, name: str, check: Check) -> None:
-        """Ask this, too."""
+        """Ask this, too, or instead of what was expected by that name."""
         self.checks[name] = check
+
+    def expect(self, name: str, reason: str) -> None:
+        """Not able, for ``reason``, until a check is added by that name."""
+        self.add(name, partial(_not_yet, reason))
 
     async def look(self) -> Verdict:
         """What is able now, or was a moment ago; many callers share one look. Does not raise."""
         async with self._looking:
             if self._verdict is None or monotonic() - self._looked_at >= self.kept_seconds:
-                texts = await asyncio.gather(*(self._ask(name, check) for name, check in self.checks.items()))
-                self._verdict = Verdict(dict(zip(self.checks, texts, strict=True)))
+                asked = dict(self.checks)
+                texts = await asyncio.gather(*(self._ask(name, check) for name, check in asked.items()))
+                self._verdict = Verdict(dict(zip(asked, texts, strict=True)))
                 self._looked_at = monotonic()
             return self._verdict
 
@@ -77,3 +83,7 @@ class Readiness:
             log.warning("readiness check %s failed: %s", name, failure)
             return f"failed ({type(failure).__name__})"
         return READY
+
+
+async def _not_yet(reason: str) -> None:
+    raise NotReady(reason)

@@ -142,3 +142,35 @@ async def test_a_part_that_does_not_answer_is_not_waited_for() -> None:
 
     verdict = await Readiness({"hung": hang}, seconds=0.05).look()
     assert (verdict.status, verdict.parts) == (503, {"hung": "no answer in 0.05 s"})
+
+
+async def test_what_is_expected_is_not_ready_until_it_is_there() -> None:
+    async def able() -> None:
+        return
+
+    readiness = Readiness({"database": able}, kept_seconds=0.0)
+    readiness.expect("trainer of org/name", "starting: loading base model org/name")
+    verdict = await readiness.look()
+    assert (verdict.status, verdict.parts["database"]) == (503, "ok")
+    assert verdict.parts["trainer of org/name"] == "starting: loading base model org/name"
+    readiness.add("trainer of org/name", able)
+    assert (await readiness.look()).is_ready
+
+
+async def test_a_part_that_is_added_while_others_are_asked_is_asked_at_the_next_look() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        asked.set()
+        await answer.wait()
+
+    async def able() -> None:
+        return
+
+    readiness = Readiness({"slow": slow}, kept_seconds=0.0)
+    looking = asyncio.create_task(readiness.look())
+    await asked.wait()
+    readiness.add("late", able)
+    answer.set()
+    assert (await looking).parts == {"slow": "ok"}
+    assert (await readiness.look()).parts == {"slow": "ok", "late": "ok"}

@@ -7,7 +7,7 @@ from alembic.script import ScriptDirectory
 
 from migrations.upgrade import alembic_config
 from tenants.database import Database
-from tenants.probe import schema_revision
+from tenants.probe import TakesNoWrites, schema_revision
 from tenants.settings import Settings
 from workers.telemetry.readiness import NotReady, Readiness
 
@@ -25,8 +25,11 @@ def readiness(settings: Settings, database: Database, bases: Collection[str]) ->
 
 
 async def _database(database: Database, older: frozenset[str]) -> None:
-    """It answers, and its schema is this code's or a newer one: those only add."""
-    revision = await schema_revision(database, seconds=_PROBE_SECONDS)
+    """It answers and takes writes, and its schema is this code's or a newer one: those only add."""
+    try:
+        revision = await schema_revision(database, seconds=_PROBE_SECONDS)
+    except TakesNoWrites as reason:
+        raise NotReady(str(reason)) from reason
     if revision is None or revision in older:
         raise NotReady("the schema is out of date; run `weft db upgrade`")
 

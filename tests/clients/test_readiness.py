@@ -1,0 +1,56 @@
+"""What every process asks of its database before it says that it is ready."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from clients.command.readiness import readiness
+from migrations.upgrade import downgrade, upgrade
+from tenants.database import Database, create_engine
+from tenants.settings import Settings
+
+Look = Callable[[str], Awaitable[str]]
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Database]:
+    database = Database(create_engine(url))
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """What is said of the database at a URL by a process that starts now."""
+
+    async def looked(url: str) -> str:
+        settings = Settings(data_dir=tmp_path, database_url=url)
+        async with opened(url) as database:
+            return (await readiness(settings, database, ["org/name"]).look()).parts["database"]
+
+    return looked
+
+
+async def test_a_database_with_the_newest_schema_is_ready(look: Look, database_url: str) -> None:
+    assert await look(database_url) == "ok"
+
+
+async def test_a_database_that_only_reads_is_not(look: Look, postgres_url: str) -> None:
+    upgrade(postgres_url)
+    with psycopg.connect(postgres_url.replace("+asyncpg", ""), autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
+        assert await look(postgres_url) == "the database is set to read only"
+        connection.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only'.encode())
+        assert await look(postgres_url) == "ok"
+
+
+async def test_a_schema_that_is_behind_is_not(look: Look, postgres_url: str) -> None:
+    upgrade(postgres_url)
+    downgrade(postgres_url, "0006")
+    assert "weft db upgrade" in await look(postgres_url)

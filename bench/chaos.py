@@ -24,6 +24,7 @@ import torch
 
 from bench.chaos_tenant import Account, ChaosTenant
 from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from bench.sdk_clients import make_tenants
 from engine.contracts.base_model import read_base_model_facts
 from engine.training.adapter_state import AdapterState
 from engine.training.base import BaseModel
@@ -147,15 +148,17 @@ def run(*, kills: int, tenants: int, seed: int, server: str) -> dict[str, object
                 environment={"WEFT_SNAPSHOT_OPERATIONS": "16", "OMP_NUM_THREADS": "1"},
             )
         )
+        names = [f"chaos-{number}" for number in range(tenants)]
+        keys = make_tenants(folder / "data", names, database_url=database_url)
         found = [
             ChaosTenant(
                 number,
                 base_url=cluster.base_url,
-                key=cluster.first_key or "",
+                key=key,
                 base_model=BASE,
                 vocabulary=facts.vocabulary_size,
             )
-            for number in range(tenants)
+            for number, key in enumerate(keys)
         ]
         for tenant in found:
             tenant.start()

@@ -4,13 +4,23 @@ import typer
 from celery.apps.beat import Beat
 
 from clients.command.cluster_fabric import check_cluster
+from clients.command.process import log_to_standard_error
 from tenants.settings import Settings
 from workers.cluster.celery_app import make_celery
 
 
-def beat(settings: Settings) -> None:
+def send_when_due(settings: Settings) -> None:
     """Blocking, until SIGINT or SIGTERM. Raises ``InvalidRequest`` for settings that are not a cluster's."""
     check_cluster(settings)
+    log_to_standard_error(settings, "beat")
     typer.echo("ready; housekeeping is sent when it is due")
-    # In memory: an interval that was missed is no loss, and there is no file to keep.
-    Beat(app=make_celery(settings), scheduler="celery.beat:Scheduler", loglevel=settings.log_level, quiet=True).run()
+    # Celery leaves a root logger alone that has a handler, and standard output, too, when it is told to.
+    beat = Beat(
+        app=make_celery(settings),
+        # In memory: an interval that was missed is no loss, and there is no file to keep.
+        scheduler="celery.beat:Scheduler",
+        loglevel=settings.log_level,
+        quiet=True,
+        redirect_stdouts=False,
+    )
+    beat.run()

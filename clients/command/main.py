@@ -86,10 +86,10 @@ def pool(base_model: BaseOption = None, data: DataOption = None) -> None:
 @app.command()
 def beat(data: DataOption = None) -> None:
     """Send a cluster's housekeeping tasks when they are due."""
-    from clients.command.beat import beat as send
+    from clients.command.beat import send_when_due
 
     settings = load_settings(data=data)
-    run_or_explain(lambda: send(settings))
+    run_or_explain(lambda: send_when_due(settings))
 
 
 @app.command()

@@ -14,17 +14,22 @@ _YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS = 5_000, 10, 50
 _TALKATIVE = ("alembic", "celery", "kombu", "uvicorn")
 
 
-def run_process(settings: Settings, process: str, main: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
-    """Blocking. ``process`` is what its logs call it. Raises what ``main`` raises."""
-    import uvloop
-
+def log_to_standard_error(settings: Settings, process: str) -> None:
+    """As the settings say; libraries that talk much are heard when they warn. ``process`` is what the lines call it."""
     from workers.telemetry.logs import configure_logging
 
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
     configure_logging(settings.log_level, settings.log_format, process)
     if settings.log_level != "debug":
         for talkative in _TALKATIVE:
             logging.getLogger(talkative).setLevel(logging.WARNING)
+
+
+def run_process(settings: Settings, process: str, main: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
+    """Blocking. ``process`` is what its logs call it. Raises what ``main`` raises."""
+    import uvloop
+
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    log_to_standard_error(settings, process)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(settings))
 

@@ -16,7 +16,7 @@ from clients.command.base_models import read_base_models
 from clients.command.finding import Finding
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import WeftError
-from migrations.upgrade import current_is_head
+from migrations.upgrade import current_is_head, is_newer
 from tenants.database import create_engine
 from tenants.settings import Settings
 
@@ -80,9 +80,11 @@ def _database(settings: Settings) -> Finding:
         return Finding("database", True, f"{shown} (made at the first start)")
     try:
         asyncio.run(_connect(url))
-        is_current = current_is_head(url)
+        is_current, is_ahead = current_is_head(url), is_newer(url)
     except (SQLAlchemyError, OSError) as error:
         return Finding("database", False, f"{shown}: {error}; check WEFT_DATABASE_URL and that the server runs")
+    if is_ahead:
+        return Finding("database", True, f"{shown}, its schema newer than this version's")
     if not is_current:
         return Finding("database", False, f"{shown}: the schema is not current; run `weft db upgrade`")
     return Finding("database", True, shown)

@@ -159,6 +159,14 @@ def test_a_schema_that_is_behind_fails_and_the_rest_is_still_told(look: Examine,
     assert found["Redis"].is_well
 
 
+def test_a_schema_that_is_newer_is_well(look: Examine, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+asyncpg", "")) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    found = look()
+    assert (found["database"].mark, "newer" in found["database"].text) == ("ok  ", True)
+    assert found["shared folder"].is_well
+
+
 def test_a_metrics_port_that_is_taken_fails(look: Examine) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -13,6 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from clients.command.base_models import read_base_models
+from clients.command.doctor_services import examine_services
 from clients.command.finding import Finding
 from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import WeftError
@@ -29,7 +30,7 @@ def examine(settings: Settings) -> list[Finding]:
     findings = [Finding("settings", True, "valid"), _data_folder(settings), database, _port(settings)]
     if settings.redis_url is not None:
         findings += _cluster(settings, database)
-    return findings + _base_models(settings)
+    return [*findings, *examine_services(settings), *_base_models(settings)]
 
 
 def _cluster(settings: Settings, database: Finding) -> list[Finding]:

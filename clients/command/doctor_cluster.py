@@ -1,5 +1,6 @@
 """What ``weft doctor`` looks at when the settings are a cluster's: Redis, PostgreSQL's room, who is alive, the data folder."""
 
+import errno
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -221,6 +222,8 @@ def _metrics_port(settings: Settings) -> list[Finding]:
         try:
             probe.bind((settings.metrics_host, settings.metrics_port))
         except OSError as error:
+            # Beside a cluster that runs it is one of its own.
+            is_taken = error.errno == errno.EADDRINUSE
             told = f"{shown}: {error.strerror}; every process needs a WEFT_METRICS_PORT of its own"
-            return [Finding("metrics address", False, told)]
+            return [Finding("metrics address", is_taken, told, advises=True)]
     return [Finding("metrics address", True, f"{shown} is free")]

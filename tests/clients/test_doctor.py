@@ -4,8 +4,11 @@ import asyncio
 import os
 import shutil
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psycopg
@@ -167,13 +170,51 @@ def test_a_schema_that_is_newer_is_well(look: Examine, postgres_url: str) -> Non
     assert found["shared folder"].is_well
 
 
-def test_a_metrics_port_that_is_taken_fails(look: Examine) -> None:
+def test_a_metrics_port_that_a_process_of_the_cluster_has_is_no_fault(look: Examine) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert not look(metrics_port=port)["metrics address"].is_well
-    assert look(metrics_port=port)["metrics address"].is_well
+        assert look(metrics_port=port)["metrics address"].mark == "note"
+    assert look(metrics_port=port)["metrics address"].mark == "ok  "
+    # An address of documents, which no machine has.
+    assert look(metrics_port=port, metrics_host="192.0.2.1")["metrics address"].mark == "FAIL"
+
+
+class Health(BaseHTTPRequestHandler):
+    """A server that is well under ``/well``, and ill elsewhere."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/well/health" else 500)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_words: object) -> None:
+        return
+
+
+def test_each_vllm_server_is_asked(look: Examine) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as server, socket.socket() as silent:
+        threading.Thread(target=server.serve_forever).start()
+        # Bound, and nobody listens.
+        silent.bind(("127.0.0.1", 0))
+        alive, dead = (f"127.0.0.1:{port}" for port in (server.server_port, silent.getsockname()[1]))
+        urls = (f"http://{alive}/well", f"{BASE}=http://user:secret@{dead}")
+        found = look(vllm_urls=urls)
+        ill = look(vllm_urls=(f"http://{alive}",))[f"vLLM server {alive}"]
+        server.shutdown()
+    assert found[f"vLLM server {alive}"].is_well
+    assert (found[f"vLLM server {dead}"].is_well, ill.is_well) == (False, False)
+    assert "WEFT_VLLM_URLS" in found[f"vLLM server {dead}"].text
+    assert "500" in ill.text
+    assert not look(vllm_urls=("127.0.0.1:1",))["vLLM servers"].is_well
+
+
+def test_traces_need_their_libraries(look: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(otlp_endpoint="http://user:secret@collector:4318")["traces"].text == "go to collector:4318"
+    monkeypatch.setitem(sys.modules, "workers.telemetry.otlp", None)
+    missing = look(otlp_endpoint="http://collector:4318")["traces"]
+    assert (missing.is_well, "weft[traces]" in missing.text) == (False, True)
 
 
 def test_an_address_that_an_api_of_the_cluster_shares_is_free(look: Examine) -> None:

@@ -86,7 +86,7 @@ def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFol
 
     Raises ``InvalidRequest`` for a URL without a scheme.
     """
-    urls = [url for name, url in map(_split_url, settings.vllm_urls) if name in (None, facts.name)]
+    urls = [url for name, url in map(split_url, settings.vllm_urls) if name in (None, facts.name)]
     sources: list[ReplicaSource] = [
         ExternalVllm(_vllm_settings(settings, facts, data_folder, f"vllm-{url.partition('://')[2]}", url))
         for url in urls
@@ -101,8 +101,8 @@ def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFol
     return sources
 
 
-def _split_url(spec: str) -> tuple[str | None, str]:
-    """Base model name, if any, and URL of ``[NAME=]URL``."""
+def split_url(spec: str) -> tuple[str | None, str]:
+    """Base model name, if any, and URL of ``[NAME=]URL``. Raises ``InvalidRequest`` for a URL without a scheme."""
     name, _, url = spec.rpartition("=")
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"vllm_urls: {spec[:200]!r} must be [NAME=]http://host:port")

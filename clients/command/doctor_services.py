@@ -1,0 +1,55 @@
+"""What ``weft doctor`` looks at when the settings name services of others: vLLM servers, a collector of traces."""
+
+import asyncio
+from importlib import import_module
+from urllib.parse import urlsplit
+
+from clients.command.finding import Finding
+from engine.contracts.errors import EngineFailure, InvalidRequest
+from engine.sampling.vllm_http import VllmHttp
+from tenants.settings import Settings
+from workers.sampling.replica_sources import split_url
+
+_SECONDS = 3.0
+
+
+def examine_services(settings: Settings) -> list[Finding]:
+    """Those that the settings name, maybe none. Nothing is changed."""
+    try:
+        urls = dict.fromkeys(split_url(spec)[1] for spec in settings.vllm_urls)
+    except InvalidRequest as error:
+        return [Finding("vLLM servers", False, error.message), *_traces(settings)]
+    return [*(asyncio.run(_server(url, settings.vllm_api_key)) for url in urls), *_traces(settings)]
+
+
+async def _server(url: str, api_key: str | None) -> Finding:
+    part = f"vLLM server {_shown(url)}"
+    http = VllmHttp(part, url, api_key, max_streams=1)
+    await http.open()
+    try:
+        answer = await http.get("/health", _SECONDS)
+    except EngineFailure:
+        told = "does not answer; start it as docs/sampling.md says, or correct WEFT_VLLM_URLS"
+        return Finding(part, False, told)
+    finally:
+        await http.close()
+    if not answer.ok:
+        told = f"answers /health with {answer.status}; look at its log, or correct WEFT_VLLM_URLS"
+        return Finding(part, False, told)
+    return Finding(part, True, "is healthy")
+
+
+def _traces(settings: Settings) -> list[Finding]:
+    if settings.otlp_endpoint is None:
+        return []
+    try:
+        import_module("workers.telemetry.otlp")
+    except ImportError:
+        told = "their libraries are not installed: `pip install 'weft[traces]'`, or unset WEFT_OTLP_ENDPOINT"
+        return [Finding("traces", False, told)]
+    return [Finding("traces", True, f"go to {_shown(settings.otlp_endpoint)}")]
+
+
+def _shown(url: str) -> str:
+    """Host and port, without what a URL may hold of secrets."""
+    return urlsplit(url).netloc.rpartition("@")[2]

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 START_SECONDS = 120.0
-STOP_SECONDS = 60.0
+STOP_SECONDS = 75.0
+"""More than ``weft up`` gives its children."""
 _URL_LINE = "export TINKER_BASE_URL="
 _KEY_LINE = "export TINKER_API_KEY="
 _READY_LINE = "ready;"

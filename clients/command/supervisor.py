@@ -19,7 +19,8 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _HEALTHY_SECONDS = 60.0
 """A child that lived this long is started again at once."""
-_STOP_SECONDS = 40.0
+_STOP_SECONDS = 60.0
+"""What a trainer may need to end its pass and write its snapshots."""
 _LINE_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1
 

@@ -45,7 +45,7 @@ async def serve(settings: Settings) -> None:
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     # Off the event loop: tokenizers take long to read.
     vocabularies = {name: await asyncio.to_thread(read_vocabulary, facts.path) for name, facts in bases.items()}
-    database = Database(create_engine(settings.resolved_database_url()))
+    database = Database(create_engine(settings.resolved_database_url(), pool_size=settings.database_pool))
     wakeups, feed, publication = Wakeups(), TokenFeed(), LocalPublication()
     data_folder = DataFolder(settings.data_dir)
     telemetry, ready = open_telemetry(settings, PROCESS, utc_now), readiness(settings, database, bases)

@@ -104,6 +104,13 @@ class Settings(BaseSettings):
         ge=1,
         description="Samples that one of several sampling processes takes at a time; the others are left to the rest.",
     )
+    pool_name: str = Field(
+        default="",
+        pattern="^[A-Za-z0-9_.-]*$",
+        max_length=64,
+        description="What stands before the names of this process's replicas, so that each is one of a kind in a cluster. "
+        "Default: the host's name in `weft pool`, `pool-0`, `pool-1` and so on under `weft up`, nothing in `weft serve`.",
+    )
     sampler_resident_adapters: int = Field(
         default=64,
         ge=1,

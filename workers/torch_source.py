@@ -4,6 +4,7 @@ from engine.sampling.replica import SamplerReplica
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.base import BaseModel
 from tenants.settings import Settings
+from workers.sampling.replica_sources import replica_name
 
 
 class TorchSource:
@@ -16,12 +17,13 @@ class TorchSource:
     @property
     def name(self) -> str:
         """Of the replica, by which its watcher finds it."""
-        return f"torch:{self._base.facts.name}"
+        return replica_name(self._settings, f"torch:{self._base.facts.name}")
 
     async def start(self) -> SamplerReplica:
         """See ``ReplicaSource``."""
         replica = TorchReplica(
             self._base,
+            name=self.name,
             max_sequences=self._settings.sampler_batch_sequences,
             max_adapters=self._settings.sampler_resident_adapters,
         )

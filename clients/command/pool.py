@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 
 import typer
 
@@ -11,6 +12,7 @@ from clients.command.process import keep_pauses_short
 from clients.command.signals import until_asked_to_end
 from engine.contracts.base_model import BaseModelFacts
 from engine.sampling.vocabulary import read_vocabulary
+from tenants.database import this_host
 from tenants.settings import Settings
 from workers.cluster.version_orders import VersionOrders
 from workers.fabric import Fabric
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 async def sample(settings: Settings) -> None:
     """Sample until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
     bases = read_base_models(settings)
+    settings = _named(settings)
     async with open_cluster(settings, POOL, bases) as cluster:
         for base_model in bases:
             cluster.readiness.expect(_part(base_model), f"starting: loading base model {base_model}")
@@ -42,6 +45,12 @@ async def sample(settings: Settings) -> None:
                 parts.worker.stop()
             await _ended(running)
             await asyncio.gather(*(parts.pool.close() for parts in pools))
+
+
+def _named(settings: Settings) -> Settings:
+    """With a name for the pool: its host's, unless it has one."""
+    host = re.sub("[^A-Za-z0-9_.-]", "-", this_host())[:64]
+    return settings.model_copy(update={"pool_name": settings.pool_name or host})
 
 
 def _part(base_model: str) -> str:

@@ -23,7 +23,7 @@ def render() -> str:
     for name, field in Settings.model_fields.items():
         default = field.default
         shown = f"{default.total_seconds():g} s" if isinstance(default, timedelta) else str(default)
-        if default is None or default == ():
+        if default in (None, (), ""):
             shown = "none"
         rows.append(f"| `WEFT_{name.upper()}` | `{shown}` | {field.description} |\n")
     return _HEAD + "".join(rows)

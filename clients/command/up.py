@@ -72,7 +72,8 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
 def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int) -> list[Child]:
     """The commands of the cluster. Trainers share the cores, unless ``OMP_NUM_THREADS`` is set."""
     trainers = sizes.trainers * len(base_models)
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, trainers)))}
+    share = str(max(1, (os.cpu_count() or 1) // max(1, trainers)))
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
     specs = dict(zip(base_models, settings.base_models, strict=True))
     several = len(base_models) > 1
 
@@ -84,12 +85,14 @@ def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int
             argv += ["--host", settings.host, "--port", str(port)]
         label = f"{command}.{number}" + (f" {bases[0]}" if several and command in ("worker", "pool") else "")
         niceness = 0 if command == "api" else _COMPUTING_NICENESS
-        return Child(label, argv, {} if environment is None else {**environment, **_kept(environment)}, niceness)
+        return Child(label, argv, environment or {}, niceness)
 
     found = [child("api", number, base_models) for number in range(sizes.apis)]
     for base_model in base_models:
         found += [child("worker", number, [base_model], threads) for number in range(sizes.trainers)]
-        found += [child("pool", number, [base_model], threads) for number in range(sizes.pools)]
+        for number in range(sizes.pools):
+            name = {"WEFT_POOL_NAME": f"{settings.pool_name or 'pool'}-{number}"}
+            found.append(child("pool", number, [base_model], {**threads, **name}))
     beat = [sys.executable, "-m", "clients.command.main", "beat", "--data", str(settings.data_dir.absolute())]
     return [*_observed(found, settings.metrics_port), Child("beat.0", beat)]
 
@@ -102,8 +105,3 @@ def _observed(found: list[Child], first_port: int | None) -> list[Child]:
         replace(child, environment={**child.environment, "WEFT_METRICS_PORT": str(first_port + number)})
         for number, child in enumerate(found)
     ]
-
-
-def _kept(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the caller's environment says already of the same names."""
-    return {name: os.environ[name] for name in environment if name in os.environ}

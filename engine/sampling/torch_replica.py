@@ -46,11 +46,13 @@ class TorchReplica:
         self,
         base: BaseModel,
         *,
+        name: str | None = None,
         max_sequences: int = 64,
         max_adapters: int = 64,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         self._base = base
+        self._name = name or f"torch:{base.facts.name}"
         self._limits = (max_sequences, cache_bytes)
         self._forward = ForwardPass(base)
         self._batcher = self._new_batcher()
@@ -68,7 +70,7 @@ class TorchReplica:
     @property
     def name(self) -> str:
         """See ``SamplerReplica.name``."""
-        return f"torch:{self._base.facts.name}"
+        return self._name
 
     async def start(self) -> None:
         """Start the worker thread."""

@@ -30,6 +30,19 @@ def test_every_process_is_ready_and_alive(cluster: Cluster) -> None:
             assert answer.status_code == 200, answer.text
 
 
+def test_every_pool_has_replicas_of_its_own_names(cluster: Cluster) -> None:
+    names = [
+        sample.labels["replica"]
+        for number in range(PROCESSES)
+        for family in text_string_to_metric_families(
+            httpx.get(f"http://127.0.0.1:{cluster.metrics_port + number}/metrics", timeout=10).text
+        )
+        for sample in family.samples
+        if sample.name == "weft_replica_up"
+    ]
+    assert sorted(names) == ["pool-0/torch", "pool-1/torch"]
+
+
 def test_metrics_of_all_processes_add_up_to_the_work(cluster: Cluster) -> None:
     def total(metric: str) -> float:
         return sum(page.get(metric, 0.0) for page in pages(cluster).values())

@@ -45,7 +45,7 @@ def server_of(service: Service, replica: str) -> psutil.Process:
     """The process of the server that the replica's log belongs to."""
     for child in psutil.Process(service.process.pid).children(recursive=True):
         is_server = "--served-model-name" in child.cmdline() and os.getpgid(child.pid) == child.pid
-        if is_server and Path(os.readlink(f"/proc/{child.pid}/fd/2")).stem == replica:
+        if is_server and Path(os.readlink(f"/proc/{child.pid}/fd/2")).stem.endswith(f"-{replica}"):
             return child
     raise AssertionError(f"no server of {replica}")
 

@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+import pytest
+
 from engine.contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
 from tenants.settings import Settings
 from workers.torch_source import TorchSource
 
 
-async def test_the_replica_goes_by_the_name_of_its_source(tiny_model_dir: Path) -> None:
-    source = TorchSource(BaseModel.load(read_base_model_facts("weft/tiny", tiny_model_dir, None)), Settings())
+@pytest.mark.parametrize(("pool", "name"), [("", "torch:weft/tiny"), ("pool-1", "pool-1/torch:weft/tiny")])
+async def test_the_replica_goes_by_the_name_of_its_source(tiny_model_dir: Path, pool: str, name: str) -> None:
+    base = BaseModel.load(read_base_model_facts("weft/tiny", tiny_model_dir, None))
+    source = TorchSource(base, Settings(pool_name=pool))
     replica = await source.start()
     try:
-        assert replica.name == source.name
+        assert replica.name == source.name == name
     finally:
         await replica.close()

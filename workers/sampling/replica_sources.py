@@ -94,7 +94,7 @@ def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFol
     sources += [
         ManagedVllm(
             _vllm_settings(settings, facts, data_folder, f"vllm-{number}", ""),
-            _process_settings(settings, facts, data_folder, number),
+            _process_settings(settings, facts, data_folder, f"vllm-{number}"),
         )
         for number in range(settings.vllm_replicas)
     ]
@@ -109,16 +109,25 @@ def split_url(spec: str) -> tuple[str | None, str]:
     return name or None, url.rstrip("/")
 
 
+def replica_name(settings: Settings, own: str) -> str:
+    """One of a kind in a cluster: other pools have replicas of the same ``own`` name."""
+    return f"{settings.pool_name}/{own}" if settings.pool_name else own
+
+
+def _file_name(settings: Settings, facts: BaseModelFacts, own: str) -> str:
+    """For what is written for a replica: several bases and pools share a folder."""
+    return "".join(letter if letter.isalnum() else "-" for letter in f"{facts.name}-{replica_name(settings, own)}")
+
+
 def _vllm_settings(
-    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, name: str, url: str
+    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str, url: str
 ) -> VllmSettings:
-    safe = "".join(letter if letter.isalnum() else "-" for letter in f"{facts.name}-{name}")
     return VllmSettings(
-        name=name,
+        name=replica_name(settings, own),
         base_url=url,
         served_model=facts.name,
         base=replace(facts, context_length=settings.vllm_context_length or facts.context_length),
-        zero_adapter=data_folder.path(f"zero-adapters/{safe}"),
+        zero_adapter=data_folder.path(f"zero-adapters/{_file_name(settings, facts, own)}"),
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
         max_resident=settings.vllm_max_loras * RESIDENT_PER_SLOT,
@@ -129,13 +138,13 @@ def _vllm_settings(
 
 
 def _process_settings(
-    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, number: int
+    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str
 ) -> VllmProcessSettings:
     return VllmProcessSettings(
         command=settings.vllm_command or server_command(Path(".venv-vllm/bin/python").absolute()),
         model=facts.path,
         served_model=facts.name,
-        log=data_folder.path(f"logs/vllm-{number}.log"),
+        log=data_folder.path(f"logs/{_file_name(settings, facts, own)}.log"),
         context_length=settings.vllm_context_length or facts.context_length,
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,

@@ -5,9 +5,12 @@ are told apart by their share only: what operators tune, and what fairness promi
 """
 
 import math
+import re
 from hashlib import blake2b
 
 _LEAST_SHARE, _GREATEST_SHARE = -4, 6
+_POOL = re.compile(r"[A-Za-z0-9_.-]+/(?=vllm-|torch:)")
+"""What stands before a replica's own name."""
 
 
 def share_class(share: float) -> str:
@@ -26,4 +29,7 @@ def base_label(name: str) -> str:
 
 def replica_label(name: str, base_model: str) -> str:
     """A replica's name without the base model, and without what a URL may have beside host and port."""
-    return name.removesuffix(f":{base_model}").rpartition("@")[2].partition("/")[0]
+    pool = _POOL.match(name)
+    prefix = pool.group() if pool else ""
+    own = name.removeprefix(prefix).removesuffix(f":{base_model}")
+    return prefix + own.rpartition("@")[2].partition("/")[0]

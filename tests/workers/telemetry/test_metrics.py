@@ -49,6 +49,9 @@ def test_labels_hold_no_path_and_no_secret() -> None:
     assert replica_label("vllm-user:password@host:8000/v1", "org/name") == "host:8000"
     assert replica_label("vllm-host:8000", "org/name") == "vllm-host:8000"
     assert replica_label("vllm-0", "org/name") == "vllm-0"
+    assert replica_label("pool-0/vllm-0", "org/name") == "pool-0/vllm-0"
+    assert replica_label("pool-0/torch:org/name", "org/name") == "pool-0/torch"
+    assert replica_label("node.1/vllm-user:password@host:8000/v1", "org/name") == "node.1/host:8000"
 
 
 def test_each_process_has_metrics_of_its_own(metrics: Metrics) -> None:

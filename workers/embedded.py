@@ -46,7 +46,7 @@ class EmbeddedRunner:
         self._vocabularies = vocabularies
         self._workers: list[_BaseWorkers] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._housekeeping = Housekeeping(fabric)
+        self._housekeeping = Housekeeping(fabric, self._may_judge)
 
     async def start(self) -> None:
         """Load every base model and start its workers; what was accepted before is taken up. Raises ``WeftError``."""
@@ -78,6 +78,9 @@ class EmbeddedRunner:
         sampling = compose_sampling(self._fabric, facts, self._vocabularies[facts.name], sources)
         self._publication.register(facts.name, sampling.prepare, sampling.runner.withdraw)
         return _BaseWorkers(compose_training(self._fabric, base), sampling)
+
+    def _may_judge(self) -> bool:
+        return any(workers.training.leases.may_judge for workers in self._workers)
 
     async def check(self) -> None:
         """Every worker is at work. Raises ``NotReady``."""

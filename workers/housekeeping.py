@@ -1,29 +1,38 @@
-"""Sweeps on a timer: silent sessions end, expired checkpoints go, old results are pruned."""
+"""Sweeps on a timer: silent sessions end, expired checkpoints go, old results are pruned, the dead are buried."""
 
 import asyncio
 import logging
+from collections.abc import Callable
+from datetime import timedelta
 from time import time
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
-from tenants.models import Checkpoint, Run
+from tenants.models import Checkpoint, Run, VersionOrder
 from tenants.sessions import end_silent_sessions
 from workers.fabric import Fabric
+from workers.leases.burial import bury_forsaken
 from workers.ledger.statements import PRUNE_BATCH
 
 log = logging.getLogger(__name__)
 
 _FOLDERS_AT_ONCE = 32
 _SETTLED_SECONDS = 24 * 3600.0
+_STALE_ORDER = timedelta(hours=1)
+"""Nobody waits so long for an order to a sampling process: whoever gave it has died."""
 
 
 class Housekeeping:
     """The periodic sweep of one service."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, may_judge: Callable[[], bool]) -> None:
+        """``may_judge``: whether processes that were not heard of for long are dead, as far as this one can tell."""
+        self._may_judge = may_judge
+        self._wakeups = fabric.wakeups
+        self._moved = fabric.telemetry.metrics.lease_moved
         self._settings = fabric.settings
         self._database = fabric.database
         self._ledger = fabric.ledger
@@ -87,7 +96,16 @@ class Housekeeping:
             for _, base_model in await open_expired(transaction, self._clock):
                 self._ledger.announce_gates(transaction, base_model)
             await delete_expired_links(transaction, self._clock)
+            await transaction.execute(delete(VersionOrder).where(VersionOrder.created_at < now - _STALE_ORDER))
             folders = await delete_expired(transaction, now=now, orphaned_before=now - self._settings.result_grace)
+        await bury_forsaken(
+            self._database,
+            self._wakeups,
+            self._clock,
+            lease=self._settings.lease,
+            may_judge=self._may_judge,
+            moved=self._moved,
+        )
         for begin in range(0, len(folders), _FOLDERS_AT_ONCE):
             await asyncio.gather(*(self._remove(folder) for folder in folders[begin : begin + _FOLDERS_AT_ONCE]))
         pruned = PRUNE_BATCH

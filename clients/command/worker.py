@@ -6,6 +6,7 @@ Started by ``torchrun`` it is one rank of the trainer of one base model.
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
@@ -48,7 +49,7 @@ async def work(settings: Settings) -> None:
         running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
         for parts in trainers:
             cluster.readiness.add(_part(parts.leases.identity.base_model), parts.leases.check)
-        celery = _celery_worker(cluster, list(bases))
+        celery = _celery_worker(cluster, list(bases), lambda: any(parts.leases.may_judge for parts in trainers))
         celery.start()
         keep_pauses_short()
         for parts in trainers:
@@ -76,9 +77,9 @@ async def _trainer(fabric: Fabric, facts: BaseModelFacts, group: TrainerGroup | 
     return compose_training(fabric, base, group)
 
 
-def _celery_worker(cluster: ClusterFabric, base_models: list[str]) -> CeleryWorker:
+def _celery_worker(cluster: ClusterFabric, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:
     fabric = cluster.fabric
-    housekeeping = Housekeeping(fabric)
+    housekeeping = Housekeeping(fabric, may_judge)
     announcer = PlacementAnnouncer(cluster.celery, database=fabric.database, wakeups=fabric.wakeups, clock=fabric.clock)
 
     async def place(base_model: str) -> None:

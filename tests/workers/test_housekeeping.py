@@ -16,7 +16,7 @@ from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, 
 from tenants.data_folder import DataFolder
 from tenants.database import Database, create_engine
 from tenants.keys import create_tenant
-from tenants.models import Checkpoint, Run, Session
+from tenants.models import Checkpoint, Run, Session, VersionOrder
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
@@ -84,9 +84,19 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     settings, wakeups, telemetry = Settings(data_dir=tmp_path), Wakeups(), Telemetry.of("test", made.clock)
     ledger, feed = Ledger(database, wakeups, made.clock, telemetry), TokenFeed()
     fabric = Fabric(settings, database, ledger, wakeups, feed, made.publication, folder, made.clock, telemetry)
-    made.keeping = Housekeeping(fabric)
+    made.keeping = Housekeeping(fabric, lambda: True)
     yield made
     await database.close()
+
+
+async def test_an_order_whose_giver_died_goes(house: House) -> None:
+    async with house.database.write() as transaction:
+        for order, age in (("old", timedelta(hours=2)), ("new", timedelta(minutes=1))):
+            made = house.now - age
+            transaction.add(VersionOrder(id=order, process_id="pool", kind="prepare", version="v", created_at=made))
+    await house.keeping.sweep()
+    async with house.database.read() as session:
+        assert list(await session.scalars(select(VersionOrder.id))) == ["new"]
 
 
 async def test_replicas_forget_a_version_before_its_folder_goes(house: House) -> None:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import bindparam, delete, func, select, text, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -102,15 +102,22 @@ async def hold_dead(
     ``known_only``: those that somebody saw end, and not those that were merely not heard of.
     """
     latest = _LONG_AGO if known_only else await database_now(transaction, clock)
-    dead = select(WorkerProcess.id, WorkerProcess.host, WorkerProcess.pid).where(
-        WorkerProcess.kind == kind, WorkerProcess.base_model == base_model, WorkerProcess.expires_at <= latest
-    )
+    held = await hold_expired(transaction, latest, WorkerProcess.kind == kind, WorkerProcess.base_model == base_model)
+    return [one.id for one in held]
+
+
+async def hold_expired(
+    transaction: AsyncSession, latest: datetime, *which: ColumnElement[bool]
+) -> Sequence[WorkerIdentity]:
+    """Processes whose lease ended by ``latest``, held as in ``hold_dead``; ``which`` of them, all by default."""
+    columns = (WorkerProcess.id, WorkerProcess.kind, WorkerProcess.base_model, WorkerProcess.host, WorkerProcess.pid)
+    dead = select(*columns).where(WorkerProcess.expires_at <= latest, *which)
     found = (await transaction.execute(dead)).all()
     if not found:
         return []
     await _end_sessions(transaction, {session_name(row.host, row.pid) for row in found})
     held = await transaction.execute(dead.order_by(WorkerProcess.id).with_for_update(skip_locked=True))
-    return [row.id for row in held]
+    return [WorkerIdentity(row.id, ProcessKind(row.kind), row.base_model) for row in held]
 
 
 async def _end_sessions(transaction: AsyncSession, names: Collection[str]) -> None:

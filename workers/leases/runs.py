@@ -87,6 +87,11 @@ class RunLeases:
         if await self._claim():
             self._on_claimed()
 
+    @property
+    def may_judge(self) -> bool:
+        """Whether who was not heard of for long is dead: it was not cut off together with this trainer."""
+        return self._sign.is_given and self._sign.may_judge
+
     async def check(self) -> None:
         """Others know that this trainer lives. Raises ``NotReady``."""
         if not self._sign.is_given:
@@ -106,13 +111,7 @@ class RunLeases:
         async with self._database.write() as transaction:
             known_only = not self._sign.may_judge
             dead = await hold_dead(transaction, kind, base_model, self._clock, known_only=known_only)
-            for trainer in dead:
-                runs = await _release(transaction, trainer, self._clock())
-                for _ in range(runs):
-                    after_commit(transaction, partial(self._moved, "expired"))
-                log.warning("trainer %s is dead; its %d runs go to others", trainer, runs)
-            if dead:
-                await forget(transaction, dead)
+            await bury_trainers(transaction, dead, self._clock(), self._moved)
 
     async def _claim(self) -> int:
         """Claim runs, those that wait longest first, as long as this trainer has no more than its share; says how many."""
@@ -209,6 +208,19 @@ class RunLeases:
             await forget(transaction, [self.identity.id])
             topic = placements_topic(self.identity.base_model)
             after_commit(transaction, lambda: self._wakeups.announce(topic))
+
+
+async def bury_trainers(
+    transaction: AsyncSession, dead: Sequence[str], now: datetime, moved: Callable[[str], None]
+) -> None:
+    """Free the runs of dead trainers, whose rows the caller holds, and remove these."""
+    for trainer in dead:
+        runs = await _release(transaction, trainer, now)
+        for _ in range(runs):
+            after_commit(transaction, partial(moved, "expired"))
+        log.warning("trainer %s is dead; its %d runs go to others", trainer, runs)
+    if dead:
+        await forget(transaction, dead)
 
 
 async def _held(session: AsyncSession, trainers: Sequence[str]) -> dict[str, int]:

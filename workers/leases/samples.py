@@ -58,9 +58,7 @@ class PoolPresence:
         async with self._database.write() as transaction:
             kind, base_model, known_only = ProcessKind.POOL, self.identity.base_model, not self._sign.may_judge
             dead = await hold_dead(transaction, kind, base_model, self._clock, known_only=known_only)
-            if dead:
-                log.warning("sampling processes %s are dead; their samples go to others", ", ".join(dead))
-                await self._free(transaction, dead)
+            await bury_pools(transaction, dead, base_model, self._wakeups)
 
     async def check(self) -> None:
         """Others know that this process lives. Raises ``NotReady``."""
@@ -70,23 +68,30 @@ class PoolPresence:
     async def leave(self) -> None:
         """Free what this process had taken, in an orderly end."""
         async with self._database.write() as transaction:
-            await self._free(transaction, [self.identity.id])
+            await _free(transaction, [self.identity.id], self.identity.base_model, self._wakeups)
 
-    async def _free(self, transaction: AsyncSession, processes: Sequence[str]) -> None:
-        base_model = self.identity.base_model
-        await transaction.execute(
-            update(Operation)
-            .where(
-                IS_PENDING,
-                IS_SAMPLE,
-                Operation.taken_by.in_(processes),
-            )
-            .values(taken_by=None)
-            .execution_options(synchronize_session=False)
+
+async def bury_pools(transaction: AsyncSession, dead: Sequence[str], base_model: str, wakeups: Wakeups) -> None:
+    """Free what dead sampling processes of a base model had taken, whose rows the caller holds, and remove these."""
+    if dead:
+        log.warning("sampling processes %s are dead; their samples go to others", ", ".join(dead))
+        await _free(transaction, dead, base_model, wakeups)
+
+
+async def _free(transaction: AsyncSession, processes: Sequence[str], base_model: str, wakeups: Wakeups) -> None:
+    await transaction.execute(
+        update(Operation)
+        .where(
+            IS_PENDING,
+            IS_SAMPLE,
+            Operation.taken_by.in_(processes),
         )
-        for process in processes:
-            await leave_all(transaction, process)
-        await transaction.execute(delete(VersionOrder).where(VersionOrder.process_id.in_(processes)))
-        await forget(transaction, processes)
-        for topic in (sampling_topic(base_model), departures_topic(base_model)):
-            after_commit(transaction, partial(self._wakeups.announce, topic))
+        .values(taken_by=None)
+        .execution_options(synchronize_session=False)
+    )
+    for process in processes:
+        await leave_all(transaction, process)
+    await transaction.execute(delete(VersionOrder).where(VersionOrder.process_id.in_(processes)))
+    await forget(transaction, processes)
+    for topic in (sampling_topic(base_model), departures_topic(base_model)):
+        after_commit(transaction, partial(wakeups.announce, topic))

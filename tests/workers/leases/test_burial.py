@@ -1,0 +1,189 @@
+"""Who has died with nobody of its kind left has nothing any more; the living, and who may live, keep what is theirs."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from sqlalchemy import func, select, update
+
+from engine.contracts.codec import digest
+from engine.contracts.ids import RequestId, RunId, TenantId
+from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
+from tenants.database import Database, create_engine
+from tenants.gates import Dispatch, enter, in_flight, pool_gate
+from tenants.keys import create_tenant
+from tenants.models import Operation, Placement, Run, RunState, VersionOrder, WorkerProcess
+from tenants.runs import NewRun, create_run
+from tenants.sessions import NewSession, create_session
+from workers.leases.burial import bury_forsaken
+from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
+from workers.leases.runs import RunLeases
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import NewOperation
+from workers.ledger.wakeups import Wakeups
+from workers.telemetry.telemetry import Telemetry
+
+GONE, KEPT = "test/gone", "test/kept"
+LEASE = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A tenant's work on a base model, and the trainer and the pool that have it."""
+
+    trainer: WorkerIdentity
+    pool: WorkerIdentity
+    run: RunId
+    sample: RequestId
+
+
+@dataclass
+class House:
+    """Two base models, each with processes and a tenant of its own."""
+
+    database: Database
+    now: datetime
+    moves: list[str] = field(default_factory=list)
+    bases: dict[str, Base] = field(default_factory=dict)
+
+    def clock(self) -> datetime:
+        """The time of everybody."""
+        return self.now
+
+    async def sweep(self, *, may_judge: bool = True) -> None:
+        """As housekeeping does."""
+        await bury_forsaken(
+            self.database,
+            Wakeups(),
+            self.clock,
+            lease=LEASE,
+            may_judge=lambda: may_judge,
+            moved=self.moves.append,
+        )
+
+    async def open(self, base_model: str, tenant_name: str) -> None:
+        """Everything of a base model."""
+        trainer, pool = (new_identity(kind, base_model) for kind in (ProcessKind.TRAINER, ProcessKind.POOL))
+        ledger = Ledger(self.database, Wakeups(), self.clock, Telemetry.of("test", self.clock))
+        step, request = OptimStep(), SampleRequest(np.arange(4, dtype=np.int64))
+        async with self.database.write() as transaction:
+            tenant = await create_tenant(transaction, name=tenant_name, clock=self.clock)
+            new = NewSession([], None, "0.38.0", None, None)
+            session = await create_session(transaction, tenant, new, self.clock)
+            lora = LoraSettings(rank=4, alpha=32.0, seed=1)
+            run = await create_run(transaction, tenant, NewRun(session, 0, base_model, lora, None), self.clock)
+            for identity in (trainer, pool):
+                await renew(transaction, identity, lease=LEASE, clock=self.clock)
+            await transaction.execute(
+                update(Run)
+                .where(Run.id == run)
+                .values(state=RunState.READY, next_seq_id=1, trainer_id=trainer.id, lease_token=7)
+            )
+            train = NewOperation(
+                tenant, run, 1, OperationKind.OPTIM_STEP, base_model, step, digest(step), trainer=trainer.id
+            )
+            await ledger.accept(transaction, train)
+            lane = run.replace(":train:", ":sample:")
+            sample = await ledger.accept(
+                transaction, NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, request, digest(request))
+            )
+            await ledger.take_samples(transaction, base_model, process=pool.id, most=9)
+            await self._enter(transaction, sample, tenant, base_model, pool.id)
+            transaction.add(
+                VersionOrder(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)
+            )
+        self.bases[base_model] = Base(trainer, pool, run, sample)
+
+    async def _enter(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
+        dispatch = Dispatch(sample, tenant, base_model, None, None, "vllm-0", process)
+        assert await enter(transaction, dispatch, self.clock)
+
+    async def end(self, base_model: str, *, ago: timedelta) -> None:
+        """The leases of the base's processes ended so long ago."""
+        async with self.database.write() as transaction:
+            now = await database_now(transaction, self.clock)
+            await transaction.execute(
+                update(WorkerProcess).where(WorkerProcess.base_model == base_model).values(expires_at=now - ago)
+            )
+
+    async def has_all(self, base_model: str) -> bool:
+        """Whether trainer and pool have what they had; fails when they have some of it."""
+        one = self.bases[base_model]
+        async with self.database.read() as session:
+            counts = [
+                await session.scalar(select(func.count()).select_from(WorkerProcess).where(WorkerProcess.id == owner))
+                for owner in (one.trainer.id, one.pool.id)
+            ]
+            counts += [
+                await session.scalar(select(func.count()).select_from(Run).where(Run.trainer_id == one.trainer.id)),
+                await session.scalar(
+                    select(func.count()).select_from(Operation).where(Operation.taken_by == one.pool.id)
+                ),
+                await in_flight(session, pool_gate(base_model)),
+                await session.scalar(
+                    select(func.count()).select_from(VersionOrder).where(VersionOrder.process_id == one.pool.id)
+                ),
+            ]
+        assert counts in ([1] * 6, [0] * 6)
+        return counts[0] == 1
+
+
+@pytest_asyncio.fixture
+async def house(database_url: str) -> AsyncIterator[House]:
+    made = House(Database(create_engine(database_url)), datetime.now(UTC))
+    await made.open(GONE, "cats")
+    await made.open(KEPT, "dogs")
+    yield made
+    await made.database.close()
+
+
+async def test_what_the_forsaken_had_is_free_again(house: House) -> None:
+    await house.end(GONE, ago=11 * LEASE)
+    await house.sweep()
+    assert (await house.has_all(GONE), await house.has_all(KEPT)) == (False, True)
+    gone, kept = house.bases[GONE], house.bases[KEPT]
+    async with house.database.read() as session:
+        tokens = {row.id: row.lease_token for row in await session.execute(select(Run.id, Run.lease_token))}
+        placed = list(await session.scalars(select(Placement.run_id)))
+    assert tokens == {gone.run: 8, kept.run: 7}
+    assert placed == [gone.run]
+    assert house.moves == ["expired"]
+
+
+async def test_who_may_still_come_back_keeps_what_it_has(house: House) -> None:
+    await house.end(GONE, ago=9 * LEASE)
+    await house.sweep()
+    assert await house.has_all(GONE)
+
+
+async def test_who_was_cut_off_itself_buries_nobody(house: House) -> None:
+    await house.end(GONE, ago=11 * LEASE)
+    await house.end(KEPT, ago=11 * LEASE)
+    await house.sweep(may_judge=False)
+    assert await house.has_all(GONE)
+    assert await house.has_all(KEPT)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_trainer_may_judge_once_it_has_lived_for_a_whole_lease(house: House) -> None:
+    lease = timedelta(seconds=0.4)
+    leases = RunLeases(
+        new_identity(ProcessKind.TRAINER, KEPT),
+        database=house.database,
+        wakeups=Wakeups(),
+        clock=house.clock,
+        lease=lease,
+        moved=house.moves.append,
+    )
+    assert not leases.may_judge
+    await leases.look()
+    began = monotonic()
+    assert not leases.may_judge
+    while not leases.may_judge:
+        await leases.look()
+        assert monotonic() - began < 10.0
+    assert monotonic() - began >= lease.total_seconds() / 2

@@ -1,0 +1,45 @@
+"""The dead of whom nobody of their kind is left: whoever keeps house buries them.
+
+Usually a living process of the same kind and base model does, at once. Where there is none, what the dead had taken would
+be theirs for ever.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from tenants.clock import Clock
+from tenants.database import Database
+from workers.leases.processes import ProcessKind, database_now, hold_expired
+from workers.leases.runs import bury_trainers
+from workers.leases.samples import bury_pools
+from workers.ledger.wakeups import Wakeups
+
+_LEASES = 10
+"""How long after its end a lease is nobody's any more: everybody who lives has renewed in this time."""
+
+
+async def bury_forsaken(
+    database: Database,
+    wakeups: Wakeups,
+    clock: Clock,
+    *,
+    lease: timedelta,
+    may_judge: Callable[[], bool],
+    moved: Callable[[str], None],
+) -> None:
+    """Free what those had whose lease has ended long ago. Raises ``Unavailable``.
+
+    ``may_judge``: whether this process was in touch with the database all the while; else those who seem dead may have
+    been cut off together with it. ``moved`` counts the moves of runs by reason.
+    """
+    async with database.write() as transaction:
+        now = await database_now(transaction, clock)
+        # Asked after the time was read: a database that stands still between the two makes nobody look dead.
+        if not may_judge():
+            return
+        dead = await hold_expired(transaction, now - _LEASES * lease)
+        trainers = [one.id for one in dead if one.kind is ProcessKind.TRAINER]
+        await bury_trainers(transaction, trainers, clock(), moved)
+        for base_model in sorted({one.base_model for one in dead}):
+            pools = [one.id for one in dead if (one.kind, one.base_model) == (ProcessKind.POOL, base_model)]
+            await bury_pools(transaction, pools, base_model, wakeups)

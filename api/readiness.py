@@ -10,6 +10,6 @@ router = APIRouter(tags=["health"])
 
 @router.get("/readyz")
 async def readyz(services: Services) -> JSONResponse:
-    """200 while every part is able, else 503; the body says which is not."""
+    """200 while every part that is needed is able, else 503; the body says which is not."""
     verdict = await services.readiness.look()
     return JSONResponse(verdict.content(), status_code=verdict.status)

@@ -81,7 +81,8 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
         if not wakeups.is_through:
             raise NotReady("Redis does not answer; the database is looked at instead, which is slower")
 
-    ready.add("redis", redis_answers)
+    # All lose it at once, and all go on: nobody else could take their work.
+    ready.add("redis", redis_answers, is_needed=False)
     tasks = [asyncio.create_task(wakeups.run(), name="wakeups"), asyncio.create_task(feed.run(), name="tokens")]
     try:
         async with observed(telemetry, settings, database, ready, reads_queue=process == API):

@@ -78,18 +78,24 @@ class Cluster:
             lambda: len(self.living("trainer")) == len(self.living("pool")) == len(self.process.children("api")) == 2,
             "two of each are there",
         )
-        self.until(self.is_ready, "all are ready")
+        self.until(lambda: self.is_ready() and not self.misses_redis(), "all are ready")
 
     def is_ready(self) -> bool:
         """Whether every process says so."""
         try:
-            answers = [
-                httpx.get(f"http://127.0.0.1:{self.metrics_port + number}/readyz", timeout=10)
-                for number in range(PROCESSES)
-            ]
+            return all(answer.status_code == 200 for answer in self._readiness())
         except httpx.TransportError:
             return False
-        return all(answer.status_code == 200 for answer in answers)
+
+    def misses_redis(self) -> bool:
+        """Whether a process says so."""
+        return any(answer.json()["parts"]["redis"] != "ok" for answer in self._readiness())
+
+    def _readiness(self) -> list[httpx.Response]:
+        return [
+            httpx.get(f"http://127.0.0.1:{self.metrics_port + number}/readyz", timeout=10)
+            for number in range(PROCESSES)
+        ]
 
 
 def free_ports(count: int) -> int:

@@ -20,14 +20,15 @@ class NotReady(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``parts`` is ``ok`` or what is wrong, by name."""
+    """``parts`` is ``ok`` or what is wrong, by name; work goes on without those that are ``spared``."""
 
     parts: dict[str, str]
+    spared: frozenset[str] = frozenset()
 
     @property
     def is_ready(self) -> bool:
-        """Whether every part is able."""
-        return all(text == READY for text in self.parts.values())
+        """Whether every part that is needed is able."""
+        return all(text == READY for name, text in self.parts.items() if name not in self.spared)
 
     @property
     def status(self) -> int:
@@ -49,13 +50,15 @@ class Readiness:
     checks: dict[str, Check] = field(default_factory=dict)
     seconds: float = 2.0
     kept_seconds: float = 1.0
+    _spared: set[str] = field(default_factory=set, init=False)
     _verdict: Verdict | None = field(default=None, init=False)
     _looked_at: float = field(default=0.0, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    def add(self, name: str, check: Check) -> None:
-        """Ask this, too, or instead of what was expected by that name."""
+    def add(self, name: str, check: Check, *, is_needed: bool = True) -> None:
+        """Ask this, too, or instead of what was expected by that name; a part that is not needed is only told of."""
         self.checks[name] = check
+        (self._spared.discard if is_needed else self._spared.add)(name)
 
     def expect(self, name: str, reason: str) -> None:
         """Not able, for ``reason``, until a check is added by that name."""
@@ -67,7 +70,7 @@ class Readiness:
             if self._verdict is None or monotonic() - self._looked_at >= self.kept_seconds:
                 asked = dict(self.checks)
                 texts = await asyncio.gather(*(self._ask(name, check) for name, check in asked.items()))
-                self._verdict = Verdict(dict(zip(asked, texts, strict=True)))
+                self._verdict = Verdict(dict(zip(asked, texts, strict=True)), frozenset(self._spared))
                 self._looked_at = monotonic()
             return self._verdict
 

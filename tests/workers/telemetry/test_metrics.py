@@ -126,6 +126,18 @@ async def test_a_process_without_http_of_its_own_is_scraped_and_asked(metrics: M
     await exposition.stop()
 
 
+async def test_a_part_that_work_goes_on_without_is_told_of_and_no_more() -> None:
+    async def away() -> None:
+        raise NotReady("does not answer; it is slower without")
+
+    readiness = Readiness(kept_seconds=0.0)
+    readiness.add("broker", away, is_needed=False)
+    parts = {"broker": "does not answer; it is slower without"}
+    assert (await readiness.look()).content() == {"ready": True, "parts": parts}
+    readiness.add("database", away)
+    assert (await readiness.look()).status == 503
+
+
 async def test_many_who_ask_share_one_look() -> None:
     looks = 0
 

@@ -8,9 +8,11 @@ from tenants.settings import Settings
 PAGE = Path("docs/configuration.md")
 _HEAD = """# Configuration
 
-Every setting is an environment variable; `weft serve` takes `--base-model`, `--data`, `--host` and `--port` as options, which
-win. Durations are ISO 8601 (`PT25S`) or seconds. Lists are JSON (`["org/name=/models/name"]`). An unknown value stops the
-start with a message; `weft doctor` checks them all. This page is generated from `tenants/settings.py`.
+Every setting is an environment variable, or a line of `weft.toml` in the current folder, there without `WEFT_` and in small
+letters (`max_rank = 16`; `examples/weft.toml`); `WEFT_CONFIG` names another file. The environment wins over the file, and the
+options `--base-model`, `--data`, `--host` and `--port` win over both. Durations are ISO 8601 (`PT25S`) or seconds. Lists are JSON
+(`["org/name=/models/name"]`), in the file TOML's own. An unknown value stops the start with a message; `weft doctor` checks them
+all. This page is generated from `tenants/settings.py`.
 
 | variable | default | meaning |
 |---|---|---|

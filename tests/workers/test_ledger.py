@@ -1,7 +1,6 @@
 """The ledger's promises, on both databases."""
 
 import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from tenants.keys import create_tenant
 from tenants.models import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
-from tests.conftest import missing_service
+from tests.conftest import POSTGRES_SERVER, missing_service
 from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import UNLOAD_SEQ_ID, Completion, NewOperation, ReadyOperation, RejectedOperation
@@ -48,7 +47,7 @@ from workers.ledger.wakeups import Wakeups, operation_topic, placements_topic
 from workers.telemetry.telemetry import Telemetry
 
 BASE = "test/tiny"
-POSTGRES_URL = os.environ.get("WEFT_TEST_POSTGRES_URL", "postgresql+asyncpg://postgres@127.0.0.1:5432/postgres")
+POSTGRES_URL = make_url(POSTGRES_SERVER).set(drivername="postgresql+asyncpg")
 
 
 @dataclass
@@ -168,7 +167,7 @@ def _postgres_database(url: URL, template: str | None) -> Iterator[URL]:
 @pytest.fixture(scope="module")
 def migrated_postgres() -> Iterator[URL]:
     """A database with the newest schema, to be cloned."""
-    with _postgres_database(make_url(POSTGRES_URL), None) as url:
+    with _postgres_database(POSTGRES_URL, None) as url:
         upgrade(_text(url))
         yield url
 
@@ -181,7 +180,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         yield f"sqlite+aiosqlite:///{tmp_path}/weft.db"
         return
     template: URL = request.getfixturevalue("migrated_postgres")
-    with _postgres_database(make_url(POSTGRES_URL), template.database) as url:
+    with _postgres_database(POSTGRES_URL, template.database) as url:
         yield _text(url)
 
 

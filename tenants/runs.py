@@ -25,7 +25,7 @@ class NewRun:
 
 
 def run_id_for(session_id: str, model_seq_id: int) -> RunId:
-    """The id that SDK 0.38 derives by itself (CONTRACT.md section 0.4)."""
+    """The id that SDK 0.38 derives by itself."""
     return RunId(f"{session_id}:train:{model_seq_id}")
 
 

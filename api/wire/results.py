@@ -1,4 +1,4 @@
-"""Results to the wire: protobuf where the client's ``Accept`` asks for it, else JSON (CONTRACT.md section 5)."""
+"""Results to the SDK's wire: protobuf where the client's ``Accept`` asks for it, else JSON."""
 
 import math
 from dataclasses import dataclass

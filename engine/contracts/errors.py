@@ -16,7 +16,7 @@
     ├── Unavailable            503  unavailable          the database cannot be had now; the same again finds what was done
     └── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
 
-The SDK retries 408, 409, 429 and 5xx for minutes, so no final answer uses them (CONTRACT.md section 4).
+The SDK retries 408, 409, 429 and 5xx for minutes, so no final answer uses them (decision 2).
 Messages never carry a path, a traceback or another tenant's data.
 """
 

@@ -1,4 +1,4 @@
-"""What each loss needs and knows, for the torch-free API to check requests against (CONTRACT.md section 6.5)."""
+"""What each loss of the SDK's wire needs and knows, for the torch-free API to check requests against."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

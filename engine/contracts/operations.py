@@ -26,7 +26,7 @@ class OperationKind(StrEnum):
 
 
 class LossName(StrEnum):
-    """Losses of CONTRACT.md section 6.5, all sum-reduced over tokens."""
+    """Losses of the SDK's wire, all sum-reduced over tokens."""
 
     CROSS_ENTROPY = "cross_entropy"
     IMPORTANCE_SAMPLING = "importance_sampling"
@@ -171,7 +171,7 @@ class SampleRequest:
 class TopkLogprobs:
     """``token_ids`` int32 (length, k), ``logprobs`` float32 (length, k).
 
-    Empty cells hold id 0 and ``EMPTY_LOGPROB``; a row starting with one means "not asked" (CONTRACT.md section 7).
+    Empty cells hold id 0 and ``EMPTY_LOGPROB``; a row starting with one means "not asked", as on the SDK's wire.
     """
 
     token_ids: np.ndarray

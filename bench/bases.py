@@ -11,7 +11,6 @@ from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from engine.training.tiny_model import write_tiny_model
 
-BASES = ("tiny", "small", "large")
 _CONTEXT = 2048
 _END_OF_TEXT = 256
 """Id of the tiny tokenizer's end of text: the larger bases carry the same byte-level tokenizer."""
@@ -37,7 +36,7 @@ _SHAPES = {
 
 
 def write_base(name: str, directory: Path, *, dtype: str) -> None:
-    """Write base ``name`` (one of ``BASES``) and its tokenizer to ``directory``, weights in ``dtype``."""
+    """Write base ``name`` (``tiny``, ``small`` or ``large``) and its tokenizer to ``directory``, weights in ``dtype``."""
     write_tiny_model(directory)
     if name == "tiny" and dtype == "float32":
         return

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, cast
 from uuid import uuid4
 
-from sqlalchemy import Table, bindparam, func, select, update
+from sqlalchemy import Table, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import HeartbeatRefused, NotFound, SessionEnded
@@ -137,11 +137,6 @@ async def list_sessions(session: AsyncSession, tenant: TenantId, *, limit: int, 
     """Ids of the tenant's sessions, newest first."""
     query = select(Session.id).where(Session.tenant_id == tenant).order_by(Session.created_at.desc(), Session.id)
     return list(await session.scalars(query.limit(limit).offset(offset)))
-
-
-async def count_sessions(session: AsyncSession, tenant: TenantId) -> int:
-    """How many sessions the tenant ever had."""
-    return await session.scalar(select(func.count()).select_from(Session).where(Session.tenant_id == tenant)) or 0
 
 
 async def session_members(session: AsyncSession, tenant: TenantId, session_id: str) -> tuple[list[str], list[str]]:

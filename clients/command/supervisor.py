@@ -48,11 +48,6 @@ class Supervisor:
         self._all_ready = asyncio.Event()
         self._stopping = asyncio.Event()
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The running children's, by label."""
-        return {label: process.pid for label, process in self._processes.items()}
-
     async def run(self) -> None:
         """Until ``stop``, and then until every child has ended."""
         await asyncio.gather(*(self._keep(child) for child in self._children))

@@ -70,11 +70,6 @@ class Prefill:
         scored = [pad + job.scores.start - 1 for pad, job in zip(self._padding, self.jobs, strict=True) if job.scores]
         self._first_scored = min(scored, default=self._columns)
 
-    @property
-    def cells(self) -> int:
-        """Rows by columns."""
-        return len(self.jobs) * self._columns
-
     def advance(self) -> list[Prefilled] | None:
         """Run one chunk; the prompts when it was the last one, else None.
 

@@ -94,13 +94,11 @@ class Ledger:
         after_commit(transaction, partial(self.wakeups.announce, topic))
 
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
-        """Record a failed operation, so that later seq_ids of its lane can run. Raises ``SequenceConflict``."""
-        if rejected.kind is not OperationKind.SAMPLE:
-            await self._lock_runs(transaction, [rejected.lane])
+        """Record a failed operation of training, so that later seq_ids of its run can run. Raises ``SequenceConflict``."""
+        await self._lock_runs(transaction, [rejected.lane])
         request_id = await self._insert(transaction, rejected, state=OperationState.FAILED)
-        if rejected.kind is not OperationKind.SAMPLE:
-            await self._advance(transaction, [rejected.lane])
-            await self._announce_training(transaction, rejected)
+        await self._advance(transaction, [rejected.lane])
+        await self._announce_training(transaction, rejected)
         return request_id
 
     async def _insert(

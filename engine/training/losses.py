@@ -1,4 +1,4 @@
-"""Token-wise losses over flat vectors of targets, all sum-reduced (formulas: CONTRACT.md section 6.5, the public docs).
+"""Token-wise losses over flat vectors of targets, all sum-reduced (formulas: the SDK's public documentation).
 
 ``logp`` is the log-probability of each target under the current weights, ``q`` the one it was sampled with, ``A`` the
 advantage, ``r = exp(logp - q)``. ``sg`` stops the gradient.

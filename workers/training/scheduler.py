@@ -7,6 +7,8 @@ one starts with it. A tenant without work drops out when its turn comes; one tha
 work does not wait behind a flood. Nobody gains by going and coming back: its place stays taken until the circle
 reaches it.
 
+Passes are planned one after another, though several may be under way at once; for each the budget is its own.
+
 Bounds, for a pass of B tokens, sequences of at most L tokens, and a tenant of share s with the quantum Q = s * B / 16;
 n other tenants have work meanwhile, with the shares S together:
 

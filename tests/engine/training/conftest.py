@@ -119,7 +119,7 @@ class Reference:
 
 
 def reference_loss(spec: LossSpec, logp: Tensor, given: dict[str, Tensor]) -> Tensor:
-    """CONTRACT.md section 6.5, one line a loss."""
+    """The SDK's public formulas, one line a loss."""
     if spec.name is LossName.CROSS_ENTROPY:
         return (-logp * given["weights"]).sum()
     ratio = (logp - given["logprobs"]).exp()

@@ -116,12 +116,12 @@ class TrainingWorker:
         """Work until ``stop``; then finish what is under way, snapshot what is in memory and hand the runs over."""
         writing = asyncio.create_task(self._writer.run(), name=f"completions {self._base_model}")
         leasing = asyncio.create_task(self._leases.run(), name=f"leases {self._base_model}")
-        with self._wakeups.listen(self._topic) as news:
-            news.set()
-            while not self._stopping:
-                await self._guarded_round(news)
-                if not self._stopping and not await wait_for_any((news, self._again), SWEEP_SECONDS):
-                    news.set()
+        try:
+            await self._work()
+        except BaseException:
+            # Others take over as soon as the lease ends.
+            leasing.cancel()
+            raise
         await self._passes.finished()
         await self._tasks.finished()
         await self._writer.drain()
@@ -131,6 +131,14 @@ class TrainingWorker:
         self._leases.stop()
         await leasing
         await self._leases.release_all()
+
+    async def _work(self) -> None:
+        with self._wakeups.listen(self._topic) as news:
+            news.set()
+            while not self._stopping:
+                await self._guarded_round(news)
+                if not self._stopping and not await wait_for_any((news, self._again), SWEEP_SECONDS):
+                    news.set()
 
     def _runs_claimed(self) -> None:
         """Runs are new to this trainer: what was accepted for them before is looked for."""

@@ -10,12 +10,12 @@ import uvicorn
 
 from api.app import create_app
 from api.services import ApiServices
-from engine.contracts.errors import WeftError
+from engine.contracts.errors import InvalidRequest
 from tenants.settings import Settings
 from workers.ledger.wakeups import Wakeups
 
 
-class CannotListen(WeftError):
+class CannotListen(InvalidRequest):
     """The address is taken or not ours."""
 
     code = "cannot_listen"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bench.bases import synchronise
 from bench.peft_reference import PeftReference
+from bench.process_cpu import children_cpu_seconds, cpu_seconds, idle_seconds
 from bench.process_memory import available_mib
 from bench.sdk_clients import SdkClients
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, training_batch
@@ -29,6 +30,7 @@ SMALL_TOKENS = 2048
 TURN_SECONDS = 0.5
 """A turn repeats steps for about this long; one step at least."""
 _MOST_STEPS = 50
+_SERVICE_WARM_UP_SECONDS = 20.0
 _SERVICE_TURN_SECONDS = 6.0
 _SERVICE_STEPS = (6, 60)
 _IN_FLIGHT = 2
@@ -195,31 +197,47 @@ def sequential_peft(reference: PeftReference, blocks: Sequence[Block], device: t
 
 
 class ServiceContestant:
-    """A ``weft serve`` process and tenants on the real SDK in another, each with two steps in flight."""
+    """A ``weft serve`` process and tenants on the real SDK in another, each with two steps in flight.
 
-    def __init__(self, clients: SdkClients, shape: OperationShape, vocabulary: int) -> None:
+    Its seconds are those of all turns: by the wall, of clients, of the service's own process, of its children, and of idle
+    cores.
+    """
+
+    def __init__(self, clients: SdkClients, shape: OperationShape, vocabulary: int, pid: int) -> None:
+        """``pid`` is the service's."""
         self._clients = clients
         self._shape = shape
         self._vocabulary = vocabulary
+        self._pid = pid
         self.step_seconds = 0.0
         self.wall_s = 0.0
-        self.client_cpu_s = 0.0
+        self.client_cpu_s = self.own_cpu_s = self.children_cpu_s = self.idle_s = 0.0
 
     def warm_up(self) -> None:
-        """Two steps of each tenant."""
-        self._clients.start_run(self._shape, vocabulary=self._vocabulary, in_flight=_IN_FLIGHT, steps=2)
-        self.step_seconds = self._clients.finish_run().wall_s / 2
+        """Until the service computes as it does under load: a small base's processes take seconds to start."""
+        self._clients.start_run(
+            self._shape, vocabulary=self._vocabulary, in_flight=_IN_FLIGHT, seconds=_SERVICE_WARM_UP_SECONDS
+        )
+        report = self._clients.finish_run()
+        self.step_seconds = report.wall_s / max(1, min(map(len, report.steps)))
 
     def turn(self) -> float:
         """Steps for about six seconds, six at least; their rate in tokens a second, the ends included."""
         least, most = _SERVICE_STEPS
         steps = _steps_in(_SERVICE_TURN_SECONDS, self.step_seconds, least=least, most=most)
+        before = self._seconds()
         self._clients.start_run(self._shape, vocabulary=self._vocabulary, in_flight=_IN_FLIGHT, steps=steps)
         report = self._clients.finish_run()
+        own, children, idle = (after - at for after, at in zip(self._seconds(), before, strict=True))
         self.step_seconds = report.wall_s / steps
         self.wall_s += report.wall_s
         self.client_cpu_s += report.cpu_s
+        self.own_cpu_s, self.children_cpu_s = self.own_cpu_s + own, self.children_cpu_s + children
+        self.idle_s += idle
         return report.tokens_per_s
+
+    def _seconds(self) -> tuple[float, float, float]:
+        return cpu_seconds(self._pid), children_cpu_seconds(self._pid), idle_seconds()
 
 
 def tokens_of(blocks: Sequence[Block]) -> int:

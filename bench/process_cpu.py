@@ -4,6 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -29,6 +31,18 @@ def _stat(pid: int) -> list[str] | None:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return None
+
+
+def children_cpu_seconds(pid: int) -> float:
+    """Of all processes under a process so far, those that have ended left out."""
+    with suppress(psutil.NoSuchProcess):
+        return sum(cpu_seconds(child.pid) for child in psutil.Process(pid).children(recursive=True))
+    return 0.0
+
+
+def idle_seconds() -> float:
+    """Of all the machine's cores since it started."""
+    return float(psutil.cpu_times().idle)
 
 
 def pin_group(group: int, cores: set[int]) -> None:

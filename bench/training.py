@@ -12,6 +12,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bench.bases import write_base
@@ -35,6 +36,7 @@ _COLUMNS = (
     ("ratio_to_single", "x single"),
     ("ratio_service_to_engine", "serv/eng"),
     ("client_cpu_share", "client CPU"),
+    ("idle_cores", "idle cores"),
     ("share_of_floor", "of floor"),
     ("peak_rss_mib", "RSS MiB"),
 )
@@ -77,7 +79,7 @@ def serving(base: str, model: Path, options: argparse.Namespace) -> Iterator[Ser
         data=data, base_models=bases, tenants=names, environment=environment, is_cluster=options.cluster
     )
     with started as (service, keys):
-        yield ServiceAddress(service.base_url, keys)
+        yield ServiceAddress(service.base_url, keys, service.pid)
 
 
 def measure_base(base: str, folder: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -89,7 +91,7 @@ def measure_base(base: str, folder: Path, options: argparse.Namespace) -> Iterat
             for tenants in numbers(options.tenants):
                 address = None
                 if service is not None and tenants in numbers(options.service_tenants):
-                    address = ServiceAddress(service.base_url, service.keys[:tenants])
+                    address = replace(service, keys=service.keys[:tenants])
                 task = RowTask(
                     base=base,
                     model=model,

@@ -2,6 +2,7 @@
 
 import os
 import statistics
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class ServiceAddress:
 
     base_url: str
     keys: list[str]
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class RowResult:
 
     ``single_tenant_tokens_per_s`` is the faster of PEFT and engine with one adapter and the whole batch.
     ``peak_rss_mib`` is the process's before anything but the fused contestant was loaded. ``share_of_floor`` is the
-    fused rate over what the measured rate of matrix products would allow. ``client_cpu_share`` is of all cores.
+    fused rate over what the measured rate of matrix products would allow. ``client_cpu_share`` is of all cores; cores that the
+    service's own process and its children take, and those that are idle, are of the service's turns.
     """
 
     base: str
@@ -83,6 +86,9 @@ class RowResult:
     ratio_to_single: float
     ratio_service_to_engine: float | None
     client_cpu_share: float | None
+    service_own_cores: float | None
+    service_children_cores: float | None
+    idle_cores: float | None
     peak_rss_mib: float
     peak_cuda_mib: float | None
     matmul_gflop_per_s: float
@@ -113,7 +119,9 @@ class Row:
         self._sequential = sequential_peft(self._reference(task.tenants), self._blocks, device)
         self._check_same_work(loss, self._sequential.warm_up())
         self._single_peft = self._fitting(PeftContestant(self._reference(1), whole, device, most_tokens=None))
-        self._service = None if service is None else ServiceContestant(service, task.shape, vocabulary)
+        self._service = None
+        if service is not None and task.service is not None:
+            self._service = ServiceContestant(service, task.shape, vocabulary, task.service.pid)
         if self._service is not None:
             self._service.warm_up()
 
@@ -182,6 +190,9 @@ class Row:
             ratio_to_single=_ratio(rates[_FUSED], rates[single]) or 0.0,
             ratio_service_to_engine=_ratio(rates[_SERVICE], rates[_FUSED]),
             client_cpu_share=self._client_cpu_share(),
+            service_own_cores=self._cores(lambda service: service.own_cpu_s),
+            service_children_cores=self._cores(lambda service: service.children_cpu_s),
+            idle_cores=self._cores(lambda service: service.idle_s),
             peak_rss_mib=self._peak_rss,
             peak_cuda_mib=self._peak_cuda,
             matmul_gflop_per_s=matmul / 1e9,
@@ -192,9 +203,11 @@ class Row:
         )
 
     def _client_cpu_share(self) -> float | None:
-        if self._service is None:
-            return None
-        return self._service.client_cpu_s / (self._service.wall_s * (os.cpu_count() or 1))
+        cores = self._cores(lambda service: service.client_cpu_s)
+        return None if cores is None else cores / (os.cpu_count() or 1)
+
+    def _cores(self, seconds: Callable[[ServiceContestant], float]) -> float | None:
+        return None if self._service is None else seconds(self._service) / self._service.wall_s
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float | None:

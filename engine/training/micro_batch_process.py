@@ -90,9 +90,13 @@ class MicroBatchProcess:
             )
         self._connection.send(order)
 
-    def wait_ready(self) -> None:
-        """Raises ``OSError`` or ``EOFError`` when it has ended instead."""
-        self._connection.recv()
+    def wait_ready(self) -> bool:
+        """False when it has ended instead."""
+        try:
+            self._connection.recv()
+        except (OSError, EOFError):
+            return False
+        return True
 
     def send(
         self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, threads: int

@@ -5,8 +5,7 @@ stand beside each other, and stay.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
@@ -35,10 +34,9 @@ class MicroBatchProcesses:
         self._at_once = 0
         self._lock = Lock()
         self._taking = Lock()
-        self._free: SimpleQueue[MicroBatchProcess] = SimpleQueue()
+        self._free: SimpleQueue[MicroBatchProcess | None] = SimpleQueue()
         self._starting: Thread | None = None
         self._is_ready = Event()
-        self._is_closed = False
 
     @property
     def slots(self) -> int:
@@ -75,11 +73,11 @@ class MicroBatchProcesses:
 
     def close(self) -> None:
         """End the processes; nothing may be under way."""
-        self._is_closed = True
         if self._starting is not None:
             self._starting.join()
         while not self._free.empty():
-            self._free.get().close()
+            if (process := self._free.get()) is not None:
+                process.close()
 
     def _count(self) -> None:
         if self._at_once > 1 and self._starting is None:
@@ -89,14 +87,13 @@ class MicroBatchProcesses:
                 self._starting.start()
 
     def _start(self) -> None:
-        processes = [MicroBatchProcess(self._order) for _ in range(self.slots)]
-        try:
+        # All at once, then each waited for.
+        processes = [self._ready(process) for process in [self._made() for _ in range(self.slots)]]
+        if None in processes:
+            log.error("micro-batch processes of %s did not start; threads go on", self._order.facts.name)
             for process in processes:
-                process.wait_ready()
-        except (OSError, EOFError):
-            log.exception("micro-batch processes of %s did not start; threads go on", self._order.facts.name)
-            for process in processes:
-                process.close()
+                if process is not None:
+                    process.close()
             return
         for process in processes:
             self._free.put(process)
@@ -113,43 +110,67 @@ class MicroBatchProcesses:
         threads = max(1, slots // taken)
         dealt = [list(batches[number::taken]) for number in range(taken)]
         sent = [
-            _is_sent(partial(process.send, micro_batches, mine, backward=backward, threads=threads))
+            _is_sent(process, micro_batches, mine, backward=backward, threads=threads)
             for process, mine in zip(processes, dealt, strict=True)
         ]
         found: list[list[Attempt]] = []
         for process, mine, is_sent in zip(processes, dealt, sent, strict=True):
-            attempts = _received(process) if is_sent else None
-            if attempts is not None:
-                self._free.put(process)
-            else:
-                process.close()
-                attempts = self._by_another(micro_batches, mine, backward=backward, threads=threads)
+            attempts = _received(process) if process is not None and is_sent else None
+            if attempts is None:
+                if process is not None:
+                    process.close()
+                process, attempts = self._by_another(micro_batches, mine, backward=backward, threads=threads)
+            self._free.put(process)
             found.append(attempts)
         return [found[number % taken][number // taken] for number in range(len(batches))]
 
     def _by_another(
         self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, threads: int
-    ) -> list[Attempt]:
-        """Once more, by a process in the place of one that ended; when that ends too, nothing comes of them."""
-        log.error("a process that computes micro-batches of %s has ended; starting another", self._order.facts.name)
-        process = self._started()
-        process.send(micro_batches, batches, backward=backward, threads=threads)
-        attempts = _received(process)
-        if attempts is None:
-            process.close()
-            process, attempts = self._started(), [Attempt(None, Clocks()) for _ in batches]
-        self._free.put(process)
-        return attempts
+    ) -> tuple[MicroBatchProcess | None, list[Attempt]]:
+        """Once more, by a process in the place of one that ended; when that ends too, nothing comes of them.
 
-    def _started(self) -> MicroBatchProcess:
-        process = MicroBatchProcess(self._order)
-        process.wait_ready()
-        return process
+        Where none can be started, threads compute, and the next pass tries again to start one.
+        """
+        name = self._order.facts.name
+        log.error("a process that computes micro-batches of %s has ended; starting another", name)
+        process = self._ready(self._made())
+        if process is None:
+            log.error("no process can be started for micro-batches of %s; threads compute them", name)
+            return None, self._threads.compute(micro_batches, batches, backward=backward, slots=threads)
+        if _is_sent(process, micro_batches, batches, backward=backward, threads=threads):
+            attempts = _received(process)
+            if attempts is not None:
+                return process, attempts
+        process.close()
+        return None, [Attempt(None, Clocks()) for _ in batches]
+
+    def _made(self) -> MicroBatchProcess | None:
+        try:
+            return MicroBatchProcess(self._order)
+        except OSError:
+            return None
+
+    @staticmethod
+    def _ready(process: MicroBatchProcess | None) -> MicroBatchProcess | None:
+        if process is None or process.wait_ready():
+            return process
+        process.close()
+        return None
 
 
-def _is_sent(send: Callable[[], None]) -> bool:
+def _is_sent(
+    process: MicroBatchProcess | None,
+    micro_batches: FusedMicroBatches,
+    batches: Sequence[list[Row]],
+    *,
+    backward: bool,
+    threads: int,
+) -> bool:
+    """Whether there is a process that takes the work."""
+    if process is None:
+        return False
     try:
-        send()
+        process.send(micro_batches, batches, backward=backward, threads=threads)
     except OSError:
         return False
     return True

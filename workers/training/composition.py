@@ -1,5 +1,6 @@
 """The trainer of one base model, put together."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +100,9 @@ def _processes(base: BaseModel, settings: Settings) -> MicroBatchProcesses | Non
     """For a base so small that threads would wait for each other's Python."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
     if base.device.type != "cpu" or torch.get_num_threads() < 2 or parameters > MOST_PARAMETERS:
+        return None
+    if not hasattr(os, "memfd_create"):
+        # Memory without a file that processes share: Linux has it.
         return None
     return MicroBatchProcesses(
         base, BaseOrder(base.facts, settings.base_dtype, gradient_checkpointing=settings.gradient_checkpointing)

@@ -1,10 +1,12 @@
 """Micro-batches in processes of their own: the numbers of threads, to the bit, and nothing that outlives its parent."""
 
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -105,21 +107,44 @@ def test_processes_give_the_numbers_of_threads(base: BaseModel, processes: Micro
 def test_a_process_that_is_killed_fails_no_operation(base: BaseModel, processes: MicroBatchProcesses) -> None:
     """Not of the tenant whose micro-batch it had, nor of the other one; another process takes its place."""
     expected = pass_of(trainer_of(base, None), slots=2)
-    before = children(processes)
+    before = computing()
     for child in before:
         child.send_signal(signal.SIGKILL)
         child.wait(DEADLINE)
     found = pass_of(trainer_of(base, processes), slots=2)
     assert all(isinstance(one.output(), ForwardBackwardOutput) for one in found)
     assert_same(found, expected)
-    assert len(children(processes)) == processes.slots
-    assert not set(before) & set(children(processes))
+    assert len(computing()) == processes.slots
+    assert not before & computing()
 
 
-def children(processes: MicroBatchProcesses) -> list[psutil.Process]:
-    """Of this process, that compute micro-batches."""
-    assert processes.has_processes
-    return [child for child in psutil.Process().children() if "engine.training.micro_batch_process" in child.cmdline()]
+def test_where_no_process_can_be_started_threads_compute_until_one_can(
+    base: BaseModel, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """A base that cannot be read again for a while: no operation of either tenant fails, and no slot is lost."""
+    folder, away = tmp_path / "tiny", tmp_path / "away"
+    shutil.copytree(tiny_model_dir, folder)
+    facts, others = replace(base.facts, path=folder), computing()
+    found = MicroBatchProcesses(base, BaseOrder(facts, "auto", gradient_checkpointing=False), busy_passes=1)
+    try:
+        trainer, expected = trainer_of(base, found), pass_of(trainer_of(base, None), slots=2)
+        with beside_each_other(trainer):
+            assert found.wait_started(DEADLINE)
+        folder.rename(away)
+        for child in computing() - others:
+            child.kill()
+            child.wait(DEADLINE)
+        assert_same(pass_of(trainer_of(base, found), slots=2), expected)
+        away.rename(folder)
+        assert_same(pass_of(trainer_of(base, found), slots=2), expected)
+        assert len(computing() - others) == found.slots
+    finally:
+        found.close()
+
+
+def computing() -> set[psutil.Process]:
+    """This process's children that compute micro-batches."""
+    return {child for child in psutil.Process().children() if "engine.training.micro_batch_process" in child.cmdline()}
 
 
 def test_a_process_ends_with_its_parent(tiny_model_dir: Path) -> None:

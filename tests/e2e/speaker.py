@@ -116,7 +116,8 @@ def teach(client: RawClient, words: dict[str, int]) -> Speaker:
                 seq_id += 1
                 computed = client.passes(pass_message(run, seq_id, line[:-1], targets=line[1:], weights=weights))
             seq_id += 1
-            stepped = client.step(run, seq_id, learning_rate=5e-3)
+            # Small at the end: at the first rate the last steps leave it to chance how well it has learned.
+            stepped = client.step(run, seq_id, learning_rate=5e-3 if 3 * step < 2 * words[word] else 1e-3)
         client.result(computed)
         client.result(stepped)
         seq_id += 1

@@ -4,7 +4,8 @@ A ``weft serve`` process with one vLLM server of its own on the tiny base, in fl
 a live sampler. One has a newer version of its adapter published again and again; a swap lasts from just before the request
 to the first token on the new weights. Rounds without and with swaps take turns, and the neighbour's gaps between tokens
 are compared within a round. Afterwards every token's logprob is computed again with torch under the version that it is
-said to be of. Prints a table and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
+said to be of. With ``--bare`` the same swaps are then made at a server like weft's by a client that does nothing else: what
+vLLM itself takes for them. Prints a table and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
 """
 
 import argparse
@@ -12,17 +13,21 @@ import asyncio
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench.bases import write_base
 from bench.fresh_process import in_fresh_process, prepare
+from bench.sampling_vllm import server_settings
 from bench.sdk_clients import make_tenants
-from bench.swap_figures import Figures, swap_figures
+from bench.swap_bare import BareLoad, bare_rounds
+from bench.swap_figures import Figures, bare_figures, swap_figures
 from bench.swap_tenant import Round, SwapTenant
 from bench.version_check import score, undue_tokens, unlike_tokens
 from clients.service_process import ServiceProcess
 from engine.contracts.base_model import read_base_model_facts
 from tenants.checkpoints import CHECKPOINTS
+from workers.vllm_process import VllmProcess
 
 BASE = "weft/tiny"
 _CONTEXT = 1024
@@ -49,6 +54,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--prompt-tokens", type=int, default=64, help="WEFT_VLLM_PROMPT_TOKENS; 0: no limit")
     parser.add_argument("--vllm-arguments", default="--enforce-eager", help="more arguments of vLLM, spaces between")
+    parser.add_argument("--bare", action="store_true", help="the same swaps without weft, too")
     return parser.parse_args()
 
 
@@ -91,6 +97,30 @@ async def load(
         return (swapped, neighbour), await stream_and_swap((swapped, neighbour), options, versions)
 
 
+async def measure_bare(folder: Path, data: Path, model: Path, options: argparse.Namespace) -> Figures:
+    """The same swaps of the same adapters, without weft."""
+    facts = read_base_model_facts(BASE, model, None)
+    folders = sorted(found.parent for found in (data / CHECKPOINTS).rglob("adapter_model.safetensors"))
+    settings = replace(
+        server_settings(model, facts, folder / "bare.log"),
+        context_length=_CONTEXT,
+        max_lora_rank=int(_ENVIRONMENT["WEFT_MAX_RANK"]),
+        extra=tuple(options.vllm_arguments.split()),
+    )
+    load = BareLoad(
+        vocabulary=facts.vocabulary_size,
+        streams=options.streams,
+        tokens=options.tokens,
+        prompt_tokens=options.prompt_tokens or None,
+        swaps=options.swaps,
+        rounds=options.rounds,
+        quiet_seconds=options.quiet_seconds,
+    )
+    async with VllmProcess(settings) as server:
+        neighbour, rounds = await bare_rounds(server.base_url, folders[:-1], folders[-1], load)
+    return bare_figures(neighbour.streams, rounds)
+
+
 def measure(folder: Path, options: argparse.Namespace) -> Figures:
     """Every figure."""
     model, data = folder / "tiny", folder / "data"
@@ -112,6 +142,8 @@ def measure(folder: Path, options: argparse.Namespace) -> Figures:
     wrong = sum(unlike_tokens(sample) for sample in samples) + scored.wrong
     for tenant in tenants:
         wrong += sum(undue_tokens(stream.arrivals, tenant.names, tenant.asked) for stream in tenant.streams)
+    if options.bare:
+        figures |= asyncio.run(measure_bare(folder, data, model, options))
     return figures | {
         "wrong_version_tokens": wrong,
         "checked_tokens": scored.tokens,

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,18 @@ _AFTER_SECONDS = 0.05
 """How long after the first new token a gap still counts as the swap's."""
 
 
+class WithGaps(Protocol):
+    """A stream: (begin, end) between arrivals of a sample's tokens."""
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]: ...
+
+
 class Gaps:
     """All gaps between tokens of a tenant's streams, by their ends."""
 
-    def __init__(self, tenant: SwapTenant) -> None:
-        pairs = sorted((end, begin) for stream in tenant.streams for begin, end in stream.gaps)
+    def __init__(self, streams: Sequence[WithGaps]) -> None:
+        pairs = sorted((end, begin) for stream in streams for begin, end in stream.gaps)
         table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
         self._ends: NDArray[np.float64] = table[:, 0]
         self._begins: NDArray[np.float64] = table[:, 1]
@@ -83,7 +91,7 @@ def swap_figures(swapped: SwapTenant, neighbour: SwapTenant, rounds: Sequence[Ro
         "swap_worst_ms": float(firsts.max()),
         "swap_answered_p50_ms": statistics.median(swap.answered - swap.asked for swap in swaps) * 1e3,
         "swap_all_streams_p50_ms": statistics.median(swap.all_shown - swap.asked for swap in swaps) * 1e3,
-        **neighbour_figures(Gaps(neighbour), rounds),
+        **neighbour_figures(Gaps(neighbour.streams), rounds),
         "recomputed_tokens_per_cut": again / max(1, cuts),
         "cuts": cuts,
         "swaps": len(swaps),
@@ -91,3 +99,14 @@ def swap_figures(swapped: SwapTenant, neighbour: SwapTenant, rounds: Sequence[Ro
         "samples": len(samples),
         "lost": sum(not sample.is_whole for sample in samples),
     }
+
+
+def bare_figures(streams: Sequence[WithGaps], rounds: Sequence[Round]) -> Figures:
+    """Those of swaps made at vLLM itself, of which ``streams`` are the neighbour's."""
+    firsts = np.array([swap.first - swap.asked for turn in rounds for swap in turn.swaps]) * 1e3
+    found = {
+        "swap_p50_ms": float(np.percentile(firsts, 50)),
+        "swap_p95_ms": float(np.percentile(firsts, 95)),
+        **neighbour_figures(Gaps(streams), rounds),
+    }
+    return {f"bare_{name}": value for name, value in found.items()}

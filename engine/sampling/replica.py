@@ -39,7 +39,8 @@ class GenerateRequest:
     ``request_id`` is of this attempt alone. ``seeds`` are one for each sequence, None for a fresh one. A sequence ends
     with one of ``stop_tokens``, included, or after ``max_tokens``. Reported logprobs are those of the unscaled model
     distribution. ``topk``: how many likeliest tokens to report with each token. ``adapter`` None samples from the bare
-    base. Requests with different ``cache_salt`` share no prefix cache.
+    base. Requests with different ``cache_salt`` share no prefix cache. ``tokens_at_a_time``: so many tokens of a sequence
+    may be reported together, but for its first, which comes at once; a replica may report sooner.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class GenerateRequest:
     scoring: PromptScoring | None = None
     adapter: AdapterVersion | None = None
     cache_salt: str | None = None
+    tokens_at_a_time: int = 1
 
 
 @dataclass(frozen=True, slots=True)

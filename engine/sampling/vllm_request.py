@@ -56,6 +56,7 @@ class VllmRequest:
             "ignore_eos": True,
             "detokenize": False,
             "logprobs": likely_asked(asked.topk),
+            "stream_interval": asked.tokens_at_a_time,
         }
         return self._body(model, params) | {"stream": True}
 

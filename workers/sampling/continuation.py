@@ -26,6 +26,9 @@ from engine.sampling.replica import (
 from workers.ledger.token_feed import TokensMade
 from workers.sampling.stop_conditions import StopReason, StopRules, StopWatch
 
+TOKENS_AT_A_TIME = 8
+"""Of samples whose tokens nobody waits for one by one: each report costs the server and weft more than its tokens."""
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -86,8 +89,13 @@ class Continuation:
         """Tokens of all sequences so far: what grows is making progress."""
         return sum(len(sequence.tokens) for sequence in self._sequences)
 
-    def requests(self, adapter: AdapterVersion | None, attempt: int) -> list[GenerateRequest]:
+    def requests(
+        self, adapter: AdapterVersion | None, attempt: int, *, is_followed: bool = False
+    ) -> list[GenerateRequest]:
         """What is left to ask a replica for, as attempt number ``attempt``, in place of all requests before.
+
+        Tokens are asked for several at a time unless each of them matters to somebody when it is made: to whoever
+        follows the sample (``is_followed``), or to its stop strings, which the replica knows nothing of.
 
         One request for all sequences while there are no tokens, so that they share the work on the prompt; from then
         on one for each sequence that has not ended.
@@ -95,9 +103,12 @@ class Continuation:
         name = f"{self._operation_id}.{attempt}"
         unfinished = [index for index, sequence in enumerate(self._sequences) if sequence.reason is None]
         self._asked = {f"{name}.{index}": (index,) for index in unfinished} if self.made else {name: tuple(unfinished)}
-        return [self._request(request_id, indices, adapter) for request_id, indices in self._asked.items()]
+        each = 1 if is_followed or self._stop.strings else TOKENS_AT_A_TIME
+        return [self._request(request_id, indices, adapter, each) for request_id, indices in self._asked.items()]
 
-    def _request(self, request_id: str, indices: tuple[int, ...], adapter: AdapterVersion | None) -> GenerateRequest:
+    def _request(
+        self, request_id: str, indices: tuple[int, ...], adapter: AdapterVersion | None, tokens_at_a_time: int
+    ) -> GenerateRequest:
         params = self._sample.params
         # Sequences asked for together have no tokens, so what holds for the first holds for all.
         tokens = self._sequences[indices[0]].tokens
@@ -114,6 +125,7 @@ class Continuation:
             scoring=self._scoring if self._scored is None else None,
             adapter=adapter,
             cache_salt=self._cache_salt,
+            tokens_at_a_time=tokens_at_a_time,
         )
 
     def take(self, request: GenerateRequest, event: GenerateEvent) -> int | None:

@@ -24,7 +24,7 @@ from tenants.gates import Dispatch, GateMode, enter, leave
 from tenants.samplers import OnStale, Staleness, sampled_version, versions_followed
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import ReadyOperation
-from workers.ledger.token_feed import TokenFeed
+from workers.ledger.token_feed import FeedKey, TokenFeed
 from workers.sampling.attempts import Patience, run_attempt
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
@@ -76,6 +76,11 @@ class _Attempt:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     left_at: float | None = None
+
+    @property
+    def key(self) -> FeedKey:
+        """What its tokens are followed by."""
+        return self.operation.lane, self.operation.seq_id
 
     def leave(self) -> None:
         """Go on without the tokens that are just being made."""
@@ -327,7 +332,9 @@ class SampleRunner:
 
     async def _work_on(self, attempt: _Attempt, continuation: Continuation, history: _History) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
-        attempt.requests = continuation.requests(attempt.source.version, history.attempts)
+        attempt.requests = continuation.requests(
+            attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)
+        )
         sequences = sum(len(request.seeds) for request in attempt.requests)
         with self._router.holding(attempt.routed, attempt.source.name, attempt.source.run, sequences):
             return await run_attempt(
@@ -349,9 +356,8 @@ class SampleRunner:
         if history.left_at is not None:
             self._telemetry.swapped(monotonic() - history.left_at)
             history.left_at = None
-        key = (attempt.operation.lane, attempt.operation.seq_id)
-        if self._feed.is_followed(key):
-            self._feed.publish(key, continuation.news())
+        if self._feed.is_followed(attempt.key):
+            self._feed.publish(attempt.key, continuation.news())
 
 
 def _check_age(continuation: Continuation, history: _History, source: Source) -> None:

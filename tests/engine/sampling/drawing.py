@@ -16,6 +16,7 @@ from engine.sampling.replica import (
     EndReason,
     GenerateEvent,
     GenerateRequest,
+    NewToken,
     PromptScored,
     PromptScoring,
     SamplerReplica,
@@ -34,6 +35,7 @@ class Draw:
     top_p: float = 1.0
     stop_tokens: frozenset[int] = frozenset()
     seeds: tuple[int | None, ...] = (None,)
+    tokens_at_a_time: int = 1
 
 
 GREEDY = Draw(temperature=0)
@@ -108,6 +110,8 @@ class Running:
         self.request = request
         self.drawn = Drawn.of(request)
         self._replica = replica
+        self.most_together = 0
+        """Tokens that have come at once."""
         self._news = asyncio.Condition()
         self._over = False
         self.task = asyncio.create_task(self._read())
@@ -117,6 +121,8 @@ class Running:
             async with aclosing(self._replica.generate(self.request)) as batches:
                 async for events in batches:
                     self.drawn.take(events)
+                    together = sum(isinstance(event, NewToken) for event in events)
+                    self.most_together = max(self.most_together, together)
                     async with self._news:
                         self._news.notify_all()
         finally:
@@ -192,6 +198,7 @@ class Client:
             topk=topk,
             scoring=scoring,
             adapter=who.version,
+            tokens_at_a_time=draw.tokens_at_a_time,
         )
 
     def start(

@@ -105,9 +105,13 @@ async def test_the_prompt_is_scored_before_any_token(world: Any, client: Client,
     assert unasked.scored.topk is None
 
 
-async def test_cut_of_one_sequence_leaves_the_others_and_the_neighbour(world: Any, client: Client) -> None:
+@pytest.mark.parametrize("together", [1, 8])
+async def test_cut_of_one_sequence_leaves_the_others_and_the_neighbour(
+    world: Any, client: Client, together: int
+) -> None:
     neighbour = client.start(PROMPT, world.dog, replace(GREEDY, max_tokens=100))
-    running = client.start(PROMPT, world.cat, replace(LONG, max_tokens=300, seeds=(None,) * 3))
+    draw = replace(LONG, max_tokens=300, seeds=(None,) * 3, tokens_at_a_time=together)
+    running = client.start(PROMPT, world.cat, draw)
     await running.reached(3)
     assert await running.cut(1)
     first, second, third = (await running.end()).sequences
@@ -165,14 +169,15 @@ async def test_cut_while_waiting_for_a_place(world: Any, client: Client) -> None
     assert (await client.ask(PROMPT, world.dog, SHORT)).only.ids == world.dog.greedy(PROMPT, 6)
 
 
+@pytest.mark.parametrize("together", [1, 8])
 @pytest.mark.parametrize("cuts", [1, 2, 5])
-async def test_cut_and_gone_on_with_equals_uncut(world: Any, client: Client, cuts: int) -> None:
+async def test_cut_and_gone_on_with_equals_uncut(world: Any, client: Client, cuts: int, together: int) -> None:
     length = 400
     whole = (await client.ask(PROMPT, world.cat, replace(GREEDY, max_tokens=length))).only
     tokens: list[int] = []
     logprobs: list[float] = []
     for segment in range(cuts + 1):
-        draw = replace(GREEDY, max_tokens=length - len(tokens))
+        draw = replace(GREEDY, max_tokens=length - len(tokens), tokens_at_a_time=together)
         running = client.start(PROMPT + tokens, world.cat, draw)
         if segment < cuts:
             await running.reached(segment + 1)

@@ -19,7 +19,7 @@ from engine.sampling.replica import (
     PromptScored,
     PromptScoring,
 )
-from workers.sampling.continuation import Continuation, segment_seed
+from workers.sampling.continuation import TOKENS_AT_A_TIME, Continuation, segment_seed
 from workers.sampling.stop_conditions import StopRules
 
 PROMPT = [5, 6, 7]
@@ -116,6 +116,13 @@ def test_three_sequences_go_on_each_from_its_own_place() -> None:
     give(continuation, left[0], 22, 0, end="stop")
     assert tokens_of(continuation) == [[20, 21, 22, 0], [30, 0], [40, 41, 42, 43]]
     assert [sequence.stop_reason for sequence in continuation.output().sequences] == ["stop", "stop", "length"]
+
+
+def test_tokens_are_asked_for_one_by_one_where_each_matters_and_else_together() -> None:
+    unheeded, followed, stopped = begun(2), begun(2), begun(2, strings=("e",))
+    assert [request.tokens_at_a_time for request in unheeded.requests(OLD, 1)] == [TOKENS_AT_A_TIME]
+    assert [request.tokens_at_a_time for request in followed.requests(OLD, 1, is_followed=True)] == [1]
+    assert [request.tokens_at_a_time for request in stopped.requests(OLD, 1)] == [1]
 
 
 def test_cut_before_the_first_token_asks_the_same_again() -> None:

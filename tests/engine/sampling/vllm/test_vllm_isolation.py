@@ -48,6 +48,15 @@ async def test_the_bare_base_beside_and_after_any_one(client: Client, everyone: 
     assert_greedy((await client.ask(OTHER_PROMPT, everyone[0], GREEDY)).only, everyone[0], OTHER_PROMPT)
 
 
+async def test_tokens_together_beside_tokens_one_by_one(client: Client, everyone: list[Adapted]) -> None:
+    """The numbers of both are their own."""
+    one_by_one = client.start(PROMPT, everyone[1], replace(GREEDY, max_tokens=100))
+    together = client.start(OTHER_PROMPT, everyone[2], replace(GREEDY, max_tokens=100, tokens_at_a_time=8))
+    assert_greedy((await one_by_one.end()).only, everyone[1], PROMPT)
+    assert_greedy((await together.end()).only, everyone[2], OTHER_PROMPT)
+    assert together.most_together >= 8
+
+
 async def test_more_tokens_of_seeded_prompts_than_a_step_takes(client: Client, everyone: list[Adapted]) -> None:
     """Prompts that a step splits would kill the engine of a CPU, and everybody's samples with it."""
     beside = client.start(PROMPT, everyone[1], LONG)

@@ -152,10 +152,12 @@ class VllmAdapters:
                     await self._let_go.wait()
                 else:
                     self._leave(idle)
-            leaving = list(self._leaving.values())
+            itself, leaving = self._leaving.get(entry.version.name), set(self._leaving.values())
             entry.has_place = True
-        if leaving:
-            await asyncio.wait(leaving)
+        if itself is not None:
+            await asyncio.wait([itself])
+        while len(leaving := {task for task in leaving if not task.done()}) > self._settings.spare_places:
+            await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
 
     def _release(self, entry: _Entry) -> None:
         entry.holders -= 1

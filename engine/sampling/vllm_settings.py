@@ -12,7 +12,8 @@ class VllmSettings:
 
     ``base`` holds the facts of the base as it is served: a ``context_length`` below the model's own is fine.
     ``max_lora_rank`` and ``max_loras`` (adapters in one batch) must be within the server's own; at most
-    ``max_resident`` adapters are listed there at a time, and the zero adapter, written to the folder ``zero_adapter``.
+    ``max_resident`` adapters are listed there at a time, and the zero adapter, written to the folder ``zero_adapter``; the server
+    has ``spare_places`` for others that are just leaving, so that a new version need not wait for that.
     The server reads adapters by the very paths that weft has. With ``head_adapters``, adapters may change ``lm_head``,
     and prompts are scored with nothing else on the server; without, its ``--lora-target-modules`` must leave out
     ``lm_head``. ``max_logprobs`` is the server's. ``max_streams`` bounds the sequences sent at once,
@@ -27,6 +28,7 @@ class VllmSettings:
     max_lora_rank: int
     max_loras: int
     max_resident: int
+    spare_places: int = 0
     api_key: str | None = field(default=None, repr=False)
     head_adapters: bool = False
     max_logprobs: int = 20

@@ -60,8 +60,9 @@ def _check_adapters(limits: LoraLimits, settings: VllmSettings) -> None:
         raise _mismatch(settings, "max LoRAs in a batch", limits.max_loras, settings.max_loras)
     # Beyond its own limit vLLM would read an adapter's files again in the middle of others' steps.
     kept = limits.max_cpu_loras or limits.max_loras
-    if kept < settings.max_resident + 1:
-        raise _mismatch(settings, "max CPU LoRAs", kept, f"{settings.max_resident} resident and the zero adapter")
+    resident = settings.max_resident + settings.spare_places
+    if kept < resident + 1:
+        raise _mismatch(settings, "max CPU LoRAs", kept, f"{resident} resident and the zero adapter")
     takes_head = limits.target_modules is None or _HEAD in limits.target_modules
     if takes_head and not settings.head_adapters:
         # Scoring a prompt in one batch with others would kill the engine.

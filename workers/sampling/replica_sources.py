@@ -15,6 +15,7 @@ from tenants.settings import Settings
 from workers.vllm_process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 RESIDENT_PER_SLOT = 8
+_OWN_SPARE_PLACES = 1
 """Adapters listed on a server for each that fits its batch."""
 
 
@@ -131,6 +132,8 @@ def _vllm_settings(
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
         max_resident=settings.vllm_max_loras * RESIDENT_PER_SLOT,
+        # Nobody knows how many the server of somebody else has.
+        spare_places=0 if url else _OWN_SPARE_PLACES,
         api_key=settings.vllm_api_key,
         head_adapters=settings.vllm_head_adapters,
         prompt_tokens=settings.vllm_prompt_tokens,
@@ -149,7 +152,7 @@ def _process_settings(
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
         # And the zero adapter.
-        max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + 1,
+        max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + _OWN_SPARE_PLACES + 1,
         head_adapters=settings.vllm_head_adapters,
         dtype=settings.base_dtype,
         splits_prompts=has_accelerator(),

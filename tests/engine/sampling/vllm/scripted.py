@@ -40,6 +40,11 @@ class ScriptedServer:
         self.hangs = False
         """Whether streams stay open after ``lines``, until the client goes away."""
         self.prompt_logprobs: Any = [None, {"1": {"logprob": -1.0}}]
+        self.loaded: list[str] = []
+        self.unloads = 0
+        self.may_unload = asyncio.Event()
+        """Unloads are answered while it is set."""
+        self.may_unload.set()
         self.load_answers: list[int] = []
         """Statuses of the next loads; 200 when there are none."""
         self.models: list[dict[str, Any]] = [{"id": SERVED, "root": "/base", "max_model_len": 64}]
@@ -67,6 +72,13 @@ class ScriptedServer:
                 self._asked.clear()
                 await self._asked.wait()
 
+    async def until_unloads(self, count: int) -> None:
+        """Wait until so many have been asked for."""
+        async with asyncio.timeout(10):
+            while self.unloads < count:
+                self._asked.clear()
+                await self._asked.wait()
+
     def app(self) -> web.Application:
         routes: list[tuple[str, str, Callable[[web.Request], Any]]] = [
             ("GET", "/health", self._health),
@@ -76,7 +88,7 @@ class ScriptedServer:
             ("POST", "/sleep", self._operate),
             ("POST", "/wake_up", self._operate),
             ("POST", "/v1/load_lora_adapter", self._load),
-            ("POST", "/v1/unload_lora_adapter", self._health),
+            ("POST", "/v1/unload_lora_adapter", self._unload),
             ("POST", "/inference/v1/generate", self._generate),
             ("POST", "/inference/v1/abort_requests", self._abort),
         ]
@@ -101,7 +113,14 @@ class ScriptedServer:
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": self.config}, status=404 if self.config is None else 200)
 
+    async def _unload(self, request: web.Request) -> web.Response:
+        self.unloads += 1
+        self._asked.set()
+        await self.may_unload.wait()
+        return web.Response()
+
     async def _load(self, request: web.Request) -> web.Response:
+        self.loaded.append((await request.json())["lora_name"])
         return web.Response(status=self.load_answers.pop(0) if self.load_answers else 200)
 
     async def _abort(self, request: web.Request) -> web.Response:

@@ -205,6 +205,27 @@ async def test_a_load_that_fails_can_be_tried_again(
     assert (await client.replica.health()).adapters == ("dog",)
 
 
+async def test_a_version_that_leaves_does_not_hold_up_the_next_where_there_is_a_spare_place(
+    settings: VllmSettings, scripted: ScriptedServer, world: Any
+) -> None:
+    """Two that leave do, and nobody loads a version whose own unload is under way."""
+    replica = VllmReplica(replace(settings, max_resident=1, spare_places=1))
+    await replica.start()
+    first, second, third = (replace(world.dog.version, name=f"v{number}") for number in range(3))
+    await replica.load(first)
+    scripted.may_unload.clear()
+    async with asyncio.timeout(10):
+        await replica.load(second)
+    later = [asyncio.create_task(replica.load(version)) for version in (third, first)]
+    await scripted.until_unloads(2)
+    assert scripted.loaded[1:] == ["v0", "v1"]
+    scripted.may_unload.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*later)
+    assert scripted.loaded[1:] == ["v0", "v1", "v2", "v0"]
+    await replica.close()
+
+
 async def test_a_server_without_development_mode(client: Client) -> None:
     replica: Any = client.replica
     with pytest.raises(InvalidRequest, match="development mode"):

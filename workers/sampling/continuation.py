@@ -27,7 +27,7 @@ from workers.ledger.token_feed import TokensMade
 from workers.sampling.stop_conditions import StopReason, StopRules, StopWatch
 
 TOKENS_AT_A_TIME = 8
-"""Of samples whose tokens nobody waits for one by one: each report costs the server and weft more than its tokens."""
+"""Of samples whose tokens nobody waits for one by one: each report costs the server and weft processor time."""
 
 
 @dataclass(slots=True)

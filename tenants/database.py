@@ -6,10 +6,11 @@ import socket
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import event
+from sqlalchemy import Table, event
 from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
@@ -125,6 +126,24 @@ def insert_unless_present(transaction: AsyncSession, table: type[DeclarativeBase
     if transaction.get_bind().dialect.name == "sqlite":
         return sqlite_insert(table).on_conflict_do_nothing()
     return postgres_insert(table).on_conflict_do_nothing()
+
+
+def replacing_insert(transaction: AsyncSession, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
+    """An insert that takes the place of the row with the same primary key, whole."""
+    return _replacing_insert(transaction.get_bind().dialect.name, table)
+
+
+# Built once: that takes longer than to execute it.
+@cache
+def _replacing_insert(dialect: str, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
+    # The plain table: no object is to be made of the row.
+    plain = cast(Table, table.__table__)
+    columns = plain.columns
+    statement = sqlite_insert(plain) if dialect == "sqlite" else postgres_insert(plain)
+    return statement.on_conflict_do_update(
+        index_elements=[column for column in columns if column.primary_key],
+        set_={column.name: statement.excluded[column.name] for column in columns if not column.primary_key},
+    )
 
 
 @contextmanager

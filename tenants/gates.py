@@ -8,18 +8,18 @@ A sample may run while a row in ``samples_in_flight`` says so; that row is writt
 open and holds it. So once a pause has committed, only the rows that are there then remain to be waited for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest
 from engine.contracts.ids import RequestId, RunId, TenantId
 from tenants.clock import Clock
-from tenants.database import insert_unless_present
+from tenants.database import insert_unless_present, replacing_insert
 from tenants.models import AdapterGate, SampleInFlight
 from tenants.together import few_lengths
 
@@ -69,31 +69,18 @@ class Pause:
 
 
 _HELD = (
-    select(AdapterGate)
+    select(AdapterGate.run_id, AdapterGate.mode, AdapterGate.expires_at)
     .where(AdapterGate.run_id.in_(bindparam("keys", expanding=True)))
     .order_by(AdapterGate.run_id)
     .with_for_update(read=True)
-    .execution_options(populate_existing=True)
 )
-_ENTER = insert(SampleInFlight)
-_DISPLACE = (
-    delete(SampleInFlight)
-    .where(SampleInFlight.operation_id == bindparam("operation"))
-    .execution_options(synchronize_session=False)
-)
-"""Also what a process left that lost the sample."""
 _LEAVE = (
-    delete(SampleInFlight)
-    .where(SampleInFlight.operation_id == bindparam("operation"), SampleInFlight.process == bindparam("process"))
-    .returning(SampleInFlight.operation_id)
-    .execution_options(synchronize_session=False)
-)
-_LEAVE_MANY = (
     delete(SampleInFlight)
     .where(
         SampleInFlight.operation_id.in_(bindparam("operations", expanding=True)),
         SampleInFlight.process == bindparam("process"),
     )
+    .returning(SampleInFlight.operation_id)
     .execution_options(synchronize_session=False)
 )
 
@@ -125,7 +112,7 @@ async def pause_gate(
 ) -> Gate:
     """Close the gate, or take over one that is closed."""
     now = clock()
-    await _make(transaction, [(key, tenant)], base_model, now)
+    await _make(transaction, {key: (tenant, base_model)}, now)
     row = await _locked(transaction, key)
     row.since = row.since if _gate(row, now).mode else now
     row.generation, row.mode, row.reason = row.generation + 1, pause.mode, pause.reason
@@ -154,43 +141,50 @@ async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | 
     return _gate(found, now)
 
 
-async def enter(transaction: AsyncSession, dispatch: Dispatch, clock: Clock) -> bool:
-    """Note that the sample is in flight, unless a gate before it is closed; says whether it was noted."""
+async def enter(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[bool]:
+    """Note which of the samples are in flight: those without a closed gate before them; says so for each, in order.
+
+    Takes the place of a note that there is, also of one by a process that has lost the sample.
+    """
     now = clock()
-    keys: list[tuple[str, TenantId | None]] = [(pool_gate(dispatch.base_model), None)]
-    if dispatch.run is not None:
-        keys.append((dispatch.run, dispatch.tenant))
-    gates = await _held(transaction, keys)
-    if len(gates) < len(keys):
-        await _make(transaction, keys, dispatch.base_model, now)
-        gates = await _held(transaction, keys)
-    if any(_gate(row, now).mode for row in gates):
-        return False
-    await transaction.execute(_DISPLACE, {"operation": dispatch.operation})
-    values = {
-        "operation_id": dispatch.operation,
-        "tenant_id": dispatch.tenant,
-        "base_model": dispatch.base_model,
-        "run_id": dispatch.run,
-        "version": dispatch.version,
-        "replica": dispatch.replica,
-        "process": dispatch.process,
-        "since": now,
+    keys: dict[str, tuple[TenantId | None, str]] = {}
+    for dispatch in dispatches:
+        keys[pool_gate(dispatch.base_model)] = (None, dispatch.base_model)
+        if dispatch.run is not None:
+            keys[dispatch.run] = (dispatch.tenant, dispatch.base_model)
+    is_open = await _held(transaction, keys, now)
+    if missing := {key: whose for key, whose in keys.items() if key not in is_open}:
+        await _make(transaction, missing, now)
+        is_open = await _held(transaction, keys, now)
+    entering = {
+        dispatch.operation: dispatch
+        for dispatch in dispatches
+        if is_open[pool_gate(dispatch.base_model)] and (dispatch.run is None or is_open[dispatch.run])
     }
-    await transaction.execute(_ENTER, values)
-    return True
+    rows = [
+        {
+            "operation_id": dispatch.operation,
+            "tenant_id": dispatch.tenant,
+            "base_model": dispatch.base_model,
+            "run_id": dispatch.run,
+            "version": dispatch.version,
+            "replica": dispatch.replica,
+            "process": dispatch.process,
+            "since": now,
+        }
+        for _, dispatch in sorted(entering.items())
+    ]
+    if rows:
+        await transaction.execute(replacing_insert(transaction, SampleInFlight), rows)
+    return [dispatch.operation in entering for dispatch in dispatches]
 
 
-async def leave(transaction: AsyncSession, operation: RequestId, process: str) -> bool:
-    """The sample is no longer in flight in that process; says whether it was."""
-    left = await transaction.execute(_LEAVE, {"operation": operation, "process": process})
-    return left.first() is not None
-
-
-async def leave_many(transaction: AsyncSession, operations: Sequence[RequestId], process: str) -> None:
-    """None of the samples is in flight in that process any more."""
-    if operations:
-        await transaction.execute(_LEAVE_MANY, {"operations": few_lengths(operations), "process": process})
+async def leave(transaction: AsyncSession, operations: Sequence[RequestId], process: str) -> set[str]:
+    """The samples are no longer in flight in that process; returns which of them were."""
+    if not operations:
+        return set()
+    left = await transaction.scalars(_LEAVE, {"operations": few_lengths(operations), "process": process})
+    return set(left)
 
 
 async def leave_all(transaction: AsyncSession, process: str) -> None:
@@ -230,17 +224,17 @@ async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[st
     return [(row.run_id, row.base_model) for row in rows]
 
 
-async def _held(transaction: AsyncSession, keys: list[tuple[str, TenantId | None]]) -> list[AdapterGate]:
-    rows = await transaction.scalars(_HELD, {"keys": [key for key, _ in keys]})
-    return list(rows)
+async def _held(transaction: AsyncSession, keys: Collection[str], now: datetime) -> dict[str, bool]:
+    """Whether each gate is open, by key; none of them changes before the transaction ends. Only those that have a row."""
+    rows = await transaction.execute(_HELD, {"keys": few_lengths(list(keys))})
+    return {row.run_id: row.mode is None or _is_over(row.expires_at, now) for row in rows}
 
 
-async def _make(
-    transaction: AsyncSession, keys: list[tuple[str, TenantId | None]], base_model: str, now: datetime
-) -> None:
+async def _make(transaction: AsyncSession, keys: Mapping[str, tuple[TenantId | None, str]], now: datetime) -> None:
+    """Gates by key, each with whose it is and its base model; those that are there stay."""
     rows = [
         {"run_id": key, "tenant_id": tenant, "base_model": base_model, "generation": 0, "since": now}
-        for key, tenant in keys
+        for key, (tenant, base_model) in sorted(keys.items())
     ]
     await transaction.execute(insert_unless_present(transaction, AdapterGate).values(rows))
 
@@ -259,7 +253,10 @@ def _unexpired(now: datetime) -> ColumnElement[bool]:
 
 
 def _gate(row: AdapterGate, now: datetime) -> Gate:
-    is_over = row.expires_at is not None and row.expires_at <= now
-    if row.mode is None or is_over:
+    if row.mode is None or _is_over(row.expires_at, now):
         return Gate(generation=row.generation)
     return Gate(row.generation, GateMode(row.mode), row.reason, row.since, row.expires_at)
+
+
+def _is_over(expires_at: datetime | None, now: datetime) -> bool:
+    return expires_at is not None and expires_at <= now

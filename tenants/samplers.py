@@ -1,6 +1,6 @@
 """Sampling sessions: what a sampler samples from."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -89,11 +89,18 @@ _STANDING = (
     )
     .where(Sampler.id.in_(bindparam("ids", expanding=True)))
 )
-_SAMPLER = select(Sampler).where(Sampler.id == bindparam("sampler_id"), Sampler.tenant_id == bindparam("tenant"))
-_SAMPLER_HELD = _SAMPLER.with_for_update(read=True).execution_options(populate_existing=True)
-_CHECKPOINT = select(Checkpoint).where(
-    Checkpoint.id == bindparam("checkpoint_id"),
-    Checkpoint.tenant_id == bindparam("tenant"),
+_SAMPLERS = select(
+    Sampler.id,
+    Sampler.tenant_id,
+    Sampler.checkpoint_id,
+    Sampler.live_run_id,
+    Sampler.publications,
+    Sampler.max_version_lag,
+    Sampler.on_stale,
+).where(Sampler.id.in_(bindparam("ids", expanding=True)))
+_SAMPLERS_HELD = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True)
+_CHECKPOINTS = select(Checkpoint.id, Checkpoint.tenant_id, Checkpoint.run_id, Checkpoint.directory).where(
+    Checkpoint.id.in_(bindparam("ids", expanding=True)),
     or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now")),
 )
 
@@ -172,14 +179,22 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
 
 async def publish_live(transaction: AsyncSession, tenant: TenantId, run_id: RunId, version: CheckpointId) -> None:
     """Point every live sampler of the run at ``version``; for those that are not there yet, that is one publication."""
-    await transaction.execute(
-        update(Sampler)
+    # In the order in which dispatches hold them: neither can wait for the other in a circle.
+    behind = (
+        select(Sampler.id)
         .where(
             Sampler.tenant_id == tenant,
             Sampler.live_run_id == run_id,
             Sampler.checkpoint_id.is_distinct_from(version),
         )
+        .order_by(Sampler.id)
+        .with_for_update()
+    )
+    await transaction.execute(
+        update(Sampler)
+        .where(Sampler.id.in_(behind))
         .values(checkpoint_id=version, publications=Sampler.publications + 1)
+        .execution_options(synchronize_session=False)
     )
 
 
@@ -219,25 +234,34 @@ async def bound_staleness(
     return sampler
 
 
-async def sampled_version(
-    session: AsyncSession, tenant: TenantId, sampler_id: str, clock: Clock, *, hold: bool = False
-) -> SampledVersion:
-    """What the sampler samples now; with ``hold`` none is published to it before the transaction ends.
+async def sampled_versions(
+    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock, *, hold: bool = False
+) -> list[SampledVersion | NotFound]:
+    """What each sampler, given with its tenant, samples now; ``hold``: none is published to them before the transaction ends.
 
-    Raises ``NotFound``, also when the checkpoint has been deleted or has expired.
+    ``NotFound`` stands for one that is not there, and for one whose checkpoint has been deleted or has expired.
     """
-    held = _SAMPLER_HELD if hold else _SAMPLER
-    sampler = await session.scalar(held, {"sampler_id": sampler_id, "tenant": tenant})
-    if sampler is None:
-        raise NotFound(f"no sampling session {sampler_id[:150]!r}")
+    statement = _SAMPLERS_HELD if hold else _SAMPLERS
+    samplers = await session.execute(statement, {"ids": few_lengths(sorted({sampler for _, sampler in asked}))})
+    found = {(row.tenant_id, row.id): row for row in samplers}
+    # Not joined: a row that was waited for is matched with what the statement saw when it began.
+    drawn = sorted({row.checkpoint_id for row in found.values() if row.checkpoint_id is not None})
+    checkpoints = {}
+    if drawn:
+        rows = await session.execute(_CHECKPOINTS, {"ids": few_lengths(drawn), "now": clock()})
+        checkpoints = {(row.tenant_id, row.id): row for row in rows}
+    return [
+        _sampled(row, checkpoints) if (row := found.get(key)) else NotFound(f"no sampling session {key[1][:150]!r}")
+        for key in asked
+    ]
+
+
+def _sampled(sampler: Any, checkpoints: Mapping[tuple[str, str], Any]) -> SampledVersion | NotFound:
     if sampler.checkpoint_id is None:
         return SampledVersion(None, None, None, is_live=False, publications=0, staleness=None)
-    # Not joined: a row that was waited for is matched with what the statement saw when it began.
-    checkpoint = await session.scalar(
-        _CHECKPOINT, {"checkpoint_id": sampler.checkpoint_id, "tenant": tenant, "now": clock()}
-    )
+    checkpoint = checkpoints.get((sampler.tenant_id, sampler.checkpoint_id))
     if checkpoint is None:
-        raise NotFound("the checkpoint was deleted or has expired; make a sampler from another")
+        return NotFound("the checkpoint was deleted or has expired; make a sampler from another")
     return SampledVersion(
         checkpoint=CheckpointId(checkpoint.id),
         run=RunId(checkpoint.run_id),

@@ -75,7 +75,8 @@ class Gates:
         tenant = self.other if run == DOG else self.tenant
         dispatch = Dispatch(RequestId(operation), tenant, BASE, run, "v1" if run else None, replica, process)
         async with self.database.write() as transaction:
-            return await enter(transaction, dispatch, self.clock)
+            (is_in,) = await enter(transaction, [dispatch], self.clock)
+            return is_in
 
     async def count(self, key: str) -> int:
         """Samples in flight behind the gate."""
@@ -163,7 +164,7 @@ async def test_a_dead_process_leaves_nothing_in_flight(gates: Gates) -> None:
         await leave_all(transaction, "dead")
     assert await gates.count(CAT) == 1
     async with gates.database.write() as transaction:
-        await leave(transaction, RequestId("2"), "alive")
+        assert await leave(transaction, [RequestId("1"), RequestId("2")], "alive") == {"2"}
     assert await gates.count(CAT) == 0
 
 

@@ -17,7 +17,7 @@ from tenants.clock import utc_now
 from tenants.database import Database, create_engine
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
-from tenants.samplers import NewSampler, create_sampler, publish_live, sampled_version
+from tenants.samplers import NewSampler, SampledVersion, create_sampler, publish_live, sampled_versions
 from tenants.sessions import NewSession, create_session
 
 BASE = "weft/tiny"
@@ -40,7 +40,13 @@ class LiveRun:
     async def sampled(self) -> CheckpointId | None:
         """As a dispatch reads it."""
         async with self.database.write() as transaction:
-            return (await sampled_version(transaction, self.tenant, self.sampler, utc_now, hold=True)).checkpoint
+            return (await self.dispatched(transaction)).checkpoint
+
+    async def dispatched(self, transaction: AsyncSession) -> SampledVersion:
+        """What a dispatch in ``transaction`` draws from, held."""
+        (found,) = await sampled_versions(transaction, [(self.tenant, self.sampler)], utc_now, hold=True)
+        assert isinstance(found, SampledVersion)
+        return found
 
 
 async def record(transaction: AsyncSession, tenant: TenantId, run: RunId) -> CheckpointId:
@@ -82,7 +88,7 @@ async def test_a_publication_waits_for_a_dispatch(live: LiveRun) -> None:
         return new
 
     async with live.database.write() as dispatch:
-        sampled = await sampled_version(dispatch, live.tenant, live.sampler, utc_now, hold=True)
+        sampled = await live.dispatched(dispatch)
         assert sampled.checkpoint == live.version
         publishing = asyncio.create_task(publish())
         done, _ = await asyncio.wait([publishing], timeout=1.0)
@@ -91,7 +97,10 @@ async def test_a_publication_waits_for_a_dispatch(live: LiveRun) -> None:
     assert await live.sampled() == new
 
 
-async def test_another_tenants_sampler_is_not_found(live: LiveRun) -> None:
+async def test_another_tenants_sampler_is_not_found_and_the_owners_beside_it_is(live: LiveRun) -> None:
     async with live.database.read() as session:
-        with pytest.raises(NotFound):
-            await sampled_version(session, TenantId("another"), live.sampler, utc_now)
+        asked = [(TenantId("another"), live.sampler), (live.tenant, live.sampler), (live.tenant, "missing")]
+        theirs, own, missing = await sampled_versions(session, asked, utc_now)
+    assert [type(found) for found in (theirs, own, missing)] == [NotFound, SampledVersion, NotFound]
+    assert isinstance(own, SampledVersion)
+    assert own.checkpoint == live.version

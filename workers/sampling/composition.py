@@ -12,6 +12,7 @@ from tenants.replica_orders import StandingOrder, standing_orders
 from workers.fabric import Fabric
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.samples import PoolPresence
+from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.publishing import prepare
 from workers.sampling.replica_pool import ReplicaPool
@@ -52,16 +53,22 @@ def compose_sampling(
     pool = ReplicaPool(Router(), sources, partial(_orders, fabric, facts.name))
     fabric.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)
     board = GateBoard(facts.name, fabric.database, fabric.clock)
-    runner = SampleRunner(
-        base=facts,
+    dispatcher = Dispatcher(
+        base_model=facts.name,
         router=pool.router,
         board=board,
         database=fabric.database,
         ledger=fabric.ledger,
-        feed=fabric.feed,
         data_folder=fabric.data_folder,
         clock=fabric.clock,
         process=presence.identity.id,
+    )
+    runner = SampleRunner(
+        dispatcher=dispatcher,
+        router=pool.router,
+        board=board,
+        database=fabric.database,
+        feed=fabric.feed,
         continues_on_new_version=settings.swap_policy == "continue",
         telemetry=telemetry,
     )

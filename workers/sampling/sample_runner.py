@@ -9,84 +9,26 @@ import logging
 from dataclasses import dataclass, field
 from time import monotonic
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
-from engine.contracts.base_model import BaseModelFacts
 from engine.contracts.errors import EngineFailure, StaleSample
-from engine.contracts.ids import CheckpointId, RunId
+from engine.contracts.ids import CheckpointId
 from engine.contracts.operations import SampleOutput
 from engine.contracts.sample_report import SampleReport
-from engine.sampling.replica import AdapterVersion, GenerateRequest
-from tenants.clock import Clock
-from tenants.data_folder import DataFolder
 from tenants.database import Database
-from tenants.gates import Dispatch, GateMode, enter, leave
-from tenants.samplers import OnStale, Staleness, sampled_version, versions_followed
-from workers.ledger.ledger import Ledger
+from tenants.gates import GateMode
+from tenants.samplers import OnStale, versions_followed
 from workers.ledger.operations import ReadyOperation
-from workers.ledger.token_feed import FeedKey, TokenFeed
+from workers.ledger.token_feed import TokenFeed
 from workers.sampling.attempts import Patience, run_attempt
 from workers.sampling.continuation import Continuation
+from workers.sampling.dispatch import Attempt, Dispatcher, Source
 from workers.sampling.gate_board import GateBoard
-from workers.sampling.router import RoutedReplica, Router
+from workers.sampling.router import Router
 from workers.telemetry.sampling import SamplingTelemetry
 
 log = logging.getLogger(__name__)
 
-_ENTERING_AT_ONCE = 4
-"""Samples that are noted as in flight side by side: a thousand that come at once must not take every connection."""
 MOST_RESTARTS = 8
 """Of one sample whose run publishes faster than the sample is drawn."""
-REPLICA_WAIT_SECONDS = 300.0
-"""How long a sample waits for a replica that takes work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What a sample draws from now. ``is_live``: it follows its run's newest version.
-
-    ``publication`` is the version's number among those that the sampler has followed.
-    """
-
-    run: RunId | None
-    version: AdapterVersion | None
-    is_live: bool
-    publication: int = 0
-    staleness: Staleness | None = None
-
-    @property
-    def name(self) -> str | None:
-        """The version's, None for the bare base."""
-        return None if self.version is None else self.version.name
-
-
-@dataclass(slots=True, eq=False)
-class _Attempt:
-    """A sample on a replica. ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is.
-
-    ``left``: what it draws is not waited for any more.
-    """
-
-    operation: ReadyOperation
-    source: Source
-    routed: RoutedReplica
-    requests: list[GenerateRequest] = field(default_factory=list)
-    is_cut: bool = False
-    is_aborted: bool = False
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    left_at: float | None = None
-
-    @property
-    def key(self) -> FeedKey:
-        """What its tokens are followed by."""
-        return self.operation.lane, self.operation.seq_id
-
-    def leave(self) -> None:
-        """Go on without the tokens that are just being made."""
-        self.is_cut = True
-        self.left_at = monotonic()
-        self.left.set_result(None)
 
 
 @dataclass(slots=True)
@@ -102,7 +44,7 @@ class _History:
     left_at: float | None = None
     """When a newer version cut it, until the next token."""
 
-    def begin(self, attempt: "_Attempt") -> None:
+    def begin(self, attempt: Attempt) -> None:
         """Count an attempt."""
         self.attempts += 1
         if attempt.routed.name not in self.replicas[-1:]:
@@ -125,32 +67,22 @@ class SampleRunner:
     def __init__(
         self,
         *,
-        base: BaseModelFacts,
+        dispatcher: Dispatcher,
         router: Router,
         board: GateBoard,
         database: Database,
-        ledger: Ledger,
         feed: TokenFeed,
-        data_folder: DataFolder,
-        clock: Clock,
-        process: str,
         continues_on_new_version: bool,
         telemetry: SamplingTelemetry,
     ) -> None:
-        """``process`` names this process among those that sample; ``continues_on_new_version`` is the swap's policy."""
-        self._base = base
+        """``continues_on_new_version`` is the swap's policy."""
+        self._dispatcher = dispatcher
         self._router = router
         self._board = board
         self._database = database
-        self._ledger = ledger
         self._feed = feed
-        self._data_folder = data_folder
-        self._clock = clock
-        self._process = process
         self._continues_on_new_version = continues_on_new_version
         self._telemetry = telemetry
-        self._attempts: set[_Attempt] = set()
-        self._entering = asyncio.Semaphore(_ENTERING_AT_ONCE)
 
     async def run(self, operation: ReadyOperation, continuation: Continuation) -> tuple[SampleOutput, SampleReport]:
         """Draw ``continuation`` to its end; being cancelled aborts what runs.
@@ -160,7 +92,7 @@ class SampleRunner:
         """
         history, patience = _History(), Patience()
         while not continuation.finished:
-            attempt = await self._dispatched(operation)
+            attempt = await self._dispatcher.begin(operation)
             if attempt is None:
                 continuation.abandon()
                 break
@@ -173,7 +105,7 @@ class SampleRunner:
                 before = continuation.made
                 failure = await self._work_on(attempt, continuation, history)
             finally:
-                self._end(attempt)
+                self._dispatcher.end(attempt)
                 seconds = monotonic() - began
                 history.decode_seconds += seconds
                 self._telemetry.attempt_done(
@@ -185,7 +117,7 @@ class SampleRunner:
             elif continuation.finished and attempt.source.staleness is not None:
                 # Versions may have come while it ran to its end.
                 async with self._database.read() as session:
-                    _check_age(continuation, history, await self._source(session, operation))
+                    _check_age(continuation, history, await self._dispatcher.source(session, operation))
                 if not continuation.finished:
                     continue
             if not continuation.finished:
@@ -204,7 +136,7 @@ class SampleRunner:
 
         A vLLM server dies of a listed adapter without a folder.
         """
-        using = [attempt for attempt in self._attempts if attempt.source.name == version]
+        using = [attempt for attempt in self._dispatcher.attempts if attempt.source.name == version]
         await asyncio.gather(*(attempt.over.wait() for attempt in using))
         for routed in self._router.replicas:
             if version in routed.adapters:
@@ -218,7 +150,7 @@ class SampleRunner:
     async def apply_gates(self) -> None:
         """Cut what is in flight behind gates that are closed, as their modes say; what is cut already stays so."""
         cuts = []
-        for attempt in list(self._attempts):
+        for attempt in list(self._dispatcher.attempts):
             modes = {gate.mode for gate in self._board.before(attempt.source.run)}
             if GateMode.ABORT in modes:
                 attempt.is_aborted = True
@@ -232,7 +164,7 @@ class SampleRunner:
 
         Nobody counts on the old version's being idle, so the new one need not wait for the end of a step on it.
         """
-        live = [attempt for attempt in self._attempts if attempt.source.is_live and not attempt.is_cut]
+        live = [attempt for attempt in self._dispatcher.attempts if attempt.source.is_live and not attempt.is_cut]
         if not live or not self._continues_on_new_version:
             return
         async with self._database.read() as session:
@@ -242,7 +174,7 @@ class SampleRunner:
                 self._telemetry.cut("version")
                 attempt.leave()
 
-    async def _cut(self, attempt: _Attempt) -> None:
+    async def _cut(self, attempt: Attempt) -> None:
         attempt.is_cut = True
         for request in attempt.requests:
             try:
@@ -253,84 +185,7 @@ class SampleRunner:
 
     # --- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _dispatched(self, operation: ReadyOperation) -> _Attempt | None:
-        """Wait until the sample may run and a replica takes it, and note that it is in flight.
-
-        None: it was, between two attempts, when a gate closed that ends what is in flight.
-        """
-        was_in_flight = False
-        while True:
-            attempt: _Attempt | None = None
-            is_noted = False
-            try:
-                async with self._entering, self._database.write() as transaction:
-                    # Held: a version published from now on finds the attempt among those to be cut.
-                    source = await self._source(transaction, operation, hold=True)
-                    attempt = self._attempt(operation, source)
-                    is_in = attempt is not None and await enter(transaction, self._dispatch(attempt), self._clock)
-                    if not is_in and await self._leave(transaction, operation):
-                        was_in_flight = True
-                is_noted = is_in
-            finally:
-                if attempt is not None and not is_noted:
-                    self._end(attempt)
-            if attempt is not None and is_noted:
-                if attempt.routed.takes_work:
-                    return attempt
-                # An operator's order came meanwhile.
-                self._end(attempt)
-            elif was_in_flight and any(gate.mode is GateMode.ABORT for gate in self._board.before(source.run)):
-                return None
-            elif attempt is not None:
-                # A gate that this process had not heard of.
-                await self._board.refresh()
-            elif self._board.before(source.run):
-                # Other gates change, too; this one is looked at in memory.
-                while self._board.before(source.run):
-                    await self._board.wait_for_change(source.run)
-            else:
-                await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
-
-    def _attempt(self, operation: ReadyOperation, source: Source) -> _Attempt | None:
-        """Known before it is in flight: a gate that closes from now on finds it. None: it cannot run now."""
-        routed = None if self._board.before(source.run) else self._router.choose(operation.lane, source.name)
-        if routed is None:
-            return None
-        attempt = _Attempt(operation, source, routed)
-        self._attempts.add(attempt)
-        return attempt
-
-    def _dispatch(self, attempt: _Attempt) -> Dispatch:
-        return Dispatch(
-            operation=attempt.operation.id,
-            tenant=attempt.operation.tenant,
-            base_model=self._base.name,
-            run=attempt.source.run,
-            version=attempt.source.name,
-            replica=attempt.routed.name,
-            process=self._process,
-        )
-
-    def _end(self, attempt: _Attempt) -> None:
-        self._attempts.discard(attempt)
-        attempt.over.set()
-
-    async def _source(self, session: AsyncSession, operation: ReadyOperation, *, hold: bool = False) -> Source:
-        """The version to sample now: the pinned one, a live sampler's newest, or none for the bare base."""
-        sampled = await sampled_version(session, operation.tenant, operation.lane, self._clock, hold=hold)
-        version = None
-        if sampled.checkpoint is not None and sampled.directory is not None:
-            version = AdapterVersion(name=sampled.checkpoint, directory=self._data_folder.path(sampled.directory))
-        return Source(sampled.run, version, sampled.is_live, sampled.publications, sampled.staleness)
-
-    async def _leave(self, transaction: AsyncSession, operation: ReadyOperation) -> bool:
-        """The sample is not in flight any more, and those who wait for that are told; says whether it was."""
-        was_in_flight = await leave(transaction, operation.id, self._process)
-        if was_in_flight:
-            self._ledger.announce_departure(transaction, self._base.name)
-        return was_in_flight
-
-    async def _work_on(self, attempt: _Attempt, continuation: Continuation, history: _History) -> EngineFailure | None:
+    async def _work_on(self, attempt: Attempt, continuation: Continuation, history: _History) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
         attempt.requests = continuation.requests(
             attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)
@@ -346,13 +201,12 @@ class SampleRunner:
                 left=attempt.left,
             )
 
-    async def _recover(self, attempt: _Attempt) -> None:
+    async def _recover(self, attempt: Attempt) -> None:
         """A replica has failed the attempt: the sample is not there any more, and the replica perhaps not either."""
-        async with self._database.write() as transaction:
-            await self._leave(transaction, attempt.operation)
+        await self._dispatcher.leave(attempt.operation)
         await self._router.check(attempt.routed)
 
-    def _publish(self, attempt: _Attempt, continuation: Continuation, history: _History) -> None:
+    def _publish(self, attempt: Attempt, continuation: Continuation, history: _History) -> None:
         if history.left_at is not None:
             self._telemetry.swapped(monotonic() - history.left_at)
             history.left_at = None

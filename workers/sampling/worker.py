@@ -16,12 +16,13 @@ from engine.contracts.operations import OperationKind, Result, SampleOutput, Sam
 from engine.contracts.sample_report import SampleReport
 from engine.contracts.vocabulary import BaseVocabulary
 from tenants.database import Database
-from tenants.gates import leave_many
+from tenants.gates import leave
 from tenants.sample_reports import record_reports
 from tenants.together import Together
 from workers.leases.samples import PoolPresence
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion, ReadyOperation
+from workers.ledger.statements import MAX_READY
 from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
@@ -135,29 +136,30 @@ class SamplingWorker:
     async def _dispatch(self) -> None:
         """Start every sample that waits, or as many as this process takes."""
         while not self._stopping:
-            operations = await self._waiting()
+            operations, are_all = await self._waiting()
             for operation in operations:
                 if operation.id not in self._in_flight:
                     with working_on(operation):
                         # The task keeps the context that it begins in.
                         task = asyncio.create_task(self._serve(operation), name=f"sample {operation.id}")
                     self._in_flight[operation.id] = task
-            if not operations:
+            if are_all:
                 break
 
-    async def _waiting(self) -> list[ReadyOperation]:
-        """Some samples that are not begun, of the oldest; none: there are none, or too many are in hand."""
+    async def _waiting(self) -> tuple[list[ReadyOperation], bool]:
+        """Some samples that are not begun, of the oldest; and whether no more are to be begun now."""
         if self._most_taken is None:
             async with self._database.read() as session:
                 found = await self._ledger.pending_samples(session, self._base.name, after_position=self._position)
             self._position = max((operation.position for operation in found), default=self._position)
-            return found
+            return found, len(found) < MAX_READY
         room = self._most_taken - len(self._in_flight)
         if room <= 0:
-            return []
+            return [], True
         async with self._database.write() as transaction:
             process = self._presence.identity.id
-            return await self._ledger.take_samples(transaction, self._base.name, process=process, most=room)
+            found = await self._ledger.take_samples(transaction, self._base.name, process=process, most=room)
+        return found, len(found) < min(room, MAX_READY)
 
     async def _serve(self, operation: ReadyOperation) -> None:
         self._telemetry.taken_up(operation)
@@ -172,8 +174,10 @@ class SamplingWorker:
             log.exception("operation=%s kind=%s could not be recorded", operation.id, OperationKind.SAMPLE)
             await _until_available(partial(self._finish, operation, _unrecorded(operation)))
         finally:
+            was_full = self._most_taken is not None and len(self._in_flight) >= self._most_taken
             self._in_flight.pop(operation.id, None)
-            self._has_room.set()
+            if was_full:
+                self._has_room.set()
 
     async def _sampled(self, operation: ReadyOperation) -> Outcome:
         if not isinstance(operation.payload, SampleRequest):
@@ -200,7 +204,7 @@ class SamplingWorker:
                 reports.append((operation.tenant, operation.id, outcome[1]))
         async with self._database.write() as transaction:
             await self._ledger.complete(transaction, completions)
-            await leave_many(transaction, [operation.id for operation, _ in ends], self._presence.identity.id)
+            await leave(transaction, [operation.id for operation, _ in ends], self._presence.identity.id)
             await record_reports(transaction, reports)
             self._ledger.announce_departure(transaction, self._base.name)
         return [None] * len(ends)

@@ -100,7 +100,7 @@ class House:
 
     async def _enter(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
         dispatch = Dispatch(sample, tenant, base_model, None, None, "vllm-0", process)
-        assert await enter(transaction, dispatch, self.clock)
+        assert await enter(transaction, [dispatch], self.clock) == [True]
 
     async def end(self, base_model: str, *, ago: timedelta) -> None:
         """The leases of the base's processes ended so long ago."""

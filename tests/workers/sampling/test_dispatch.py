@@ -1,0 +1,223 @@
+"""Samples of two tenants that go to their replica in one transaction; SQLite and PostgreSQL."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from sqlalchemy import event
+
+from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
+from engine.contracts.errors import NotFound
+from engine.contracts.ids import CheckpointId, RequestId, RunId, SamplerId, TenantId
+from engine.contracts.operations import LoraSettings, OperationKind, SampleRequest, SamplingParams
+from engine.contracts.paths import Segment
+from engine.sampling.vllm_replica import VllmReplica
+from engine.sampling.vllm_settings import VllmSettings
+from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
+from tenants.clock import utc_now
+from tenants.data_folder import DataFolder
+from tenants.database import Database, create_engine
+from tenants.gates import GateMode, Pause, in_flight, pause_gate, resume_gate
+from tenants.keys import create_tenant
+from tenants.runs import NewRun, create_run
+from tenants.samplers import NewSampler, create_sampler, publish_live
+from tenants.sessions import NewSession, create_session
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import ReadyOperation
+from workers.ledger.wakeups import Wakeups
+from workers.sampling.dispatch import Attempt, Dispatcher
+from workers.sampling.gate_board import GateBoard
+from workers.sampling.router import Router
+from workers.telemetry.telemetry import Telemetry
+
+BASE = "weft/tiny"
+SECONDS = 20.0
+BLOCKED_SECONDS = 0.5
+
+
+@dataclass
+class LiveRun:
+    """A tenant's run with two live samplers on its only version."""
+
+    tenant: TenantId
+    run: RunId
+    version: CheckpointId
+    samplers: list[SamplerId]
+
+    def sample(self, sampler: str | None = None) -> ReadyOperation:
+        """One that waits for its dispatch."""
+        request = SampleRequest(np.array([1, 2]), 1, SamplingParams(max_tokens=4))
+        lane = self.samplers[0] if sampler is None else sampler
+        return ReadyOperation(RequestId(str(uuid4())), 1, self.tenant, lane, 1, OperationKind.SAMPLE, request, 0)
+
+
+@dataclass
+class Dispatches:
+    """Two tenants' runs and who dispatches their samples."""
+
+    database: Database
+    board: GateBoard
+    dispatcher: Dispatcher
+    cat: LiveRun
+    dog: LiveRun
+
+    async def in_flight(self, run: LiveRun) -> int:
+        """How many of its samples are noted."""
+        async with self.database.read() as session:
+            return await in_flight(session, run.run)
+
+    async def publish(self, run: LiveRun) -> None:
+        """Have its samplers follow a new version."""
+        async with self.database.write() as transaction:
+            version = await record(transaction, run.tenant, run.run)
+            await publish_live(transaction, run.tenant, run.run, version)
+        run.version = version
+
+    @contextmanager
+    def notes(self) -> Iterator[list[str]]:
+        """The statements that note samples as in flight, as they are executed."""
+        seen: list[str] = []
+
+        def see(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("INSERT INTO samples_in_flight"):
+                seen.append(statement)
+
+        engine = self.database.engine.sync_engine
+        event.listen(engine, "before_cursor_execute", see)
+        yield seen
+        event.remove(engine, "before_cursor_execute", see)
+
+
+async def record(transaction: Any, tenant: TenantId, run: RunId) -> CheckpointId:
+    version = new_checkpoint_id()
+    new = NewCheckpoint(version, run, Segment.SAMPLER_WEIGHTS, version, 1, None, False, None)
+    await record_checkpoint(transaction, tenant, new, utc_now)
+    return version
+
+
+async def live_run(database: Database, name: str) -> LiveRun:
+    async with database.write() as transaction:
+        tenant = await create_tenant(transaction, name=name, clock=utc_now)
+        session = await create_session(transaction, tenant, NewSession([], None, "", None, None), utc_now)
+        run = await create_run(transaction, tenant, NewRun(session, 0, BASE, LoraSettings(4, seed=1), None), utc_now)
+        version = await record(transaction, tenant, run)
+        samplers = [
+            await create_sampler(transaction, tenant, NewSampler(session, number, BASE, None, version, run), utc_now)
+            for number in range(2)
+        ]
+    return LiveRun(tenant, run, version, samplers)
+
+
+def replica(facts: BaseModelFacts, folder: Path) -> VllmReplica:
+    """One that is never started: a dispatch chooses it and says nothing to it."""
+    settings = VllmSettings(
+        name="only",
+        base_url="http://127.0.0.1:9",
+        served_model=BASE,
+        base=facts,
+        zero_adapter=folder / "zero",
+        max_lora_rank=8,
+        max_loras=4,
+        max_resident=4,
+    )
+    return VllmReplica(settings)
+
+
+@pytest.fixture
+async def dispatches(database_url: str, tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Dispatches]:
+    database = Database(create_engine(database_url))
+    facts = replace(read_base_model_facts(BASE, tiny_model_dir, None), context_length=64)
+    board = GateBoard(BASE, database, utc_now)
+    dispatcher = Dispatcher(
+        base_model=BASE,
+        router=Router([replica(facts, tmp_path)]),
+        board=board,
+        database=database,
+        ledger=Ledger(database, Wakeups(), utc_now, Telemetry.of("test", utc_now)),
+        data_folder=DataFolder(tmp_path),
+        clock=utc_now,
+        process="here",
+    )
+    cat, dog = await live_run(database, "cat"), await live_run(database, "dog")
+    yield Dispatches(database, board, dispatcher, cat, dog)
+    await database.close()
+
+
+async def test_samples_that_come_together_share_a_transaction_and_each_has_its_own_answer(
+    dispatches: Dispatches,
+) -> None:
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    asked = [cat.sample(), dog.sample(), cat.sample("no such sampler"), cat.sample(dog.samplers[0]), dog.sample()]
+    with dispatches.notes() as notes:
+        found = await asyncio.gather(*map(dispatcher.begin, asked), return_exceptions=True)
+    assert len(notes) == 1
+    assert [type(one) for one in found] == [Attempt, Attempt, NotFound, NotFound, Attempt]
+    names = [one.source.name for one in found if isinstance(one, Attempt)]
+    assert names == [cat.version, dog.version, dog.version]
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 2)
+    assert len(dispatcher.attempts) == 3
+
+
+async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_round_runs(dispatches: Dispatches) -> None:
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    async with dispatches.database.write() as transaction:
+        # This process has not heard of it.
+        await pause_gate(
+            transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=Pause(GateMode.KEEP), clock=utc_now
+        )
+    paused = asyncio.create_task(dispatcher.begin(cat.sample()))
+    running = await asyncio.wait_for(dispatcher.begin(dog.sample()), SECONDS)
+    assert running is not None
+    await asyncio.wait([paused], timeout=BLOCKED_SECONDS)
+    assert not paused.done()
+    assert dispatcher.attempts == {running}
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
+    async with dispatches.database.write() as transaction:
+        await resume_gate(transaction, cat.run, generation=None, clock=utc_now)
+    await dispatches.board.refresh()
+    assert await asyncio.wait_for(paused, SECONDS) in dispatcher.attempts
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
+
+
+async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatches: Dispatches) -> None:
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    async with dispatches.database.write() as publication:
+        await publish_live(publication, cat.tenant, cat.run, await record(publication, cat.tenant, cat.run))
+        given_up = asyncio.create_task(dispatcher.begin(cat.sample()))
+        # The round has begun, and waits for the publication.
+        await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
+        assert not given_up.done()
+        given_up.cancel()
+        kept = asyncio.create_task(dispatcher.begin(dog.sample()))
+    attempt = await asyncio.wait_for(kept, SECONDS)
+    assert given_up.cancelled()
+    assert dispatcher.attempts == {attempt}
+
+
+async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_other_in_a_circle(
+    dispatches: Dispatches,
+) -> None:
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+
+    async def sample(run: LiveRun) -> None:
+        for number in range(20):
+            attempt = await dispatcher.begin(run.sample(run.samplers[number % 2]))
+            assert attempt is not None
+            dispatcher.end(attempt)
+
+    async def publish() -> None:
+        for number in range(20):
+            await dispatches.publish((cat, dog)[number % 2])
+
+    async with asyncio.timeout(3 * SECONDS):
+        await asyncio.gather(*(sample(run) for run in (dog, cat, dog, cat)), publish())
+    last = await dispatcher.begin(cat.sample(cat.samplers[1]))
+    assert last is not None
+    assert last.source.name == cat.version
+    assert dispatcher.attempts == {last}

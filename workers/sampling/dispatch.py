@@ -1,0 +1,256 @@
+"""Samples go to replicas: what each draws from now, the gates before it, and the note that it is in flight.
+
+Those that come at one moment, as when a version cuts the samples of a run, share a transaction: its statements are a large
+part of what a sample costs weft.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.contracts.errors import NotFound, WeftError
+from engine.contracts.ids import RunId
+from engine.sampling.replica import AdapterVersion, GenerateRequest
+from tenants.clock import Clock
+from tenants.data_folder import DataFolder
+from tenants.database import Database
+from tenants.gates import Dispatch, GateMode, enter, leave
+from tenants.samplers import SampledVersion, Staleness, sampled_versions
+from tenants.together import Together
+from workers.ledger.ledger import Ledger
+from workers.ledger.operations import ReadyOperation
+from workers.ledger.token_feed import FeedKey
+from workers.sampling.gate_board import GateBoard
+from workers.sampling.router import RoutedReplica, Router
+
+REPLICA_WAIT_SECONDS = 300.0
+"""How long a sample waits for a replica that takes work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a sample draws from now. ``is_live``: it follows its run's newest version.
+
+    ``publication`` is the version's number among those that the sampler has followed.
+    """
+
+    run: RunId | None
+    version: AdapterVersion | None
+    is_live: bool
+    publication: int = 0
+    staleness: Staleness | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The version's, None for the bare base."""
+        return None if self.version is None else self.version.name
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A sample on a replica. ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is.
+
+    ``left``: what it draws is not waited for any more.
+    """
+
+    operation: ReadyOperation
+    source: Source
+    routed: RoutedReplica
+    requests: list[GenerateRequest] = field(default_factory=list)
+    is_cut: bool = False
+    is_aborted: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    left_at: float | None = None
+
+    @property
+    def key(self) -> FeedKey:
+        """What its tokens are followed by."""
+        return self.operation.lane, self.operation.seq_id
+
+    def leave(self) -> None:
+        """Go on without the tokens that are just being made."""
+        self.is_cut = True
+        self.left_at = monotonic()
+        self.left.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A sample that wants to run. ``attempt`` once a round has one for it; ``is_gone``: nobody waits for that."""
+
+    operation: ReadyOperation
+    attempt: Attempt | None = None
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """``attempt`` None: no replica takes it, or a gate was seen closed. ``is_noted``: it is in flight."""
+
+    source: Source
+    attempt: Attempt | None
+    is_noted: bool
+    was_in_flight: bool
+
+
+class Dispatcher:
+    """Begins the attempts of one base model's samples in one process. Used from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        base_model: str,
+        router: Router,
+        board: GateBoard,
+        database: Database,
+        ledger: Ledger,
+        data_folder: DataFolder,
+        clock: Clock,
+        process: str,
+    ) -> None:
+        """``process`` names this process among those that sample."""
+        self._base_model = base_model
+        self._router = router
+        self._board = board
+        self._database = database
+        self._ledger = ledger
+        self._data_folder = data_folder
+        self._clock = clock
+        self._process = process
+        self._rounds: Together[_Asked, _Answer] = Together(self._round)
+        self.attempts: set[Attempt] = set()
+        """Those that are not over."""
+
+    async def begin(self, operation: ReadyOperation) -> Attempt | None:
+        """Wait until the sample may run and a replica takes it, and note that it is in flight.
+
+        None: it was, between two attempts, when a gate closed that ends what is in flight. Raises ``NotFound`` when its
+        adapter is gone, ``Unavailable``, and ``EngineFailure`` when no replica is alive for long.
+        """
+        was_in_flight = False
+        while True:
+            answer = await self._ask(operation)
+            was_in_flight = was_in_flight or answer.was_in_flight
+            attempt, run = answer.attempt, answer.source.run
+            if attempt is not None and answer.is_noted:
+                if attempt.routed.takes_work:
+                    return attempt
+                # An operator's order came meanwhile.
+                self.end(attempt)
+            elif was_in_flight and any(gate.mode is GateMode.ABORT for gate in self._board.before(run)):
+                return None
+            elif attempt is not None:
+                # A gate that this process had not heard of.
+                await self._board.refresh()
+            elif self._board.before(run):
+                # Other gates change, too; this one is looked at in memory.
+                while self._board.before(run):
+                    await self._board.wait_for_change(run)
+            else:
+                await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
+
+    def end(self, attempt: Attempt) -> None:
+        """It is over."""
+        self.attempts.discard(attempt)
+        attempt.over.set()
+
+    async def source(self, session: AsyncSession, operation: ReadyOperation) -> Source:
+        """The version to sample now: the pinned one, a live sampler's newest, or none for the bare base.
+
+        Raises ``NotFound`` when the sampler or its checkpoint is gone.
+        """
+        (sampled,) = await sampled_versions(session, [(operation.tenant, operation.lane)], self._clock)
+        if isinstance(sampled, NotFound):
+            raise sampled
+        return self._source_of(sampled)
+
+    async def leave(self, operation: ReadyOperation) -> None:
+        """The sample is not in flight any more, and those who wait for that are told."""
+        async with self._database.write() as transaction:
+            await self._leave(transaction, [operation])
+
+    async def _ask(self, operation: ReadyOperation) -> _Answer:
+        asked = _Asked(operation)
+        try:
+            return await self._rounds.ask(asked)
+        except asyncio.CancelledError:
+            asked.is_gone = True
+            if asked.attempt is not None:
+                self.end(asked.attempt)
+            raise
+
+    async def _round(self, asked: Sequence[_Asked]) -> list[_Answer | WeftError]:
+        """One transaction for all of them."""
+        begun: list[Attempt] = []
+        try:
+            async with self._database.write() as transaction:
+                # Held: a version published from now on finds the attempts among those to be cut.
+                sampled = await sampled_versions(
+                    transaction, [(one.operation.tenant, one.operation.lane) for one in asked], self._clock, hold=True
+                )
+                sources = [found if isinstance(found, NotFound) else self._source_of(found) for found in sampled]
+                for one, source in zip(asked, sources, strict=True):
+                    one.attempt = None if isinstance(source, NotFound) else self._attempt(one.operation, source)
+                    if one.attempt is not None:
+                        begun.append(one.attempt)
+                noted = await self._enter(transaction, begun)
+                left = await self._leave(transaction, [one.operation for one in asked if one.attempt not in noted])
+        except BaseException:
+            for attempt in begun:
+                self.end(attempt)
+            raise
+        for attempt in begun:
+            if attempt not in noted:
+                self.end(attempt)
+        answers: list[_Answer | WeftError] = []
+        for one, source in zip(asked, sources, strict=True):
+            if isinstance(source, NotFound):
+                answers.append(source)
+                continue
+            if one.is_gone and one.attempt is not None:
+                self.end(one.attempt)
+            answers.append(_Answer(source, one.attempt, one.attempt in noted, one.operation.id in left))
+        return answers
+
+    def _attempt(self, operation: ReadyOperation, source: Source) -> Attempt | None:
+        """Known before it is in flight: a gate that closes from now on finds it. None: it cannot run now."""
+        routed = None if self._board.before(source.run) else self._router.choose(operation.lane, source.name)
+        if routed is None:
+            return None
+        attempt = Attempt(operation, source, routed)
+        self.attempts.add(attempt)
+        return attempt
+
+    async def _enter(self, transaction: AsyncSession, attempts: Sequence[Attempt]) -> set[Attempt | None]:
+        """Note that they are in flight; returns those that gates let in."""
+        if not attempts:
+            return set()
+        entered = await enter(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
+        return {attempt for attempt, is_in in zip(attempts, entered, strict=True) if is_in}
+
+    def _dispatch(self, attempt: Attempt) -> Dispatch:
+        return Dispatch(
+            operation=attempt.operation.id,
+            tenant=attempt.operation.tenant,
+            base_model=self._base_model,
+            run=attempt.source.run,
+            version=attempt.source.name,
+            replica=attempt.routed.name,
+            process=self._process,
+        )
+
+    async def _leave(self, transaction: AsyncSession, operations: Sequence[ReadyOperation]) -> set[str]:
+        left = await leave(transaction, [operation.id for operation in operations], self._process)
+        if left:
+            self._ledger.announce_departure(transaction, self._base_model)
+        return left
+
+    def _source_of(self, sampled: SampledVersion) -> Source:
+        version = None
+        if sampled.checkpoint is not None and sampled.directory is not None:
+            version = AdapterVersion(name=sampled.checkpoint, directory=self._data_folder.path(sampled.directory))
+        return Source(sampled.run, version, sampled.is_live, sampled.publications, sampled.staleness)

@@ -43,7 +43,7 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProces
         max_lora_rank=_MAX_RANK,
         max_loras=_MAX_LORAS,
         max_cpu_loras=_MAX_CPU_LORAS,
-        splits_prompts=has_accelerator(),
+        on_cpu=not has_accelerator(),
         head_adapters=True,
         dtype="float32",
         extra=("--enforce-eager",),

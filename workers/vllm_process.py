@@ -23,6 +23,9 @@ _PROBE_DEADLINE_S = 5.0
 _GUARD_S = 5.0
 # Of weft's own interpreter: vLLM has another one.
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+# Its engine takes a whole core: what weft has to do for the tokens of others is short and must not queue behind it.
+_CPU_NICENESS = 5
+_MEMORY_NODES = Path("/sys/devices/system/node")
 _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -37,8 +40,8 @@ class VllmProcessSettings:
 
     ``context_length`` in tokens. ``max_loras`` adapters fit one batch, ``max_cpu_loras`` stay in memory. Without
     ``head_adapters``, adapters may change ``target_modules`` only. ``extra`` are further arguments, such as
-    ``--tensor-parallel-size``; ``environment`` is added to weft's own. ``log`` is appended to. Without ``splits_prompts`` a
-    long prompt is computed in one step, as vLLM on a CPU must (``vllm_startup``).
+    ``--tensor-parallel-size``; ``environment`` is added to weft's own. ``log`` is appended to. ``on_cpu``: a long prompt is
+    computed in one step, as it must be there (``vllm_startup``), and engine and model share a process.
     """
 
     command: tuple[str, ...]
@@ -49,7 +52,7 @@ class VllmProcessSettings:
     max_lora_rank: int
     max_loras: int
     max_cpu_loras: int
-    splits_prompts: bool
+    on_cpu: bool
     head_adapters: bool = False
     target_modules: tuple[str, ...] = _NO_HEAD
     max_logprobs: int = 20
@@ -79,7 +82,7 @@ class VllmProcessSettings:
         line += [str(part) for pair in flags.items() for part in pair]
         if not self.head_adapters:
             line += ["--lora-target-modules", *self.target_modules]
-        if not self.splits_prompts:
+        if self.on_cpu:
             line.append("--no-enable-chunked-prefill")
         return line + list(self.extra)
 
@@ -95,7 +98,19 @@ class VllmProcessSettings:
         }
         if self.api_key is not None:
             needed["VLLM_API_KEY"] = self.api_key
-        return own | needed | dict(self.environment)
+        return (cpu_defaults() if self.on_cpu else {}) | own | needed | dict(self.environment)
+
+
+def cpu_defaults(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
+    """What weft sets for a server on the CPU unless its own environment says otherwise.
+
+    vLLM gives the model a process of its own, so as to bind its threads to one memory node, and engine and model then wait
+    for each other in busy loops: two cores are taken for the work of one. With a single node there is nothing to bind to.
+    """
+    if len(list(memory_nodes.glob("node[0-9]*"))) > 1:
+        return {}
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads)}
 
 
 def has_accelerator() -> bool:
@@ -127,7 +142,8 @@ class VllmProcess:
         port = _free_port()
         self.base_url = f"http://{_HOST}:{port}"
         self._settings.log.parent.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s)]
+        niceness = _CPU_NICENESS if self._settings.on_cpu else 0
+        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s), str(niceness)]
         with self._settings.log.open("ab") as log:
             self._guard = await asyncio.create_subprocess_exec(
                 *guard,

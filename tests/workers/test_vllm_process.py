@@ -13,7 +13,7 @@ import pytest
 
 from engine.contracts.errors import EngineFailure
 from workers import vllm_process
-from workers.vllm_process import VllmProcess, VllmProcessSettings
+from workers.vllm_process import VllmProcess, VllmProcessSettings, cpu_defaults
 
 # A server with a worker, like vLLM's. It writes its worker's and its own process ids; ``stubborn`` ignores SIGTERM.
 STAND_IN = """
@@ -45,7 +45,7 @@ def settings_of(folder: Path, mode: str) -> VllmProcessSettings:
         max_lora_rank=8,
         max_loras=2,
         max_cpu_loras=4,
-        splits_prompts=True,
+        on_cpu=False,
         api_key="secret",
         start_deadline_s=1.0 if mode == "sick" else 30.0,
         stop_grace_s=0.5,
@@ -89,10 +89,34 @@ async def test_it_has_a_process_group_but_no_session_of_its_own(tmp_path: Path) 
             assert os.getpgid(found.pid) == process.group != os.getpgid(0)
 
 
-@pytest.mark.parametrize("splits", [True, False])
-def test_a_server_that_must_not_split_prompts_is_told(tmp_path: Path, splits: bool) -> None:
-    settings = replace(settings_of(tmp_path, "good"), splits_prompts=splits)
-    assert ("--no-enable-chunked-prefill" in settings.arguments(1)) is not splits
+@pytest.mark.parametrize("on_cpu", [True, False])
+async def test_a_server_on_a_cpu_makes_way_for_weft(tmp_path: Path, on_cpu: bool) -> None:
+    async with VllmProcess(replace(settings_of(tmp_path, "good"), on_cpu=on_cpu)):
+        assert {found.nice() for found in processes(tmp_path)} == {os.nice(0) + (5 if on_cpu else 0)}
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_server_on_a_cpu_must_not_split_prompts_and_one_elsewhere_may(tmp_path: Path, on_cpu: bool) -> None:
+    settings = replace(settings_of(tmp_path, "good"), on_cpu=on_cpu)
+    assert ("--no-enable-chunked-prefill" in settings.arguments(1)) is on_cpu
+
+
+def test_engine_and_model_share_a_process_where_there_is_one_memory_node(tmp_path: Path) -> None:
+    (tmp_path / "node0").mkdir()
+    defaults = cpu_defaults(tmp_path)
+    assert defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert int(defaults["OMP_NUM_THREADS"]) >= 1
+    (tmp_path / "node1").mkdir()
+    assert cpu_defaults(tmp_path) == {}
+
+
+def test_wefts_own_environment_wins_over_what_a_server_on_a_cpu_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    variables = replace(settings_of(tmp_path, "good"), on_cpu=True).variables()
+    assert (variables["VLLM_ENABLE_V1_MULTIPROCESSING"], variables["OMP_NUM_THREADS"]) == ("1", "7")
 
 
 @pytest.mark.parametrize("victim", ["server", "guard", "group"])

@@ -155,7 +155,7 @@ def _process_settings(
         max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + _OWN_SPARE_PLACES + 1,
         head_adapters=settings.vllm_head_adapters,
         dtype=settings.base_dtype,
-        splits_prompts=has_accelerator(),
+        on_cpu=not has_accelerator(),
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
     )

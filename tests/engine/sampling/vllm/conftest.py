@@ -46,7 +46,7 @@ def process_settings(world: Any, folder: Path, **changes: Any) -> VllmProcessSet
         max_lora_rank=MAX_RANK,
         max_loras=4,
         max_cpu_loras=MAX_RESIDENT + 1,
-        splits_prompts=False,
+        on_cpu=True,
         head_adapters=True,
         dtype="float32",
         extra=("--enforce-eager", "--max-num-seqs", str(SEQUENCES)),

@@ -136,7 +136,7 @@ class VllmSequence:
         while True:
             # One that did not get through says nothing of the sequence: its stream does, or the next one.
             with suppress(EngineFailure):
-                await aborts.ask(self._server_id)
+                await aborts.ask(self._server_id, can_wait=self.is_muted)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._over.wait()

@@ -37,16 +37,15 @@ class FollowedSample:
 
     async def tokens(self) -> AsyncIterator[Sequence[TokensMade]]:
         """What is made, until the sample has ended; an empty part after ``SILENCE_SECONDS`` without any."""
-        ending = self._ending
-        while not ending.done() or not self._queue.empty():
-            getting = asyncio.create_task(self._queue.get())
-            await asyncio.wait({getting, ending}, timeout=SILENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done():
-                yield getting.result()
-                continue
-            getting.cancel()
-            if not ending.done():
+        while not self._ending.done() or not self._queue.empty():
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    made = await self._queue.get()
+            except TimeoutError:
                 yield ()
+                continue
+            if made:
+                yield made
 
     async def status(self) -> OperationStatus:
         """How it ended, waited for."""
@@ -68,6 +67,8 @@ async def followed(
     with services.feed.follow((operation.lane, operation.seq_id)) as queue:
         request_id = await accept_sample(services, operation, obstacle)
         ending = asyncio.create_task(_final(services.ledger, caller, request_id))
+        # Who waits for tokens is woken by the end, too.
+        ending.add_done_callback(lambda _: queue.put_nowait(()))
         try:
             yield FollowedSample(services.ledger, caller, request_id, queue, ending)
         finally:

@@ -103,10 +103,12 @@ def swap_figures(swapped: SwapTenant, neighbour: SwapTenant, rounds: Sequence[Ro
 
 def bare_figures(streams: Sequence[WithGaps], rounds: Sequence[Round]) -> Figures:
     """Those of swaps made at vLLM itself, of which ``streams`` are the neighbour's."""
-    firsts = np.array([swap.first - swap.asked for turn in rounds for swap in turn.swaps]) * 1e3
+    swaps = [swap for turn in rounds for swap in turn.swaps]
+    firsts = np.array([swap.first - swap.asked for swap in swaps]) * 1e3
     found = {
         "swap_p50_ms": float(np.percentile(firsts, 50)),
         "swap_p95_ms": float(np.percentile(firsts, 95)),
+        "swap_loaded_p50_ms": statistics.median(swap.answered - swap.asked for swap in swaps) * 1e3,
         **neighbour_figures(Gaps(streams), rounds),
     }
     return {f"bare_{name}": value for name, value in found.items()}

@@ -24,6 +24,7 @@ from tenants.gates import (
     resume_gate,
     versions_in_flight,
 )
+from tenants.models import Run
 from tenants.runs import get_run
 from tenants.samplers import publish_live
 from workers.ledger.wakeups import departures_topic, gates_topic, wait_for
@@ -128,8 +129,7 @@ async def reload(
 ) -> Reloaded:
     """Point the run's live samplers at a version of it, once replicas have it. Raises ``NotFound``, ``WeftError``."""
     async with services.database.read() as session:
-        run = await get_run(session, caller, run_id)
-        version = await _version(services, session, caller, RunId(run.id), body.path)
+        version, run = await _version(services, session, caller, run_id, body.path)
     await services.publication.prepare(run.base_model, RunId(run.id), version)
     async with services.database.write() as transaction:
         # Still there: it may have expired meanwhile.
@@ -140,15 +140,18 @@ async def reload(
 
 
 async def _version(
-    services: ApiServices, session: AsyncSession, caller: TenantId, run: RunId, path: str | None
-) -> CheckpointId:
+    services: ApiServices, session: AsyncSession, caller: TenantId, run_id: str, path: str | None
+) -> tuple[CheckpointId, Run]:
+    """The version at ``path``, or the newest, and the run."""
     if path is None:
-        return await newest_sampler_checkpoint(session, caller, run, services.clock)
+        run = await get_run(session, caller, run_id)
+        return await newest_sampler_checkpoint(session, caller, RunId(run.id), services.clock), run
     parsed = parse_path(path, segment=Segment.SAMPLER_WEIGHTS, field="path")
-    checkpoint, owner = await find_checkpoint(session, caller, parsed, services.clock)
-    if owner.id != run:
+    if parsed.run_id != run_id:
+        await get_run(session, caller, run_id)
         raise InvalidRequest(f"path: {path[:300]!r} is of another run")
-    return CheckpointId(checkpoint.id)
+    checkpoint, run = await find_checkpoint(session, caller, parsed, services.clock)
+    return CheckpointId(checkpoint.id), run
 
 
 async def _drained(services: ApiServices, base_model: str, run: RunId, paused: Gate, *, seconds: float) -> GateState:

@@ -1,9 +1,9 @@
 """Runs a command that must not outlive the process that asked for it. Standard library only: it starts in no time.
 
-``vllm_guard.py GRACE_SECONDS NICENESS COMMAND...`` runs the command, so much nicer, as a process group of its own, whose
-id is the only line on standard output, and exits as it does; what the command writes goes to standard error. SIGTERM ends
-the group, and so does the end of standard input, which comes when the parent is gone, however it died: SIGTERM, after the
-grace SIGKILL. Nothing of the group is left behind.
+``vllm_guard.py GRACE_SECONDS COMMAND...`` runs the command as a process group of its own, whose id is the only line on
+standard output, and exits as it does; what the command writes goes to standard error. SIGTERM ends the group, and so
+does the end of standard input, which comes when the parent is gone, however it died: SIGTERM, after the grace SIGKILL.
+Nothing of the group is left behind.
 """
 
 import ctypes
@@ -17,10 +17,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def _prepare_child(niceness: int) -> None:
-    """SIGTERM should the guard itself be killed; ``niceness`` is added to the guard's own."""
+def _end_with_parent() -> None:
+    """In the child: SIGTERM should the guard itself be killed."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    os.nice(niceness)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -45,7 +44,7 @@ def _signal_group(group: int, number: int) -> None:
 
 def main() -> int:
     """Returns the command's exit status, 128 and more for a signal as in a shell."""
-    grace_s, niceness, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    grace_s, command = float(sys.argv[1]), sys.argv[2:]
     # A terminal's Ctrl-C is not for the guard. No session of its own: Linux may share the cores between sessions (its
     # autogroups), and weft and a server that is busy would stand on two sides.
     os.setpgid(0, 0)
@@ -53,11 +52,7 @@ def main() -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # Before any thread: what runs between fork and exec must not meet another thread's locks.
     child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        process_group=0,
-        preexec_fn=lambda: _prepare_child(niceness),
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0, preexec_fn=_end_with_parent
     )
     sys.stdout.write(f"{child.pid}\n")
     sys.stdout.flush()

@@ -23,8 +23,6 @@ _PROBE_DEADLINE_S = 5.0
 _GUARD_S = 5.0
 # Of weft's own interpreter: vLLM has another one.
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-# Its engine takes a whole core: what weft has to do for the tokens of others is short and must not queue behind it.
-_CPU_NICENESS = 5
 _MEMORY_NODES = Path("/sys/devices/system/node")
 _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -142,8 +140,7 @@ class VllmProcess:
         port = _free_port()
         self.base_url = f"http://{_HOST}:{port}"
         self._settings.log.parent.mkdir(parents=True, exist_ok=True)
-        niceness = _CPU_NICENESS if self._settings.on_cpu else 0
-        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s), str(niceness)]
+        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s)]
         with self._settings.log.open("ab") as log:
             self._guard = await asyncio.create_subprocess_exec(
                 *guard,

@@ -90,12 +90,6 @@ async def test_it_has_a_process_group_but_no_session_of_its_own(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-async def test_a_server_on_a_cpu_makes_way_for_weft(tmp_path: Path, on_cpu: bool) -> None:
-    async with VllmProcess(replace(settings_of(tmp_path, "good"), on_cpu=on_cpu)):
-        assert {found.nice() for found in processes(tmp_path)} == {os.nice(0) + (5 if on_cpu else 0)}
-
-
-@pytest.mark.parametrize("on_cpu", [True, False])
 def test_a_server_on_a_cpu_must_not_split_prompts_and_one_elsewhere_may(tmp_path: Path, on_cpu: bool) -> None:
     settings = replace(settings_of(tmp_path, "good"), on_cpu=on_cpu)
     assert ("--no-enable-chunked-prefill" in settings.arguments(1)) is on_cpu

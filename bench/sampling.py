@@ -2,9 +2,9 @@
 
 One vLLM server on the tiny base, in float32, and a ``weft serve`` process that samples on it. The same samples over four
 adapters are asked of weft (``asample`` and ``retrieve_future``) and of the server itself, streamed as weft must ask for
-them to be able to cut a sample, and not streamed ("whole"); they take turns. ``router_ratio`` is over the faster of those
-two. Then the replica that weft has without vLLM, by itself and through a service. Prints tables and, last, one JSON line.
-Nothing else should run meanwhile: all share the machine.
+them to be able to cut a sample, and not streamed ("whole"); they take turns. ``router_ratio`` is over whichever of those
+two leaves weft the smaller one. Then the replica that weft has without vLLM, by itself and through a service. Prints tables
+and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
 """
 
 import argparse

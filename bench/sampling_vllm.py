@@ -117,16 +117,19 @@ class Measured:
         self._cpu.setdefault(name, []).append((weft / thousands, vllm / thousands))
 
     def row(self) -> Row:
-        """Medians over rounds; ratios are medians of ratios within rounds."""
+        """Medians over rounds; ratios are medians of ratios within rounds.
+
+        ``router_ratio`` is the smaller of both. The faster of both within each round would be whoever was lucky in it.
+        """
         row: Row = {"concurrent": self._concurrent}
         for name, rates in self._rates.items():
             row[f"{name}_tokens_per_s"] = statistics.median(rates)
             row[f"{name}_weft_cpu_s_per_1000"] = statistics.median(weft for weft, _ in self._cpu[name])
             row[f"{name}_vllm_cpu_s_per_1000"] = statistics.median(vllm for _, vllm in self._cpu[name])
-        rounds = list(zip(self._rates[_WEFT], self._rates[_WHOLE], self._rates[_STREAMED], strict=True))
-        row["ratio_to_whole"] = statistics.median(weft / whole for weft, whole, _ in rounds)
-        row["ratio_to_streamed"] = statistics.median(weft / streamed for weft, _, streamed in rounds)
-        row["router_ratio"] = statistics.median(weft / max(whole, streamed) for weft, whole, streamed in rounds)
+        for name in (_WHOLE, _STREAMED):
+            pairs = zip(self._rates[_WEFT], self._rates[name], strict=True)
+            row[f"ratio_to_{name}"] = statistics.median(weft / straight for weft, straight in pairs)
+        row["router_ratio"] = min(row["ratio_to_whole"], row["ratio_to_streamed"])
         return row
 
 

@@ -80,9 +80,14 @@ class Continuation:
         self._asked: dict[str, tuple[int, ...]] = {}
 
     @property
+    def unfinished(self) -> int:
+        """Sequences that have not ended."""
+        return sum(sequence.reason is None for sequence in self._sequences)
+
+    @property
     def finished(self) -> bool:
         """Whether every sequence has ended."""
-        return all(sequence.reason is not None for sequence in self._sequences)
+        return self.unfinished == 0
 
     @property
     def made(self) -> int:

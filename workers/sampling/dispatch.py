@@ -51,14 +51,16 @@ class Source:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A sample on a replica. ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is.
+    """A sample on a replica, ``sequences`` of its load.
 
-    ``left``: what it draws is not waited for any more.
+    ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is. ``left``: what it
+    draws is not waited for any more.
     """
 
     operation: ReadyOperation
     source: Source
     routed: RoutedReplica
+    sequences: int
     requests: list[GenerateRequest] = field(default_factory=list)
     is_cut: bool = False
     is_aborted: bool = False
@@ -83,6 +85,7 @@ class _Asked:
     """A sample that wants to run. ``attempt`` once a round has one for it; ``is_gone``: nobody waits for that."""
 
     operation: ReadyOperation
+    sequences: int
     attempt: Attempt | None = None
     is_gone: bool = False
 
@@ -125,15 +128,15 @@ class Dispatcher:
         self.attempts: set[Attempt] = set()
         """Those that are not over."""
 
-    async def begin(self, operation: ReadyOperation) -> Attempt | None:
-        """Wait until the sample may run and a replica takes it, and note that it is in flight.
+    async def begin(self, operation: ReadyOperation, sequences: int) -> Attempt | None:
+        """Wait until the sample may run and a replica takes it, and note that it is in flight, with so many sequences.
 
         None: it was, between two attempts, when a gate closed that ends what is in flight. Raises ``NotFound`` when its
         adapter is gone, ``Unavailable``, and ``EngineFailure`` when no replica is alive for long.
         """
         was_in_flight = False
         while True:
-            answer = await self._ask(operation)
+            answer = await self._ask(_Asked(operation, sequences))
             was_in_flight = was_in_flight or answer.was_in_flight
             attempt, run = answer.attempt, answer.source.run
             if attempt is not None and answer.is_noted:
@@ -154,9 +157,11 @@ class Dispatcher:
                 await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
 
     def end(self, attempt: Attempt) -> None:
-        """It is over."""
-        self.attempts.discard(attempt)
-        attempt.over.set()
+        """It is over; safe to repeat."""
+        if attempt in self.attempts:
+            self.attempts.remove(attempt)
+            self._router.let_go(attempt.routed, attempt.sequences)
+            attempt.over.set()
 
     async def source(self, session: AsyncSession, operation: ReadyOperation) -> Source:
         """The version to sample now: the pinned one, a live sampler's newest, or none for the bare base.
@@ -173,8 +178,7 @@ class Dispatcher:
         async with self._database.write() as transaction:
             await self._leave(transaction, [operation])
 
-    async def _ask(self, operation: ReadyOperation) -> _Answer:
-        asked = _Asked(operation)
+    async def _ask(self, asked: _Asked) -> _Answer:
         try:
             return await self._rounds.ask(asked)
         except asyncio.CancelledError:
@@ -194,7 +198,7 @@ class Dispatcher:
                 )
                 sources = [found if isinstance(found, NotFound) else self._source_of(found) for found in sampled]
                 for one, source in zip(asked, sources, strict=True):
-                    one.attempt = None if isinstance(source, NotFound) else self._attempt(one.operation, source)
+                    one.attempt = None if isinstance(source, NotFound) else self._attempt(one, source)
                     if one.attempt is not None:
                         begun.append(one.attempt)
                 noted = await self._enter(transaction, begun)
@@ -216,12 +220,15 @@ class Dispatcher:
             answers.append(_Answer(source, one.attempt, one.attempt in noted, one.operation.id in left))
         return answers
 
-    def _attempt(self, operation: ReadyOperation, source: Source) -> Attempt | None:
+    def _attempt(self, asked: _Asked, source: Source) -> Attempt | None:
         """Known before it is in flight: a gate that closes from now on finds it. None: it cannot run now."""
+        operation = asked.operation
         routed = None if self._board.before(source.run) else self._router.choose(operation.lane, source.name)
         if routed is None:
             return None
-        attempt = Attempt(operation, source, routed)
+        # Already its load: the next one of the round is to see it.
+        self._router.hold(routed, source.name, source.run, asked.sequences)
+        attempt = Attempt(operation, source, routed, asked.sequences)
         self.attempts.add(attempt)
         return attempt
 

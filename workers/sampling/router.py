@@ -7,8 +7,8 @@ Zadimoghaddam 2018) keeps a session on one replica, whose prefix cache knows it,
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import monotonic
@@ -105,15 +105,14 @@ class Router:
         """Wait for the next news of a replica."""
         await self._changed.wait()
 
-    @contextmanager
-    def holding(self, routed: RoutedReplica, adapter: str | None, run: RunId | None, sequences: int) -> Iterator[None]:
-        """Count the sequences as the replica's load meanwhile."""
+    def hold(self, routed: RoutedReplica, adapter: str | None, run: RunId | None, sequences: int) -> None:
+        """Count the sequences as the replica's load until they are let go."""
         routed.sequences += sequences
         routed.note(adapter, run)
-        try:
-            yield
-        finally:
-            routed.sequences -= sequences
+
+    def let_go(self, routed: RoutedReplica, sequences: int) -> None:
+        """They are over."""
+        routed.sequences -= sequences
 
     async def check(self, routed: RoutedReplica) -> None:
         """Ask the replica how it is."""

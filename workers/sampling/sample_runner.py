@@ -92,7 +92,7 @@ class SampleRunner:
         """
         history, patience = _History(), Patience()
         while not continuation.finished:
-            attempt = await self._dispatcher.begin(operation)
+            attempt = await self._dispatcher.begin(operation, continuation.unfinished)
             if attempt is None:
                 continuation.abandon()
                 break
@@ -190,16 +190,14 @@ class SampleRunner:
         attempt.requests = continuation.requests(
             attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)
         )
-        sequences = sum(len(request.seeds) for request in attempt.requests)
-        with self._router.holding(attempt.routed, attempt.source.name, attempt.source.run, sequences):
-            return await run_attempt(
-                attempt.routed.replica,
-                continuation,
-                attempt.requests,
-                is_cut=lambda: attempt.is_cut,
-                on_news=lambda: self._publish(attempt, continuation, history),
-                left=attempt.left,
-            )
+        return await run_attempt(
+            attempt.routed.replica,
+            continuation,
+            attempt.requests,
+            is_cut=lambda: attempt.is_cut,
+            on_news=lambda: self._publish(attempt, continuation, history),
+            left=attempt.left,
+        )
 
     async def _recover(self, attempt: Attempt) -> None:
         """A replica has failed the attempt: the sample is not there any more, and the replica perhaps not either."""

@@ -1,6 +1,7 @@
 """Samples of two tenants that go to their replica in one transaction; SQLite and PostgreSQL."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -114,10 +115,10 @@ async def live_run(database: Database, name: str) -> LiveRun:
     return LiveRun(tenant, run, version, samplers)
 
 
-def replica(facts: BaseModelFacts, folder: Path) -> VllmReplica:
+def replica(name: str, facts: BaseModelFacts, folder: Path) -> VllmReplica:
     """One that is never started: a dispatch chooses it and says nothing to it."""
     settings = VllmSettings(
-        name="only",
+        name=name,
         base_url="http://127.0.0.1:9",
         served_model=BASE,
         base=facts,
@@ -136,7 +137,7 @@ async def dispatches(database_url: str, tiny_model_dir: Path, tmp_path: Path) ->
     board = GateBoard(BASE, database, utc_now)
     dispatcher = Dispatcher(
         base_model=BASE,
-        router=Router([replica(facts, tmp_path)]),
+        router=Router([replica(name, facts, tmp_path) for name in ("a", "b")]),
         board=board,
         database=database,
         ledger=Ledger(database, Wakeups(), utc_now, Telemetry.of("test", utc_now)),
@@ -155,13 +156,31 @@ async def test_samples_that_come_together_share_a_transaction_and_each_has_its_o
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     asked = [cat.sample(), dog.sample(), cat.sample("no such sampler"), cat.sample(dog.samplers[0]), dog.sample()]
     with dispatches.notes() as notes:
-        found = await asyncio.gather(*map(dispatcher.begin, asked), return_exceptions=True)
+        found = await asyncio.gather(*(dispatcher.begin(one, 1) for one in asked), return_exceptions=True)
     assert len(notes) == 1
     assert [type(one) for one in found] == [Attempt, Attempt, NotFound, NotFound, Attempt]
     names = [one.source.name for one in found if isinstance(one, Attempt)]
     assert names == [cat.version, dog.version, dog.version]
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 2)
     assert len(dispatcher.attempts) == 3
+
+
+async def test_samples_of_one_round_are_spread_over_replicas_as_those_of_many_are(dispatches: Dispatches) -> None:
+    """A session's own replica takes them until it has a quarter more than its share."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    asked = [run.sample() for run in (cat, dog) for _ in range(8)]
+    found = await asyncio.gather(*(dispatcher.begin(one, 2) for one in asked))
+    counts = Counter(attempt.routed.name for attempt in found if attempt is not None)
+    assert sum(counts.values()) == 16
+    assert max(counts.values()) <= 11
+    loads = {attempt.routed.name: attempt.routed.sequences for attempt in found if attempt is not None}
+    assert loads == {name: 2 * count for name, count in counts.items()}
+    for attempt in found:
+        assert attempt is not None
+        dispatcher.end(attempt)
+        dispatcher.end(attempt)
+        assert attempt.routed.sequences >= 0
+    assert {attempt.routed.sequences for attempt in found if attempt is not None} == {0}
 
 
 async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_round_runs(dispatches: Dispatches) -> None:
@@ -171,8 +190,8 @@ async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_rou
         await pause_gate(
             transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=Pause(GateMode.KEEP), clock=utc_now
         )
-    paused = asyncio.create_task(dispatcher.begin(cat.sample()))
-    running = await asyncio.wait_for(dispatcher.begin(dog.sample()), SECONDS)
+    paused = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
+    running = await asyncio.wait_for(dispatcher.begin(dog.sample(), 1), SECONDS)
     assert running is not None
     await asyncio.wait([paused], timeout=BLOCKED_SECONDS)
     assert not paused.done()
@@ -189,12 +208,12 @@ async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatch
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     async with dispatches.database.write() as publication:
         await publish_live(publication, cat.tenant, cat.run, await record(publication, cat.tenant, cat.run))
-        given_up = asyncio.create_task(dispatcher.begin(cat.sample()))
+        given_up = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
         # The round has begun, and waits for the publication.
         await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
         assert not given_up.done()
         given_up.cancel()
-        kept = asyncio.create_task(dispatcher.begin(dog.sample()))
+        kept = asyncio.create_task(dispatcher.begin(dog.sample(), 1))
     attempt = await asyncio.wait_for(kept, SECONDS)
     assert given_up.cancelled()
     assert dispatcher.attempts == {attempt}
@@ -207,7 +226,7 @@ async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_o
 
     async def sample(run: LiveRun) -> None:
         for number in range(20):
-            attempt = await dispatcher.begin(run.sample(run.samplers[number % 2]))
+            attempt = await dispatcher.begin(run.sample(run.samplers[number % 2]), 1)
             assert attempt is not None
             dispatcher.end(attempt)
 
@@ -217,7 +236,7 @@ async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_o
 
     async with asyncio.timeout(3 * SECONDS):
         await asyncio.gather(*(sample(run) for run in (dog, cat, dog, cat)), publish())
-    last = await dispatcher.begin(cat.sample(cat.samplers[1]))
+    last = await dispatcher.begin(cat.sample(cat.samplers[1]), 1)
     assert last is not None
     assert last.source.name == cat.version
     assert dispatcher.attempts == {last}

@@ -126,10 +126,11 @@ async def test_a_drained_replica_gets_no_new_samples_and_the_other_all(two: TwoR
 async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_awake(two: TwoReplicas) -> None:
     asleep = two.router.find("a")
     assert asleep is not None
-    with two.router.holding(asleep, None, None, sequences=1):
-        two.order("a", ReplicaOrder.SLEEP)
-        await two.until(lambda: two.chosen() == {"b"})
-        assert two.servers["a"].operated == []
+    two.router.hold(asleep, None, None, sequences=1)
+    two.order("a", ReplicaOrder.SLEEP)
+    await two.until(lambda: two.chosen() == {"b"})
+    assert two.servers["a"].operated == []
+    two.router.let_go(asleep, 1)
     await two.until(lambda: asleep.is_asleep)
     two.orders.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})

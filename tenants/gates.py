@@ -215,11 +215,19 @@ async def versions_in_flight(session: AsyncSession, run: RunId) -> dict[str, lis
 async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[str, str]]:
     """Open every gate whose time is over; returns key and base model of each."""
     now = clock()
+    # In the order in which dispatches hold them: neither can wait for the other in a circle.
+    expired = (
+        select(AdapterGate.run_id)
+        .where(AdapterGate.mode.is_not(None), AdapterGate.expires_at <= now)
+        .order_by(AdapterGate.run_id)
+        .with_for_update()
+    )
     rows = await transaction.execute(
         update(AdapterGate)
-        .where(AdapterGate.mode.is_not(None), AdapterGate.expires_at <= now)
+        .where(AdapterGate.run_id.in_(expired))
         .values(generation=AdapterGate.generation + 1, mode=None, reason=None, since=now, expires_at=None)
         .returning(AdapterGate.run_id, AdapterGate.base_model)
+        .execution_options(synchronize_session=False)
     )
     return [(row.run_id, row.base_model) for row in rows]
 

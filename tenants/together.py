@@ -42,6 +42,11 @@ class Together(Generic[Q, A]):
             self._rounds = asyncio.create_task(self._run(), name="together", context=Context())
         return await answer
 
+    async def settle(self) -> None:
+        """Wait until no round runs: one goes on when all who asked have left."""
+        while self._rounds is not None:
+            await asyncio.wait([self._rounds])
+
     async def _run(self) -> None:
         try:
             while self._waiting:

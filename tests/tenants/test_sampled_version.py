@@ -104,3 +104,21 @@ async def test_another_tenants_sampler_is_not_found_and_the_owners_beside_it_is(
     assert [type(found) for found in (theirs, own, missing)] == [NotFound, SampledVersion, NotFound]
     assert isinstance(own, SampledVersion)
     assert own.checkpoint == live.version
+
+
+async def test_a_publication_behind_another_counts_as_one_more_and_leaves_its_own_version(live: LiveRun) -> None:
+    async def publish() -> CheckpointId:
+        async with live.database.write() as publication:
+            new = await live.record(publication)
+            await publish_live(publication, live.tenant, live.run, new)
+        return new
+
+    async with live.database.write() as first:
+        await publish_live(first, live.tenant, live.run, await live.record(first))
+        second = asyncio.create_task(publish())
+        done, _ = await asyncio.wait([second], timeout=1.0)
+        assert not done
+    last = await asyncio.wait_for(second, 10)
+    async with live.database.write() as dispatch:
+        sampled = await live.dispatched(dispatch)
+    assert (sampled.checkpoint, sampled.publications) == (last, 2)

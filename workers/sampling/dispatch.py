@@ -163,6 +163,10 @@ class Dispatcher:
             self._router.let_go(attempt.routed, attempt.sequences)
             attempt.over.set()
 
+    async def settle(self) -> None:
+        """Wait until nothing more is noted for samples that have been given up."""
+        await self._rounds.settle()
+
     async def source(self, session: AsyncSession, operation: ReadyOperation) -> Source:
         """The version to sample now: the pinned one, a live sampler's newest, or none for the bare base.
 

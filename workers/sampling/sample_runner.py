@@ -32,8 +32,8 @@ MOST_RESTARTS = 8
 
 
 @dataclass(slots=True)
-class _History:
-    """What a report tells."""
+class History:
+    """What a report tells of a sample. Kept when ``SampleRunner.run`` is asked again after an outage."""
 
     taken_up: float = field(default_factory=monotonic)
     attempts: int = 0
@@ -84,13 +84,15 @@ class SampleRunner:
         self._continues_on_new_version = continues_on_new_version
         self._telemetry = telemetry
 
-    async def run(self, operation: ReadyOperation, continuation: Continuation) -> tuple[SampleOutput, SampleReport]:
-        """Draw ``continuation`` to its end; being cancelled aborts what runs.
+    async def run(
+        self, operation: ReadyOperation, continuation: Continuation, history: History
+    ) -> tuple[SampleOutput, SampleReport]:
+        """Draw ``continuation`` to its end; being cancelled aborts what runs. After ``Unavailable`` ask again with all three.
 
         Raises ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, ``StaleSample``, and
         ``EngineFailure`` after failures in a row that brought no new token.
         """
-        history, patience = _History(), Patience()
+        patience = Patience()
         while not continuation.finished:
             attempt = await self._dispatcher.begin(operation, continuation.unfinished)
             if attempt is None:
@@ -128,6 +130,10 @@ class SampleRunner:
                     await self._recover(attempt)
                 await asyncio.sleep(patience.note(failure, made=continuation.made - before))
         return continuation.output(), history.report(continuation)
+
+    async def settle(self) -> None:
+        """Call once every ``run`` has ended: nothing more is noted as in flight then."""
+        await self._dispatcher.settle()
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
@@ -185,8 +191,10 @@ class SampleRunner:
 
     # --- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _work_on(self, attempt: Attempt, continuation: Continuation, history: _History) -> EngineFailure | None:
+    async def _work_on(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
+        # A replica that came back since the choice has forgotten what it was chosen for.
+        attempt.routed.note(attempt.source.name, attempt.source.run)
         attempt.requests = continuation.requests(
             attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)
         )
@@ -204,7 +212,7 @@ class SampleRunner:
         await self._dispatcher.leave(attempt.operation)
         await self._router.check(attempt.routed)
 
-    def _publish(self, attempt: Attempt, continuation: Continuation, history: _History) -> None:
+    def _publish(self, attempt: Attempt, continuation: Continuation, history: History) -> None:
         if history.left_at is not None:
             self._telemetry.swapped(monotonic() - history.left_at)
             history.left_at = None
@@ -212,7 +220,7 @@ class SampleRunner:
             self._feed.publish(attempt.key, continuation.news())
 
 
-def _check_age(continuation: Continuation, history: _History, source: Source) -> None:
+def _check_age(continuation: Continuation, history: History, source: Source) -> None:
     """Forget a sample that has fallen behind ``source`` by more than its sampler allows, or raise ``StaleSample``."""
     if not continuation.made:
         history.first_publication = source.publication

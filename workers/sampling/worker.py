@@ -27,7 +27,7 @@ from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, version
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.sample_request import stop_rules
-from workers.sampling.sample_runner import SampleRunner
+from workers.sampling.sample_runner import History, SampleRunner
 from workers.telemetry.context import working_on
 from workers.telemetry.sampling import SamplingTelemetry
 
@@ -101,6 +101,7 @@ class SamplingWorker:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self._runner.settle()
         await self._presence.leave()
 
     def stop(self) -> None:
@@ -174,9 +175,9 @@ class SamplingWorker:
             log.exception("operation=%s kind=%s could not be recorded", operation.id, OperationKind.SAMPLE)
             await _until_available(partial(self._finish, operation, _unrecorded(operation)))
         finally:
-            was_full = self._most_taken is not None and len(self._in_flight) >= self._most_taken
             self._in_flight.pop(operation.id, None)
-            if was_full:
+            if self._most_taken is not None:
+                # Not all that wait may have been taken, and others may have given some back.
                 self._has_room.set()
 
     async def _sampled(self, operation: ReadyOperation) -> Outcome:
@@ -185,7 +186,7 @@ class SamplingWorker:
         try:
             rules = stop_rules(operation.payload, self._base, self._vocabulary)
             continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
-            return await _until_available(partial(self._runner.run, operation, continuation))
+            return await _until_available(partial(self._runner.run, operation, continuation, History()))
         except WeftError as error:
             return error
 

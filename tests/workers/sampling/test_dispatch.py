@@ -24,7 +24,7 @@ from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpo
 from tenants.clock import utc_now
 from tenants.data_folder import DataFolder
 from tenants.database import Database, create_engine
-from tenants.gates import GateMode, Pause, in_flight, pause_gate, resume_gate
+from tenants.gates import Dispatch, GateMode, Pause, enter, in_flight, leave_all, pause_gate, resume_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
@@ -217,6 +217,27 @@ async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatch
     attempt = await asyncio.wait_for(kept, SECONDS)
     assert given_up.cancelled()
     assert dispatcher.attempts == {attempt}
+
+
+async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatches: Dispatches) -> None:
+    """A round goes on when all its samples are given up: notes that came later would be of a process that is gone."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    async with dispatches.database.write() as transaction:
+        await enter(transaction, [Dispatch(dog.sample().id, dog.tenant, BASE, dog.run, "v", "a", "another")], utc_now)
+    async with dispatches.database.write() as publication:
+        await publish_live(publication, cat.tenant, cat.run, await record(publication, cat.tenant, cat.run))
+        given_up = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
+        await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
+        given_up.cancel()
+        settling = asyncio.create_task(dispatcher.settle())
+        await asyncio.wait([settling], timeout=BLOCKED_SECONDS)
+        assert not settling.done()
+    await asyncio.wait_for(settling, SECONDS)
+    async with dispatches.database.write() as transaction:
+        await leave_all(transaction, "here")
+    await asyncio.wait([asyncio.create_task(dispatcher.settle())], timeout=BLOCKED_SECONDS)
+    assert dispatcher.attempts == set()
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
 
 
 async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_other_in_a_circle(

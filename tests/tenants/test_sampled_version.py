@@ -37,6 +37,13 @@ class LiveRun:
         """One more version, which nobody follows yet."""
         return await record(transaction, self.tenant, self.run)
 
+    async def publish(self) -> CheckpointId:
+        """One more version, followed from now on."""
+        async with self.database.write() as publication:
+            new = await self.record(publication)
+            await publish_live(publication, self.tenant, self.run, new)
+        return new
+
     async def sampled(self) -> CheckpointId | None:
         """As a dispatch reads it."""
         async with self.database.write() as transaction:
@@ -81,16 +88,10 @@ async def test_a_dispatch_behind_a_publication_gets_the_new_version(live: LiveRu
 
 
 async def test_a_publication_waits_for_a_dispatch(live: LiveRun) -> None:
-    async def publish() -> CheckpointId:
-        async with live.database.write() as publication:
-            new = await live.record(publication)
-            await publish_live(publication, live.tenant, live.run, new)
-        return new
-
     async with live.database.write() as dispatch:
         sampled = await live.dispatched(dispatch)
         assert sampled.checkpoint == live.version
-        publishing = asyncio.create_task(publish())
+        publishing = asyncio.create_task(live.publish())
         done, _ = await asyncio.wait([publishing], timeout=1.0)
         assert not done
     new = await asyncio.wait_for(publishing, 10)
@@ -107,15 +108,9 @@ async def test_another_tenants_sampler_is_not_found_and_the_owners_beside_it_is(
 
 
 async def test_a_publication_behind_another_counts_as_one_more_and_leaves_its_own_version(live: LiveRun) -> None:
-    async def publish() -> CheckpointId:
-        async with live.database.write() as publication:
-            new = await live.record(publication)
-            await publish_live(publication, live.tenant, live.run, new)
-        return new
-
     async with live.database.write() as first:
         await publish_live(first, live.tenant, live.run, await live.record(first))
-        second = asyncio.create_task(publish())
+        second = asyncio.create_task(live.publish())
         done, _ = await asyncio.wait([second], timeout=1.0)
         assert not done
     last = await asyncio.wait_for(second, 10)

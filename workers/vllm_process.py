@@ -14,6 +14,7 @@ from typing import Self
 from engine.contracts.errors import EngineFailure
 from engine.sampling.vllm_http import VllmHttp
 from workers import vllm_guard
+from workers.vllm_cores import bind_engine
 
 _HOST = "127.0.0.1"
 _TAIL_BYTES = 4000
@@ -158,6 +159,8 @@ class VllmProcess:
             async with asyncio.timeout(self._settings.start_deadline_s):
                 await self._wait_until_healthy()
             is_up = True
+            if self._settings.on_cpu:
+                bind_engine(self._group, self._settings.variables())
         except TimeoutError as error:
             raise self._did_not_start(f"was not healthy in {self._settings.start_deadline_s:.0f} s") from error
         finally:

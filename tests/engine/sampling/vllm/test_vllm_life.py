@@ -54,6 +54,17 @@ def awake(settings: VllmSettings) -> Iterator[None]:
             httpx.post(settings.base_url + path)
 
 
+def test_its_engine_is_known_by_name_and_keeps_off_the_last_core(server: VllmProcess) -> None:
+    """Unless another test's engine does; its front has every core in any case."""
+    everywhere = os.sched_getaffinity(0)
+    found = list(psutil.process_iter(["cmdline", "cpu_affinity"]))
+    engines = [process for process in found if (process.info["cmdline"] or [""])[0] == "VLLM::EngineCore"]
+    (own,) = (engine for engine in engines if os.getpgid(engine.pid) == server.group)
+    cores = set(own.info["cpu_affinity"])
+    assert cores == everywhere - {max(everywhere)} or (cores == everywhere and len(engines) > 1)
+    assert set(psutil.Process(server.group).cpu_affinity()) == everywhere
+
+
 async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:
     async with serving(settings) as client:
         beside = client.start(PROMPT, world.dog, replace(GREEDY, max_tokens=200))

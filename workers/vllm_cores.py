@@ -31,18 +31,21 @@ def bind_engine(group: int, variables: Mapping[str, str], processes: Path = _PRO
     if not cores or is_vllms_own or any(_is_bound(pid, allowed) for pid in engines):
         return frozenset()
     for pid in engines:
-        # Processes and threads end while they are looked at.
-        with suppress(ProcessLookupError, FileNotFoundError):
+        try:
             if os.getpgid(pid) == group:
                 for thread in (processes / str(pid) / "task").iterdir():
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), cores)
                 log.info("vLLM's engine %d computes on cores %s", pid, sorted(cores))
                 return cores
+        except OSError as error:
+            # It has ended meanwhile, or may not be touched: it is no worse without.
+            log.info("vLLM's engine %d is left free: %s", pid, error)
     return frozenset()
 
 
 def _engines(processes: Path) -> Iterator[int]:
+    # They end while they are looked at.
     for entry in processes.iterdir():
         with suppress(OSError):
             if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(_ENGINE):

@@ -158,9 +158,9 @@ class VllmProcess:
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
                 await self._wait_until_healthy()
-            is_up = True
             if self._settings.on_cpu:
                 bind_engine(self._group, self._settings.variables())
+            is_up = True
         except TimeoutError as error:
             raise self._did_not_start(f"was not healthy in {self._settings.start_deadline_s:.0f} s") from error
         finally:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.conftest import Cluster
 from tests.e2e.raw_client import RawClient
-from tests.e2e.speaker import MEOW, TAUGHT, WOOF, Speaker, teach, text
+from tests.e2e.speaker import LONG, MEOW, TAUGHT, WOOF, Speaker, teach, text
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +61,31 @@ def test_a_pause_cuts_in_every_pool_and_outlives_an_api(pair: tuple[Speaker, Spe
         assert text(made["tokens"]).startswith("meow meow")
         assert made["stop_reason"] == "length"
     survivor.close()
+
+
+def test_a_sample_keeps_its_age_through_an_absent_database(pair: tuple[Speaker, Speaker], cluster: Cluster) -> None:
+    """Its age is counted in versions; how old it was is known to nobody but the pool that goes on with it."""
+    cat, cow = pair
+    for word in (MEOW, WOOF, MEOW):
+        cat.says(word)
+    answer = cat.client.post(f"/samplers/{cat.sampler}/staleness", max_version_lag=0, on_stale="fail")
+    assert answer.status_code == 200, answer.text
+    beside, sample = cow.stream().until_tokens(3), cat.stream().until_tokens(5)
+    seen = outages_seen(cluster)
+    # It expires while the database is away: the sample asks that how the gate stands.
+    assert cat.gate("pause", mode="keep", ttl_seconds=1)["in_flight"] == 0
+    cluster.postgres.cut()
+    try:
+        cluster.until(lambda: outages_seen(cluster) > seen, "a sample has met the outage")
+    finally:
+        cluster.postgres.restore()
+    cluster.settle()
+    made = cat.client.wait(sample.request_id).json()["sequences"][0]
+    assert made["stop_reason"] == "length"
+    assert text(made["tokens"]).startswith("meow meow")
+    assert len(cow.client.wait(beside.request_id).json()["sequences"][0]["tokens"]) == LONG
+
+
+def outages_seen(cluster: Cluster) -> int:
+    """How often a pool has told that a sample waits for the database."""
+    return cluster.process.printed_tail(10_000_000).count("WARNING workers.sampling.worker the database")

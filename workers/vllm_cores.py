@@ -53,6 +53,6 @@ def _engines(processes: Path) -> Iterator[int]:
 
 
 def _is_bound(pid: int, allowed: set[int]) -> bool:
-    with suppress(ProcessLookupError):
+    with suppress(OSError):
         return not os.sched_getaffinity(pid) >= allowed
     return False

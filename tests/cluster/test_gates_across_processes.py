@@ -72,7 +72,7 @@ def test_a_sample_keeps_its_age_through_an_absent_database(pair: tuple[Speaker, 
     assert answer.status_code == 200, answer.text
     beside, sample = cow.stream().until_tokens(3), cat.stream().until_tokens(5)
     seen = outages_seen(cluster)
-    # It expires while the database is away: the sample asks that how the gate stands.
+    # It expires while the database is away: the sample then asks the database how the gate stands.
     assert cat.gate("pause", mode="keep", ttl_seconds=1)["in_flight"] == 0
     cluster.postgres.cut()
     try:

@@ -88,6 +88,17 @@ def test_what_vllm_or_its_operator_binds_is_left_alone(
     assert os.sched_getaffinity(engine) == all_cores
 
 
+def test_an_engine_that_ends_while_it_is_looked_at_is_no_failure(machine: Machine, all_cores: set[int]) -> None:
+    """A server starts all the same, and another one's engine is not touched."""
+    engine, other = machine.start("VLLM::EngineCore"), machine.start("VLLM::EngineCore")
+    place = machine.folder / str(engine)
+    place.unlink()
+    place.mkdir()
+    (place / "cmdline").write_bytes(b"VLLM::EngineCore")
+    assert machine.bind(engine) == frozenset()
+    assert os.sched_getaffinity(other) == all_cores
+
+
 def test_on_a_single_core_there_is_nothing_to_bind_to(machine: Machine) -> None:
     engine, cores = machine.start("VLLM::EngineCore"), os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest, NotFound
@@ -33,6 +33,23 @@ class NewCheckpoint:
 
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 """Where their folders lie in the data folder."""
+
+_IS_LEFT = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
+# Built once: a swap waits for both.
+_AT_PATH = (
+    select(Checkpoint, Run)
+    .join(Run, Run.id == Checkpoint.run_id)
+    .where(
+        Checkpoint.tenant_id == bindparam("tenant"),
+        Checkpoint.run_id == bindparam("run"),
+        Checkpoint.segment == bindparam("segment"),
+        Checkpoint.name == bindparam("name"),
+        _IS_LEFT,
+    )
+)
+_BY_ID = select(Checkpoint).where(
+    Checkpoint.id == bindparam("id"), Checkpoint.tenant_id == bindparam("tenant"), _IS_LEFT
+)
 
 
 def new_checkpoint_id() -> CheckpointId:
@@ -106,19 +123,8 @@ async def find_checkpoint(
     session: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock
 ) -> tuple[Checkpoint, Run]:
     """The tenant's unexpired checkpoint at ``path`` and its run. Raises ``NotFound``."""
-    row = (
-        await session.execute(
-            select(Checkpoint, Run)
-            .join(Run, Run.id == Checkpoint.run_id)
-            .where(
-                Checkpoint.tenant_id == tenant,
-                Checkpoint.run_id == path.run_id,
-                Checkpoint.segment == path.segment,
-                Checkpoint.name == path.name,
-                _unexpired(clock()),
-            )
-        )
-    ).one_or_none()
+    keys = {"tenant": tenant, "run": path.run_id, "segment": path.segment, "name": path.name, "now": clock()}
+    row = (await session.execute(_AT_PATH, keys)).one_or_none()
     if row is None:
         raise NotFound(f"no checkpoint {str(path)[:400]!r}")
     return row[0], row[1]
@@ -126,9 +132,7 @@ async def find_checkpoint(
 
 async def get_checkpoint(session: AsyncSession, tenant: TenantId, checkpoint_id: str, clock: Clock) -> Checkpoint:
     """The tenant's unexpired checkpoint by row id. Raises ``NotFound``."""
-    found = await session.scalar(
-        select(Checkpoint).where(Checkpoint.id == checkpoint_id, Checkpoint.tenant_id == tenant, _unexpired(clock()))
-    )
+    found = await session.scalar(_BY_ID, {"tenant": tenant, "id": checkpoint_id, "now": clock()})
     if found is None:
         raise NotFound("the checkpoint was deleted or has expired; make a sampler from another")
     return found

@@ -136,7 +136,7 @@ class VllmSequence:
         while True:
             # One that did not get through says nothing of the sequence: its stream does, or the next one.
             with suppress(EngineFailure):
-                await aborts.ask(self._server_id, can_wait=self.is_muted)
+                await aborts.ask(self._server_id)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._over.wait()
@@ -162,11 +162,13 @@ class VllmSequence:
         self._server_id = chunk.request_id or self._server_id
         for choice in chunk.choices:
             tokens = self._new_tokens(choice)
-            if tokens and not self._tokens:
-                self._on_first()
+            is_first = bool(tokens) and not self._tokens
             self._tokens += len(tokens)
             if tokens and not self.is_muted:
                 self._stream.put(tokens)
+            if is_first:
+                # Behind the token: it lets the next prompt go, for which nobody waits as long.
+                self._on_first()
             if choice.finish_reason is not None:
                 self._finish(choice)
 

@@ -1,10 +1,11 @@
-"""Aborts on a scripted server: what goes together, and what waits for nobody."""
+"""Aborts on a scripted server: those of one moment share a request."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
+from engine.contracts.errors import EngineFailure
 from engine.sampling.background import Background
 from engine.sampling.vllm_aborts import VllmAborts
 from engine.sampling.vllm_http import VllmHttp
@@ -20,29 +21,35 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 @pytest.fixture
-async def aborts(server: ScriptedServer) -> AsyncIterator[VllmAborts]:
-    http, background = VllmHttp("scripted", server.base_url, None, 4), Background()
+async def background() -> AsyncIterator[Background]:
+    made = Background()
+    yield made
+    await made.close(SECONDS)
+
+
+@pytest.fixture
+async def aborts(server: ScriptedServer, background: Background) -> AsyncIterator[VllmAborts]:
+    http = VllmHttp("scripted", server.base_url, None, 4)
     await http.open()
     yield VllmAborts(http, background, SECONDS)
-    await background.close(SECONDS)
     await http.close()
 
 
-async def test_aborts_for_readers_who_have_gone_go_with_the_next_that_somebody_waits_for(
+async def test_aborts_of_one_moment_share_a_request_and_a_later_one_has_its_own(
     server: ScriptedServer, aborts: VllmAborts
 ) -> None:
-    patient = [asyncio.create_task(aborts.ask(name, can_wait=True)) for name in ("left", "left too")]
-    # They have asked.
-    await asyncio.gather(*(asyncio.sleep(0) for _ in patient))
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(*(aborts.ask(name) for name in ("left", "left too", "cut")))
+        await aborts.ask("later")
+    assert server.aborted == [["left", "left too", "cut"], ["later"]]
+
+
+async def test_an_abort_that_a_closing_replica_does_not_send_is_a_failure(
+    server: ScriptedServer, aborts: VllmAborts, background: Background
+) -> None:
+    asked = asyncio.create_task(aborts.ask("left"))
+    await asyncio.sleep(0)
+    await background.close(0)
+    with pytest.raises(EngineFailure, match="before an abort was sent"):
+        await asyncio.wait_for(asked, SECONDS)
     assert server.aborted == []
-    async with asyncio.timeout(SECONDS):
-        await aborts.ask("cut")
-        await asyncio.gather(*patient)
-    assert server.aborted == [["left", "left too", "cut"]]
-
-
-async def test_an_abort_that_can_wait_is_sent_all_the_same(server: ScriptedServer, aborts: VllmAborts) -> None:
-    async with asyncio.timeout(SECONDS):
-        await aborts.ask("left", can_wait=True)
-        await aborts.ask("cut")
-    assert server.aborted == [["left"], ["cut"]]

@@ -83,6 +83,21 @@ _LEAVE = (
     .returning(SampleInFlight.operation_id)
     .execution_options(synchronize_session=False)
 )
+# Rows that another transaction has are about to be deleted, or written anew: they need no note, and are not waited for.
+_MOVE = (
+    update(SampleInFlight.__table__)  # type: ignore[arg-type]
+    .where(
+        SampleInFlight.operation_id.in_(
+            select(SampleInFlight.operation_id)
+            .where(
+                SampleInFlight.operation_id.in_(bindparam("operations", expanding=True)),
+                SampleInFlight.process == bindparam("of_process"),
+            )
+            .with_for_update(skip_locked=True)
+        )
+    )
+    .values(version=bindparam("to_version"), replica=bindparam("to_replica"))
+)
 
 
 def pool_gate(base_model: str) -> str:
@@ -185,6 +200,14 @@ async def leave(transaction: AsyncSession, operations: Sequence[RequestId], proc
         return set()
     left = await transaction.scalars(_LEAVE, {"operations": few_lengths(operations), "process": process})
     return set(left)
+
+
+async def move(
+    session: AsyncSession, operations: Sequence[RequestId], process: str, *, version: str | None, replica: str
+) -> None:
+    """The samples, in flight in that process, are drawn from ``version`` on ``replica`` now. A single statement."""
+    keys = {"operations": few_lengths(operations), "of_process": process, "to_version": version, "to_replica": replica}
+    await session.execute(_MOVE, keys)
 
 
 async def leave_all(transaction: AsyncSession, process: str) -> None:

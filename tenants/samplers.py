@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import and_, bindparam, or_, select, update
+from sqlalchemy import and_, bindparam, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
@@ -67,6 +67,7 @@ class SamplerStanding:
     obstacle: SessionEnded | NotFound | None
 
 
+_IS_LEFT = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
 _STANDING = (
     select(
         Sampler.id,
@@ -81,11 +82,7 @@ _STANDING = (
     .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
     .outerjoin(
         Checkpoint,
-        and_(
-            Checkpoint.id == Sampler.checkpoint_id,
-            Checkpoint.tenant_id == Sampler.tenant_id,
-            or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now")),
-        ),
+        and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_LEFT),
     )
     .where(Sampler.id.in_(bindparam("ids", expanding=True)))
 )
@@ -100,8 +97,30 @@ _SAMPLERS = select(
 ).where(Sampler.id.in_(bindparam("ids", expanding=True)))
 _SAMPLERS_HELD = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True)
 _CHECKPOINTS = select(Checkpoint.id, Checkpoint.tenant_id, Checkpoint.run_id, Checkpoint.directory).where(
-    Checkpoint.id.in_(bindparam("ids", expanding=True)),
-    or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now")),
+    Checkpoint.id.in_(bindparam("ids", expanding=True)), _IS_LEFT
+)
+_FOLLOWED = _SAMPLERS.add_columns(Checkpoint.run_id, Checkpoint.directory).join(
+    Checkpoint, and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_LEFT)
+)
+# In the order in which dispatches hold them: neither can wait for the other in a circle.
+_BEHIND = (
+    select(Sampler.id)
+    .where(
+        Sampler.tenant_id == bindparam("tenant"),
+        Sampler.live_run_id == bindparam("run"),
+        Sampler.checkpoint_id.is_distinct_from(bindparam("version")),
+    )
+    .order_by(Sampler.id)
+    .with_for_update()
+)
+_PUBLISH = (
+    update(Sampler.__table__)  # type: ignore[arg-type]
+    .where(
+        Sampler.id.in_(_BEHIND),
+        exists().where(Checkpoint.id == bindparam("version"), Checkpoint.tenant_id == bindparam("tenant"), _IS_LEFT),
+    )
+    .values(checkpoint_id=bindparam("version"), publications=Sampler.publications + 1)
+    .returning(Sampler.id)
 )
 
 
@@ -177,25 +196,15 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
     return sampler_id
 
 
-async def publish_live(transaction: AsyncSession, tenant: TenantId, run_id: RunId, version: CheckpointId) -> None:
-    """Point every live sampler of the run at ``version``; for those that are not there yet, that is one publication."""
-    # In the order in which dispatches hold them: neither can wait for the other in a circle.
-    behind = (
-        select(Sampler.id)
-        .where(
-            Sampler.tenant_id == tenant,
-            Sampler.live_run_id == run_id,
-            Sampler.checkpoint_id.is_distinct_from(version),
-        )
-        .order_by(Sampler.id)
-        .with_for_update()
-    )
-    await transaction.execute(
-        update(Sampler)
-        .where(Sampler.id.in_(behind))
-        .values(checkpoint_id=version, publications=Sampler.publications + 1)
-        .execution_options(synchronize_session=False)
-    )
+async def publish_live(
+    transaction: AsyncSession, tenant: TenantId, run_id: RunId, version: CheckpointId, clock: Clock
+) -> bool:
+    """Point every live sampler of the run at ``version``; for those that are not there yet, that is one publication.
+
+    Says whether there were any; none is moved to a version that has expired or been deleted.
+    """
+    moved = await transaction.execute(_PUBLISH, {"tenant": tenant, "run": run_id, "version": version, "now": clock()})
+    return moved.first() is not None
 
 
 async def version_published(
@@ -262,8 +271,12 @@ def _sampled(sampler: Any, checkpoints: Mapping[tuple[str, str], Any]) -> Sample
     checkpoint = checkpoints.get((sampler.tenant_id, sampler.checkpoint_id))
     if checkpoint is None:
         return NotFound("the checkpoint was deleted or has expired; make a sampler from another")
+    return _version_of(sampler, checkpoint)
+
+
+def _version_of(sampler: Any, checkpoint: Any) -> SampledVersion:
     return SampledVersion(
-        checkpoint=CheckpointId(checkpoint.id),
+        checkpoint=CheckpointId(sampler.checkpoint_id),
         run=RunId(checkpoint.run_id),
         directory=checkpoint.directory,
         is_live=sampler.live_run_id is not None,
@@ -279,7 +292,9 @@ def staleness_of(sampler: Sampler) -> Staleness | None:
     return Staleness(sampler.max_version_lag, OnStale(sampler.on_stale or OnStale.FAIL))
 
 
-async def versions_followed(session: AsyncSession, samplers: Collection[str]) -> dict[str, str | None]:
-    """The version that each of the samplers samples now, by the sampler's id."""
-    rows = await session.execute(select(Sampler.id, Sampler.checkpoint_id).where(Sampler.id.in_(samplers)))
-    return {row.id: row.checkpoint_id for row in rows}
+async def versions_followed(
+    session: AsyncSession, samplers: Collection[str], clock: Clock
+) -> dict[str, SampledVersion]:
+    """What each of the samplers samples now, by the sampler's id; not those on the bare base or on a version that is gone."""
+    rows = await session.execute(_FOLLOWED, {"ids": few_lengths(sorted(set(samplers))), "now": clock()})
+    return {row.id: _version_of(row, row) for row in rows}

@@ -132,9 +132,9 @@ async def reload(
         version, run = await _version(services, session, caller, run_id, body.path)
     await services.publication.prepare(run.base_model, RunId(run.id), version)
     async with services.database.write() as transaction:
-        # Still there: it may have expired meanwhile.
-        await get_checkpoint(transaction, caller, version, services.clock)
-        await publish_live(transaction, caller, RunId(run.id), version)
+        if not await publish_live(transaction, caller, RunId(run.id), version, services.clock):
+            # Nobody was to be moved, or it has expired meanwhile.
+            await get_checkpoint(transaction, caller, version, services.clock)
         services.ledger.announce_versions(transaction, run.base_model)
     return Reloaded(adapter=run.id, version=version)
 

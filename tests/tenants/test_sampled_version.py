@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import NotFound
@@ -16,8 +17,16 @@ from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpo
 from tenants.clock import utc_now
 from tenants.database import Database, create_engine
 from tenants.keys import create_tenant
+from tenants.models import Checkpoint
 from tenants.runs import NewRun, create_run
-from tenants.samplers import NewSampler, SampledVersion, create_sampler, publish_live, sampled_versions
+from tenants.samplers import (
+    NewSampler,
+    SampledVersion,
+    create_sampler,
+    publish_live,
+    sampled_versions,
+    versions_followed,
+)
 from tenants.sessions import NewSession, create_session
 
 BASE = "weft/tiny"
@@ -41,7 +50,7 @@ class LiveRun:
         """One more version, followed from now on."""
         async with self.database.write() as publication:
             new = await self.record(publication)
-            await publish_live(publication, self.tenant, self.run, new)
+            await publish_live(publication, self.tenant, self.run, new, utc_now)
         return new
 
     async def sampled(self) -> CheckpointId | None:
@@ -80,7 +89,7 @@ async def live(postgres_url: str) -> AsyncIterator[LiveRun]:
 async def test_a_dispatch_behind_a_publication_gets_the_new_version(live: LiveRun) -> None:
     async with live.database.write() as publication:
         new = await live.record(publication)
-        await publish_live(publication, live.tenant, live.run, new)
+        await publish_live(publication, live.tenant, live.run, new, utc_now)
         dispatch = asyncio.create_task(live.sampled())
         done, _ = await asyncio.wait([dispatch], timeout=1.0)
         assert not done
@@ -109,7 +118,7 @@ async def test_another_tenants_sampler_is_not_found_and_the_owners_beside_it_is(
 
 async def test_a_publication_behind_another_counts_as_one_more_and_leaves_its_own_version(live: LiveRun) -> None:
     async with live.database.write() as first:
-        await publish_live(first, live.tenant, live.run, await live.record(first))
+        await publish_live(first, live.tenant, live.run, await live.record(first), utc_now)
         second = asyncio.create_task(live.publish())
         done, _ = await asyncio.wait([second], timeout=1.0)
         assert not done
@@ -117,3 +126,28 @@ async def test_a_publication_behind_another_counts_as_one_more_and_leaves_its_ow
     async with live.database.write() as dispatch:
         sampled = await live.dispatched(dispatch)
     assert (sampled.checkpoint, sampled.publications) == (last, 2)
+
+
+async def test_nobody_is_moved_to_a_version_that_is_gone(live: LiveRun) -> None:
+    """Neither to another tenant's; publishing what is followed already moves nobody either."""
+    async with live.database.write() as transaction:
+        expired = await live.record(transaction)
+        await transaction.execute(update(Checkpoint).where(Checkpoint.id == expired).values(expires_at=utc_now()))
+        fresh = await live.record(transaction)
+        asked = [(live.tenant, expired), (live.tenant, new_checkpoint_id()), (TenantId("another"), fresh)]
+        moved = [await publish_live(transaction, tenant, live.run, one, utc_now) for tenant, one in asked]
+        assert not any(moved)
+        assert not await publish_live(transaction, live.tenant, live.run, live.version, utc_now)
+        assert (await live.dispatched(transaction)).publications == 0
+        assert await publish_live(transaction, live.tenant, live.run, fresh, utc_now)
+        assert (await live.dispatched(transaction)).checkpoint == fresh
+
+
+async def test_a_version_that_is_gone_is_not_followed_and_the_one_before_it_was(live: LiveRun) -> None:
+    async with live.database.read() as session:
+        followed = await versions_followed(session, [live.sampler, "missing"], utc_now)
+    assert {sampler: found.checkpoint for sampler, found in followed.items()} == {live.sampler: live.version}
+    async with live.database.write() as transaction:
+        await transaction.execute(update(Checkpoint).values(expires_at=utc_now()))
+    async with live.database.read() as session:
+        assert await versions_followed(session, [live.sampler], utc_now) == {}

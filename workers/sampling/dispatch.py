@@ -5,20 +5,22 @@ part of what a sample costs weft.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import NotFound, WeftError
-from engine.contracts.ids import RunId
+from engine.contracts.errors import NotFound, Unavailable, WeftError
+from engine.contracts.ids import RequestId, RunId
+from engine.sampling.background import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database
-from tenants.gates import Dispatch, GateMode, enter, leave
-from tenants.samplers import SampledVersion, Staleness, sampled_versions
+from tenants.gates import Dispatch, GateMode, enter, leave, move
+from tenants.samplers import SampledVersion, Staleness, sampled_versions, versions_followed
 from tenants.together import Together
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import ReadyOperation
@@ -26,8 +28,12 @@ from workers.ledger.token_feed import FeedKey
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.router import RoutedReplica, Router
 
+log = logging.getLogger(__name__)
+
 REPLICA_WAIT_SECONDS = 300.0
 """How long a sample waits for a replica that takes work."""
+_NOTES_SECONDS = 30.0
+"""How long the end of the process waits for notes of where samples are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,8 @@ class Attempt:
     """A sample on a replica, ``sequences`` of its load.
 
     ``is_cut`` holds before it has begun, too; ``is_aborted`` gives it up where it is. ``left``: what it
-    draws is not waited for any more.
+    draws is not waited for any more. ``newer``: what its sampler follows by now. ``is_noted``: the row that says that it
+    is in flight has its version and replica.
     """
 
     operation: ReadyOperation
@@ -67,6 +74,8 @@ class Attempt:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     left_at: float | None = None
+    newer: Source | None = None
+    is_noted: bool = True
 
     @property
     def key(self) -> FeedKey:
@@ -75,9 +84,10 @@ class Attempt:
 
     def leave(self) -> None:
         """Go on without the tokens that are just being made."""
-        self.is_cut = True
-        self.left_at = monotonic()
-        self.left.set_result(None)
+        if not self.is_cut:
+            self.is_cut = True
+            self.left_at = monotonic()
+            self.left.set_result(None)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,8 +135,42 @@ class Dispatcher:
         self._clock = clock
         self._process = process
         self._rounds: Together[_Asked, _Answer] = Together(self._round)
+        self._moves: Together[Attempt, None] = Together(self._note_moves)
+        self._background = Background()
         self.attempts: set[Attempt] = set()
         """Those that are not over."""
+
+    def go_on(self, operation: ReadyOperation, sequences: int, newer: Source) -> Attempt | None:
+        """An attempt on ``newer`` for a sample that is in flight, right behind the one that it was left for.
+
+        It stays in flight: whoever closes a gate finds its row, or one of the two attempts. None: a gate is closed, or no
+        replica takes it.
+        """
+        attempt = self._attempt(operation, sequences, newer)
+        if attempt is not None:
+            attempt.is_noted = False
+        return attempt
+
+    def note_move(self, attempt: Attempt) -> None:
+        """Have the row of a sample that went on say where it is now."""
+        attempt.is_noted = True
+        self._background.start(self._moved(attempt))
+
+    async def follow(self) -> list[Attempt]:
+        """Tell live samples what their samplers follow by now; returns those that are to go on with that."""
+        lanes = [attempt.operation.lane for attempt in self.attempts if attempt.source.is_live]
+        if not lanes:
+            return []
+        async with self._database.read() as session:
+            followed = await versions_followed(session, lanes, self._clock)
+        behind = []
+        for attempt in self.attempts:
+            found = followed.get(attempt.operation.lane)
+            # One that began meanwhile may be ahead of what was read.
+            if found is not None and attempt.source.is_live and found.publications > attempt.source.publication:
+                attempt.newer = self._source_of(found)
+                behind.append(attempt)
+        return behind
 
     async def begin(self, operation: ReadyOperation, sequences: int) -> Attempt | None:
         """Wait until the sample may run and a replica takes it, and note that it is in flight, with so many sequences.
@@ -165,6 +209,8 @@ class Dispatcher:
 
     async def settle(self) -> None:
         """Wait until nothing more is noted for samples that have been given up."""
+        await self._background.close(_NOTES_SECONDS)
+        await self._moves.settle()
         await self._rounds.settle()
 
     async def source(self, session: AsyncSession, operation: ReadyOperation) -> Source:
@@ -202,7 +248,8 @@ class Dispatcher:
                 )
                 sources = [found if isinstance(found, NotFound) else self._source_of(found) for found in sampled]
                 for one, source in zip(asked, sources, strict=True):
-                    one.attempt = None if isinstance(source, NotFound) else self._attempt(one, source)
+                    if not isinstance(source, NotFound):
+                        one.attempt = self._attempt(one.operation, one.sequences, source)
                     if one.attempt is not None:
                         begun.append(one.attempt)
                 noted = await self._enter(transaction, begun)
@@ -224,15 +271,14 @@ class Dispatcher:
             answers.append(_Answer(source, one.attempt, one.attempt in noted, one.operation.id in left))
         return answers
 
-    def _attempt(self, asked: _Asked, source: Source) -> Attempt | None:
+    def _attempt(self, operation: ReadyOperation, sequences: int, source: Source) -> Attempt | None:
         """Known before it is in flight: a gate that closes from now on finds it. None: it cannot run now."""
-        operation = asked.operation
         routed = None if self._board.before(source.run) else self._router.choose(operation.lane, source.name)
         if routed is None:
             return None
         # Already its load: the next one of the round is to see it.
-        self._router.hold(routed, source.name, source.run, asked.sequences)
-        attempt = Attempt(operation, source, routed, asked.sequences)
+        self._router.hold(routed, source.name, source.run, sequences)
+        attempt = Attempt(operation, source, routed, sequences)
         self.attempts.add(attempt)
         return attempt
 
@@ -259,6 +305,25 @@ class Dispatcher:
         if left:
             self._ledger.announce_departure(transaction, self._base_model)
         return left
+
+    async def _moved(self, attempt: Attempt) -> None:
+        try:
+            await self._moves.ask(attempt)
+        except Unavailable as outage:
+            # It only tells which version is drawn: its next dispatch does, too.
+            log.warning("%s", outage.message)
+        except Exception:
+            log.exception("operation=%s went on and its row does not say so", attempt.operation.id)
+
+    async def _note_moves(self, moved: Sequence[Attempt]) -> list[None]:
+        places: dict[tuple[str | None, str], list[RequestId]] = {}
+        for attempt in moved:
+            if attempt in self.attempts:
+                places.setdefault((attempt.source.name, attempt.routed.name), []).append(attempt.operation.id)
+        for (version, replica), operations in places.items():
+            async with self._database.write_one() as session:
+                await move(session, operations, self._process, version=version, replica=replica)
+        return [None] * len(moved)
 
     def _source_of(self, sampled: SampledVersion) -> Source:
         version = None

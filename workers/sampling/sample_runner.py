@@ -15,7 +15,7 @@ from engine.contracts.operations import SampleOutput
 from engine.contracts.sample_report import SampleReport
 from tenants.database import Database
 from tenants.gates import GateMode
-from tenants.samplers import OnStale, versions_followed
+from tenants.samplers import OnStale
 from workers.ledger.operations import ReadyOperation
 from workers.ledger.token_feed import TokenFeed
 from workers.sampling.attempts import Patience, run_attempt
@@ -92,27 +92,17 @@ class SampleRunner:
         Raises ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, ``StaleSample``, and
         ``EngineFailure`` after failures in a row that brought no new token.
         """
-        patience = Patience()
+        patience, newer = Patience(), None
         while not continuation.finished:
-            attempt = await self._dispatcher.begin(operation, continuation.unfinished)
+            attempt = self._dispatcher.go_on(operation, continuation.unfinished, newer) if newer is not None else None
+            attempt = attempt or await self._dispatcher.begin(operation, continuation.unfinished)
             if attempt is None:
                 continuation.abandon()
                 break
-            began = monotonic()
-            history.begin(attempt)
-            if history.attempts > 1:
-                self._telemetry.continued()
-            try:
-                _check_age(continuation, history, attempt.source)
-                before = continuation.made
-                failure = await self._work_on(attempt, continuation, history)
-            finally:
-                self._dispatcher.end(attempt)
-                seconds = monotonic() - began
-                history.decode_seconds += seconds
-                self._telemetry.attempt_done(
-                    operation, replica=attempt.routed.name, number=history.attempts, seconds=seconds
-                )
+            before = continuation.made
+            failure = await self._attempt(attempt, continuation, history)
+            # Nothing is awaited from here to `go_on`: a gate that closes finds one attempt or the other.
+            newer = attempt.newer if failure is None else None
             history.left_at = attempt.left_at
             if attempt.is_aborted:
                 continuation.abandon()
@@ -120,6 +110,7 @@ class SampleRunner:
                 # Versions may have come while it ran to its end.
                 async with self._database.read() as session:
                     _check_age(continuation, history, await self._dispatcher.source(session, operation))
+                newer = None
                 if not continuation.finished:
                     continue
             if not continuation.finished:
@@ -128,7 +119,9 @@ class SampleRunner:
                 if failure is not None:
                     self._telemetry.cut("replica")
                     await self._recover(attempt)
-                await asyncio.sleep(patience.note(failure, made=continuation.made - before))
+                pause = patience.note(failure, made=continuation.made - before)
+                if pause > 0:
+                    await asyncio.sleep(pause)
         return continuation.output(), history.report(continuation)
 
     async def settle(self) -> None:
@@ -170,13 +163,10 @@ class SampleRunner:
 
         Nobody counts on the old version's being idle, so the new one need not wait for the end of a step on it.
         """
-        live = [attempt for attempt in self._dispatcher.attempts if attempt.source.is_live and not attempt.is_cut]
-        if not live or not self._continues_on_new_version:
+        if not self._continues_on_new_version:
             return
-        async with self._database.read() as session:
-            newest = await versions_followed(session, [attempt.operation.lane for attempt in live])
-        for attempt in live:
-            if newest.get(attempt.operation.lane) != attempt.source.name and not attempt.is_cut:
+        for attempt in await self._dispatcher.follow():
+            if not attempt.is_cut:
                 self._telemetry.cut("version")
                 attempt.leave()
 
@@ -190,6 +180,23 @@ class SampleRunner:
                 log.warning("cut not confirmed replica=%s: %s", attempt.routed.name, failure.message)
 
     # --- one attempt -----------------------------------------------------------------------------------------------
+
+    async def _attempt(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
+        """See it through and end it. Returns and raises as ``_work_on``, and ``StaleSample``."""
+        began = monotonic()
+        history.begin(attempt)
+        if history.attempts > 1:
+            self._telemetry.continued()
+        try:
+            _check_age(continuation, history, attempt.source)
+            return await self._work_on(attempt, continuation, history)
+        finally:
+            self._dispatcher.end(attempt)
+            seconds = monotonic() - began
+            history.decode_seconds += seconds
+            self._telemetry.attempt_done(
+                attempt.operation, replica=attempt.routed.name, number=history.attempts, seconds=seconds
+            )
 
     async def _work_on(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
         """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
@@ -218,6 +225,8 @@ class SampleRunner:
             history.left_at = None
         if self._feed.is_followed(attempt.key):
             self._feed.publish(attempt.key, continuation.news())
+        if not attempt.is_noted:
+            self._dispatcher.note_move(attempt)
 
 
 def _check_age(continuation: Continuation, history: History, source: Source) -> None:

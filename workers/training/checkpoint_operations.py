@@ -151,7 +151,7 @@ class CheckpointOperations:
         )
         sampler_id = await create_sampler(transaction, operation.tenant, sampler, self.clock)
         if is_live:
-            await publish_live(transaction, operation.tenant, RunId(run.id), checkpoint)
+            await publish_live(transaction, operation.tenant, RunId(run.id), checkpoint, self.clock)
             self.ledger.announce_versions(transaction, run.base_model)
         return SamplerWeightsSaved(sampling_session_id=sampler_id)
 

@@ -24,7 +24,18 @@ from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpo
 from tenants.clock import utc_now
 from tenants.data_folder import DataFolder
 from tenants.database import Database, create_engine
-from tenants.gates import Dispatch, GateMode, Pause, enter, in_flight, leave_all, pause_gate, resume_gate
+from tenants.gates import (
+    Dispatch,
+    GateMode,
+    Pause,
+    enter,
+    in_flight,
+    leave,
+    leave_all,
+    pause_gate,
+    resume_gate,
+    versions_in_flight,
+)
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
@@ -73,11 +84,16 @@ class Dispatches:
         async with self.database.read() as session:
             return await in_flight(session, run.run)
 
+    async def versions(self, run: LiveRun) -> dict[str, list[str]]:
+        """The versions that its samples are noted to be drawn from, by replica."""
+        async with self.database.read() as session:
+            return await versions_in_flight(session, run.run)
+
     async def publish(self, run: LiveRun) -> None:
         """Have its samplers follow a new version."""
         async with self.database.write() as transaction:
             version = await record(transaction, run.tenant, run.run)
-            await publish_live(transaction, run.tenant, run.run, version)
+            await publish_live(transaction, run.tenant, run.run, version, utc_now)
         run.version = version
 
     @contextmanager
@@ -207,7 +223,8 @@ async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_rou
 async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatches: Dispatches) -> None:
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     async with dispatches.database.write() as publication:
-        await publish_live(publication, cat.tenant, cat.run, await record(publication, cat.tenant, cat.run))
+        version = await record(publication, cat.tenant, cat.run)
+        await publish_live(publication, cat.tenant, cat.run, version, utc_now)
         given_up = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
         # The round has begun, and waits for the publication.
         await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
@@ -225,7 +242,8 @@ async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatch
     async with dispatches.database.write() as transaction:
         await enter(transaction, [Dispatch(dog.sample().id, dog.tenant, BASE, dog.run, "v", "a", "another")], utc_now)
     async with dispatches.database.write() as publication:
-        await publish_live(publication, cat.tenant, cat.run, await record(publication, cat.tenant, cat.run))
+        version = await record(publication, cat.tenant, cat.run)
+        await publish_live(publication, cat.tenant, cat.run, version, utc_now)
         given_up = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
         await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
         given_up.cancel()
@@ -238,6 +256,96 @@ async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatch
     await asyncio.wait([asyncio.create_task(dispatcher.settle())], timeout=BLOCKED_SECONDS)
     assert dispatcher.attempts == set()
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
+
+
+async def left_for_a_newer(dispatches: Dispatches, run: LiveRun) -> Attempt:
+    """An attempt in flight that has been left, since a version was published that it does not draw from."""
+    attempt = await dispatches.dispatcher.begin(run.sample(), 2)
+    assert attempt is not None
+    await dispatches.publish(run)
+    assert attempt in await dispatches.dispatcher.follow()
+    attempt.leave()
+    return attempt
+
+
+def gone_on(dispatches: Dispatches, left: Attempt) -> Attempt | None:
+    """What takes the place of an attempt that was left and is over."""
+    assert left.newer is not None
+    dispatches.dispatcher.end(left)
+    return dispatches.dispatcher.go_on(left.operation, left.sequences, left.newer)
+
+
+async def test_a_sample_goes_on_with_a_newer_version_without_leaving_flight(dispatches: Dispatches) -> None:
+    """So no gate is asked again, and whoever closes one finds it. The neighbour's sample is not told of anything."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    neighbour = await dispatcher.begin(dog.sample(), 1)
+    old = cat.version
+    left = await left_for_a_newer(dispatches, cat)
+    with dispatches.notes() as notes:
+        attempt = gone_on(dispatches, left)
+        assert attempt is not None
+        assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
+    assert notes == []
+    assert (left.source.name, attempt.source.name, attempt.source.publication) == (old, cat.version, 1)
+    assert dispatcher.attempts == {attempt, neighbour}
+    assert sum({one.routed.name: one.routed.sequences for one in (attempt, neighbour) if one}.values()) == 3
+    # There is nothing newer now.
+    assert await dispatcher.follow() == []
+    assert await dispatches.versions(cat) == {left.routed.name: [old]}
+    dispatcher.note_move(attempt)
+    await dispatcher.settle()
+    assert await dispatches.versions(cat) == {attempt.routed.name: [cat.version]}
+    assert neighbour is not None
+    assert await dispatches.versions(dog) == {neighbour.routed.name: [dog.version]}
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
+
+
+async def test_a_sample_behind_a_gate_does_not_go_on_and_its_neighbours_does(dispatches: Dispatches) -> None:
+    cat, dog = dispatches.cat, dispatches.dog
+    left = [await left_for_a_newer(dispatches, run) for run in (cat, dog)]
+    async with dispatches.database.write() as transaction:
+        pause = Pause(GateMode.KEEP)
+        await pause_gate(transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=pause, clock=utc_now)
+    await dispatches.board.refresh()
+    held, gone = (gone_on(dispatches, attempt) for attempt in left)
+    assert held is None
+    assert gone is not None
+    assert dispatches.dispatcher.attempts == {gone}
+
+
+async def test_a_sample_that_is_over_is_not_noted_again(dispatches: Dispatches) -> None:
+    """A note that comes behind the sample's end, or while its row is being deleted, brings nothing back and waits for nobody."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    neighbour = await dispatcher.begin(dog.sample(), 1)
+    moved = [gone_on(dispatches, await left_for_a_newer(dispatches, cat)) for _ in range(2)]
+    ending, ended = (attempt for attempt in moved if attempt is not None)
+    await dispatcher.leave(ended.operation)
+    for attempt in (ending, ended):
+        dispatcher.note_move(attempt)
+    async with asyncio.timeout(SECONDS):
+        if not dispatches.database.has_one_service:
+            async with dispatches.database.write() as transaction:
+                await leave(transaction, [ending.operation.id], "here")
+                # Behind the transaction it would wait for ever.
+                await dispatcher.settle()
+        await dispatcher.settle()
+    is_left = dispatches.database.has_one_service
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (int(is_left), 1)
+    assert neighbour is not None
+    assert await dispatches.versions(dog) == {neighbour.routed.name: [dog.version]}
+
+
+async def test_a_sample_ahead_of_what_was_read_is_not_turned_back(dispatches: Dispatches) -> None:
+    """It may begin on a version that was published after the look at what is followed."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    ahead, behind = [await dispatcher.begin(run.sample(), 1) for run in (cat, dog)]
+    assert ahead is not None
+    assert behind is not None
+    for run in (cat, dog):
+        await dispatches.publish(run)
+    ahead.source = replace(ahead.source, publication=2)
+    assert await dispatcher.follow() == [behind]
+    assert (ahead.newer, ahead.is_cut) == (None, False)
 
 
 async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_other_in_a_circle(

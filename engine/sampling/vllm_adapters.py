@@ -123,75 +123,41 @@ class VllmAdapters:
             await asyncio.shield(leaving)
 
     async def _load(self, entry: _Entry, *, again: bool) -> None:
-        version, settings = entry.version, self._settings
-        check = asyncio.to_thread(
-            check_adapter, version, max_rank=settings.max_lora_rank, head_adapters=settings.head_adapters
-        )
-        checking = self._background.start(check)
         is_done = False
         try:
+            version, settings = entry.version, self._settings
+            # First, so that what cannot be served makes no other version leave.
+            await asyncio.to_thread(
+                check_adapter, version, max_rank=settings.max_lora_rank, head_adapters=settings.head_adapters
+            )
             if not (again or entry.pinned):
-                await self._find_place(entry, checking)
-            await self._load_beside(checking, version)
+                await self._find_place(entry)
+            await self._post_load(version)
             is_done = True
-            self._keep_within_places()
         finally:
-            if not is_done and self._entries.get(version.name) is entry:
-                del self._entries[version.name]
+            if not is_done and self._entries.get(entry.version.name) is entry:
+                del self._entries[entry.version.name]
             self._let_go.set()
             # Later, when this task counts as done: only then can the entry leave.
             asyncio.get_running_loop().call_soon(self._leave_if_forgotten, entry)
 
-    async def _load_beside(self, checking: "asyncio.Task[None]", version: AdapterVersion) -> None:
-        """Load it while it is checked: both read all of it. Nobody samples from it before both are done.
-
-        Raises what either does; the server does not keep then what was not to be served.
-        """
-        loading = self._background.start(self._post_load(version))
-        await asyncio.wait([checking, loading])
-        if checking.exception() is not None and loading.exception() is None:
-            await asyncio.wait([self._unload(version.name)])
-        checking.result()
-        loading.result()
-
-    async def _find_place(self, entry: _Entry, checking: "asyncio.Task[None]") -> None:
-        """Take a place, a spare one if there is; else make the least recently used idle version leave, or wait for one.
-
-        What cannot be served makes no other version leave: raises what ``checking`` does before that.
-        """
+    async def _find_place(self, entry: _Entry) -> None:
+        """Wait for one of the places, making the least recently used idle version leave."""
         # The lock is first come, first served: so are the places.
-        everywhere = self._settings.max_resident + self._settings.spare_places
         async with self._admission:
-            if self._places_taken + len(self._leaving) >= everywhere:
-                await asyncio.wait([checking])
-                checking.result()
-                while self._places_taken >= self._settings.max_resident:
-                    if not self._make_one_leave():
-                        self._let_go.clear()
-                        await self._let_go.wait()
+            while sum(other.has_place for other in self._entries.values()) >= self._settings.max_resident:
+                idle = next((other for other in self._entries.values() if other.has_place and _is_idle(other)), None)
+                if idle is None:
+                    self._let_go.clear()
+                    await self._let_go.wait()
+                else:
+                    self._leave(idle)
             itself, leaving = self._leaving.get(entry.version.name), set(self._leaving.values())
             entry.has_place = True
-            others = everywhere - self._places_taken
         if itself is not None:
             await asyncio.wait([itself])
-        while len(leaving := {task for task in leaving if not task.done()}) > others:
+        while len(leaving := {task for task in leaving if not task.done()}) > self._settings.spare_places:
             await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
-
-    @property
-    def _places_taken(self) -> int:
-        return sum(entry.has_place for entry in self._entries.values())
-
-    def _keep_within_places(self) -> None:
-        """Give spare places up again."""
-        while self._places_taken > self._settings.max_resident and self._make_one_leave():
-            pass
-
-    def _make_one_leave(self) -> bool:
-        """The least recently used idle version; says whether there was one."""
-        idle = next((entry for entry in self._entries.values() if entry.has_place and _is_idle(entry)), None)
-        if idle is not None:
-            self._leave(idle)
-        return idle is not None
 
     def _release(self, entry: _Entry) -> None:
         entry.holders -= 1
@@ -203,12 +169,9 @@ class VllmAdapters:
             self._leave(entry)
 
     def _leave(self, entry: _Entry) -> None:
-        del self._entries[entry.version.name]
-        self._unload(entry.version.name)
-
-    def _unload(self, name: str) -> "asyncio.Task[None]":
-        leaving = self._leaving[name] = self._background.start(self._post_unload(name))
-        return leaving
+        name = entry.version.name
+        del self._entries[name]
+        self._leaving[name] = self._background.start(self._post_unload(name))
 
     async def _post_load(self, version: AdapterVersion) -> None:
         body = {"lora_name": version.name, "lora_path": _path(version)}

@@ -41,7 +41,7 @@ class ScriptedServer:
         """Whether streams stay open after ``lines``, until the client goes away."""
         self.prompt_logprobs: Any = [None, {"1": {"logprob": -1.0}}]
         self.loaded: list[str] = []
-        self.unloaded: list[str] = []
+        self.unloads = 0
         self.may_unload = asyncio.Event()
         """Unloads are answered while it is set."""
         self.may_unload.set()
@@ -69,18 +69,6 @@ class ScriptedServer:
         """Wait until so many have come."""
         async with asyncio.timeout(10):
             while self.asked(prompt) < count:
-                self._asked.clear()
-                await self._asked.wait()
-
-    @property
-    def unloads(self) -> int:
-        """How many have been asked for."""
-        return len(self.unloaded)
-
-    async def until_loads(self, count: int) -> None:
-        """Wait until so many have been asked for, the zero adapter's among them."""
-        async with asyncio.timeout(10):
-            while len(self.loaded) < count:
                 self._asked.clear()
                 await self._asked.wait()
 
@@ -126,14 +114,13 @@ class ScriptedServer:
         return web.json_response({"vllm_config": self.config}, status=404 if self.config is None else 200)
 
     async def _unload(self, request: web.Request) -> web.Response:
-        self.unloaded.append((await request.json())["lora_name"])
+        self.unloads += 1
         self._asked.set()
         await self.may_unload.wait()
         return web.Response()
 
     async def _load(self, request: web.Request) -> web.Response:
         self.loaded.append((await request.json())["lora_name"])
-        self._asked.set()
         return web.Response(status=self.load_answers.pop(0) if self.load_answers else 200)
 
     async def _abort(self, request: web.Request) -> web.Response:

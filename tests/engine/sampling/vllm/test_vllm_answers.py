@@ -1,8 +1,6 @@
 """What a broken vLLM server might answer, scripted: an error for the request, never a wrong number. Needs no vLLM."""
 
 import asyncio
-import os
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.replica import AdapterVersion, PromptScoring
+from engine.sampling.replica import PromptScoring
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY, Client
@@ -224,58 +222,8 @@ async def test_a_version_that_leaves_does_not_hold_up_the_next_where_there_is_a_
     scripted.may_unload.set()
     async with asyncio.timeout(10):
         await asyncio.gather(*later)
-    # In either order: each is checked in a thread before another leaves for it.
+    # In either order: each is checked in a thread before it is loaded.
     assert sorted(scripted.loaded[3:]) == ["v0", "v2"]
-    await replica.close()
-
-
-def unchecked(world: Any, folder: Path) -> tuple[AdapterVersion, Path]:
-    """A version whose check waits until its weights are written to a pipe; the weights' file, and the version."""
-    folder.mkdir()
-    shutil.copy(world.dog.version.directory / "adapter_config.json", folder)
-    os.mkfifo(folder / "adapter_model.safetensors")
-    return AdapterVersion(folder.name, folder), folder / "adapter_model.safetensors"
-
-
-@pytest.mark.parametrize("is_fine", [True, False])
-async def test_a_version_is_loaded_beside_its_check_and_makes_another_leave_only_after_it(
-    settings: VllmSettings, scripted: ScriptedServer, world: Any, tmp_path: Path, is_fine: bool
-) -> None:
-    """In the spare place. What turns out to be none is unloaded, and the other stays."""
-    replica = VllmReplica(replace(settings, max_resident=1, spare_places=1))
-    await replica.start()
-    await replica.load(replace(world.dog.version, name="other"))
-    version, pipe = unchecked(world, tmp_path / "beside")
-    loading = asyncio.create_task(replica.load(version))
-    await scripted.until_loads(3)
-    assert (scripted.loaded[1:], scripted.unloads) == (["other", "beside"], 0)
-    assert not loading.done()
-    weights = (world.dog.version.directory / pipe.name).read_bytes()
-    await asyncio.to_thread(pipe.write_bytes, weights if is_fine else weights[:-10])
-    if is_fine:
-        await loading
-    else:
-        with pytest.raises(InvalidRequest, match="damaged"):
-            await loading
-    await scripted.until_unloads(1)
-    assert scripted.unloaded == ["other" if is_fine else "beside"]
-    assert (await replica.health()).adapters == ("beside" if is_fine else "other",)
-    await replica.close()
-
-
-async def test_a_version_without_a_spare_place_is_checked_before_another_leaves(
-    settings: VllmSettings, scripted: ScriptedServer, world: Any, tmp_path: Path
-) -> None:
-    replica = VllmReplica(replace(settings, max_resident=1))
-    await replica.start()
-    await replica.load(replace(world.dog.version, name="other"))
-    version, pipe = unchecked(world, tmp_path / "damaged")
-    loading = asyncio.create_task(replica.load(version))
-    await asyncio.to_thread(pipe.write_bytes, b"no adapter")
-    with pytest.raises(InvalidRequest, match="damaged"):
-        await loading
-    assert (scripted.loaded[1:], scripted.unloaded) == (["other"], [])
-    assert (await replica.health()).adapters == ("other",)
     await replica.close()
 
 

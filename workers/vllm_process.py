@@ -78,6 +78,8 @@ class VllmProcessSettings:
         }
         # Without scale-out, tokens in and tokens out are refused.
         line = [*self.command, "--enable-lora", "--enable-scale-out"]
+        # Only weft asks, and knows what it asked: a line for each request takes the time of tokens.
+        line.append("--disable-uvicorn-access-log")
         line += [str(part) for pair in flags.items() for part in pair]
         if not self.head_adapters:
             line += ["--lora-target-modules", *self.target_modules]

@@ -95,6 +95,10 @@ def test_a_server_on_a_cpu_must_not_split_prompts_and_one_elsewhere_may(tmp_path
     assert ("--no-enable-chunked-prefill" in settings.arguments(1)) is on_cpu
 
 
+def test_its_log_has_no_line_for_each_request(tmp_path: Path) -> None:
+    assert "--disable-uvicorn-access-log" in settings_of(tmp_path, "good").arguments(1)
+
+
 def test_engine_and_model_share_a_process_where_there_is_one_memory_node(tmp_path: Path) -> None:
     (tmp_path / "node0").mkdir()
     defaults = cpu_defaults(tmp_path)

@@ -52,6 +52,12 @@ class Speaker:
         while self.gate()["in_flight"] != count:
             assert time.monotonic() < deadline
 
+    def until_drawn_from(self, version: str) -> None:
+        """Ask until what is in flight is said to be drawn from ``version``, and from no other."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while list(self.gate()["versions"].values()) != [[version]]:
+            assert time.monotonic() < deadline
+
     def says(self, word: str) -> str:
         """Make ``word`` what live samples say from now on; returns the version."""
         version: str = self.gate("reload", path=self.paths[word])["version"]

@@ -100,6 +100,9 @@ def test_a_sample_that_spans_a_swap_reads_meow_then_woof(cat: Speaker, cow: Spea
     old = cat.says(MEOW)
     sample = cat.stream(tokens=TAUGHT).until_tokens(20)
     new = cat.says(WOOF)
+    sample.until_version(new)
+    cat.until_drawn_from(new)
+    assert not any(new in versions for versions in cow.gate()["versions"].values())
     made = sample.finish()["sequences"][0]["tokens"]
     assert cat.cuts(sample) == 1
     (spans,) = [sequence["spans"] for sequence in cat.report(sample)["sequences"]]

@@ -13,7 +13,7 @@ from time import monotonic
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import NotFound, Unavailable, WeftError
-from engine.contracts.ids import RequestId, RunId
+from engine.contracts.ids import RunId
 from engine.sampling.background import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
 from tenants.clock import Clock
@@ -82,12 +82,20 @@ class Attempt:
         """What its tokens are followed by."""
         return self.operation.lane, self.operation.seq_id
 
+    def uses(self, version: str) -> bool:
+        """Whether it draws from ``version``, or what takes its place may."""
+        return version in (self.source.name, self.newer.name if self.newer is not None else None)
+
     def leave(self) -> None:
         """Go on without the tokens that are just being made."""
         if not self.is_cut:
             self.is_cut = True
             self.left_at = monotonic()
             self.left.set_result(None)
+
+    def follow_up(self, failure: WeftError | None) -> Source | None:
+        """What the sample goes on with in flight; None: it is to be dispatched, as behind a ``failure`` or a gate's cut."""
+        return self.newer if failure is None and self.left.done() else None
 
 
 @dataclass(slots=True, eq=False)
@@ -316,13 +324,13 @@ class Dispatcher:
             log.exception("operation=%s went on and its row does not say so", attempt.operation.id)
 
     async def _note_moves(self, moved: Sequence[Attempt]) -> list[None]:
-        places: dict[tuple[str | None, str], list[RequestId]] = {}
+        places: dict[tuple[str | None, str], list[Attempt]] = {}
         for attempt in moved:
-            if attempt in self.attempts:
-                places.setdefault((attempt.source.name, attempt.routed.name), []).append(attempt.operation.id)
-        for (version, replica), operations in places.items():
-            async with self._database.write_one() as session:
-                await move(session, operations, self._process, version=version, replica=replica)
+            places.setdefault((attempt.source.name, attempt.routed.name), []).append(attempt)
+        for (version, replica), attempts in places.items():
+            if operations := [attempt.operation.id for attempt in attempts if attempt in self.attempts]:
+                async with self._database.write_one() as session:
+                    await move(session, operations, self._process, version=version, replica=replica)
         return [None] * len(moved)
 
     def _source_of(self, sampled: SampledVersion) -> Source:

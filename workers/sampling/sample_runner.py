@@ -102,7 +102,7 @@ class SampleRunner:
             before = continuation.made
             failure = await self._attempt(attempt, continuation, history)
             # Nothing is awaited from here to `go_on`: a gate that closes finds one attempt or the other.
-            newer = attempt.newer if failure is None else None
+            newer = attempt.follow_up(failure)
             history.left_at = attempt.left_at
             if attempt.is_aborted:
                 continuation.abandon()
@@ -135,8 +135,8 @@ class SampleRunner:
 
         A vLLM server dies of a listed adapter without a folder.
         """
-        using = [attempt for attempt in self._dispatcher.attempts if attempt.source.name == version]
-        await asyncio.gather(*(attempt.over.wait() for attempt in using))
+        while using := [attempt for attempt in self._dispatcher.attempts if attempt.uses(version)]:
+            await asyncio.gather(*(attempt.over.wait() for attempt in using))
         for routed in self._router.replicas:
             if version in routed.adapters:
                 try:

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import event
 
 from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.errors import NotFound
+from engine.contracts.errors import EngineFailure, NotFound
 from engine.contracts.ids import CheckpointId, RequestId, RunId, SamplerId, TenantId
 from engine.contracts.operations import LoraSettings, OperationKind, SampleRequest, SamplingParams
 from engine.contracts.paths import Segment
@@ -298,6 +298,24 @@ async def test_a_sample_goes_on_with_a_newer_version_without_leaving_flight(disp
     assert neighbour is not None
     assert await dispatches.versions(dog) == {neighbour.routed.name: [dog.version]}
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
+
+
+async def test_only_a_sample_that_was_left_goes_on_in_flight(dispatches: Dispatches) -> None:
+    """Behind a failure its row is gone, and a gate's cut is to be looked at by a dispatch: a pause may be confirmed over both."""
+    cat, dog = dispatches.cat, dispatches.dog
+    left = await left_for_a_newer(dispatches, cat)
+    neighbour = await dispatches.dispatcher.begin(dog.sample(), 1)
+    assert neighbour is not None
+    neighbour.is_cut = True
+    await dispatches.publish(dog)
+    assert neighbour in await dispatches.dispatcher.follow()
+    assert left.follow_up(None) is left.newer
+    assert left.follow_up(EngineFailure("the replica failed")) is None
+    assert (neighbour.newer is None, neighbour.follow_up(None)) == (False, None)
+    # Both may still draw from what they have seen published.
+    assert left.uses(cat.version)
+    assert neighbour.uses(dog.version)
+    assert not left.uses(dog.version)
 
 
 async def test_a_sample_behind_a_gate_does_not_go_on_and_its_neighbours_does(dispatches: Dispatches) -> None:

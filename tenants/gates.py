@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import cast
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Table, bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest
@@ -85,7 +86,7 @@ _LEAVE = (
 )
 # Rows that another transaction has are about to be deleted, or written anew: they need no note, and are not waited for.
 _MOVE = (
-    update(SampleInFlight.__table__)  # type: ignore[arg-type]
+    update(cast(Table, SampleInFlight.__table__))
     .where(
         SampleInFlight.operation_id.in_(
             select(SampleInFlight.operation_id)

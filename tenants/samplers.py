@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import and_, bindparam, exists, or_, select, update
+from sqlalchemy import Table, and_, bindparam, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
@@ -114,7 +114,7 @@ _BEHIND = (
     .with_for_update()
 )
 _PUBLISH = (
-    update(Sampler.__table__)  # type: ignore[arg-type]
+    update(cast(Table, Sampler.__table__))
     .where(
         Sampler.id.in_(_BEHIND),
         exists().where(Checkpoint.id == bindparam("version"), Checkpoint.tenant_id == bindparam("tenant"), _IS_LEFT),

@@ -41,6 +41,8 @@ class History:
     decode_seconds: float = 0.0
     first_publication: int = 0
     restarts: int = 0
+    made_before: int = 0
+    """Tokens at the beginning of the attempt, after a restart of the sample."""
     left_at: float | None = None
     """When a newer version cut it, until the next token."""
 
@@ -99,7 +101,6 @@ class SampleRunner:
             if attempt is None:
                 continuation.abandon()
                 break
-            before = continuation.made
             failure = await self._attempt(attempt, continuation, history)
             # Nothing is awaited from here to `go_on`: a gate that closes finds one attempt or the other.
             newer = attempt.follow_up(failure)
@@ -119,7 +120,7 @@ class SampleRunner:
                 if failure is not None:
                     self._telemetry.cut("replica")
                     await self._recover(attempt)
-                pause = patience.note(failure, made=continuation.made - before)
+                pause = patience.note(failure, made=continuation.made - history.made_before)
                 if pause > 0:
                     await asyncio.sleep(pause)
         return continuation.output(), history.report(continuation)
@@ -189,6 +190,7 @@ class SampleRunner:
             self._telemetry.continued()
         try:
             _check_age(continuation, history, attempt.source)
+            history.made_before = continuation.made
             return await self._work_on(attempt, continuation, history)
         finally:
             self._dispatcher.end(attempt)

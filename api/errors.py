@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.contracts.errors import InvalidRequest, NotImplementedHere, WeftError
+from contracts.errors import InvalidRequest, NotImplementedHere, WeftError
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 from api.services import ApiServices
 from api.tinker.sampling import accept_sample
-from engine.contracts.errors import FutureGone
-from engine.contracts.ids import RequestId, TenantId
-from engine.contracts.operations import SampleOutput
+from contracts.errors import FutureGone
+from contracts.ids import RequestId, TenantId
+from contracts.operations import SampleOutput
 from tenants.models import OperationState
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import NewOperation, OperationStatus

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from api.errors import describe_problems
 from api.services import Services
 from api.wire.body import read_body
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 
 _NO_NUL = r"^[^\x00]*$"
 

@@ -6,10 +6,10 @@ from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import UnknownBaseModel
-from engine.contracts.ids import TenantId
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import BaseModelFacts
+from contracts.errors import UnknownBaseModel
+from contracts.ids import TenantId
+from contracts.vocabulary import BaseVocabulary
 from tenants.clock import Clock
 from tenants.data_folder import DataFolder
 from tenants.database import Database

@@ -9,11 +9,11 @@ import orjson
 from fastapi import Response
 
 from api.services import ApiServices
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.codec import digest
-from engine.contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
-from engine.contracts.ids import RequestId, TenantId
-from engine.contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
+from contracts.base_model import BaseModelFacts
+from contracts.codec import digest
+from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
+from contracts.ids import RequestId, TenantId
+from contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
 from tenants.runs import run_standing
 from workers.ledger.operations import NewOperation, RejectedOperation
 from workers.telemetry.context import current_work

@@ -26,7 +26,7 @@ from bench.sdk_clients import make_tenants
 from bench.sdk_worker import sdk_data
 from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
 from clients.service_process import ServiceProcess
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 
 BASE = "weft/tiny"
 ADAPTER_MEMORY_VARIABLE = "WEFT_ADAPTER_MEMORY_BYTES"

@@ -25,7 +25,7 @@ import torch
 from bench.chaos_tenant import Account, ChaosTenant
 from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 from bench.sdk_clients import make_tenants
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.training.adapter_state import AdapterState
 from engine.training.base import BaseModel
 from engine.training.checkpoint_files import read_checkpoint

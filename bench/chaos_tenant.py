@@ -10,8 +10,8 @@ import tinker
 from tinker import types
 
 from bench.workload import OperationShape, token_block, training_batch
-from engine.contracts.ids import RunId
-from engine.contracts.operations import LoraSettings, OptimStep
+from contracts.ids import RunId
+from contracts.operations import LoraSettings, OptimStep
 from engine.training.adapter_state import AdapterState
 from engine.training.base import BaseModel
 from engine.training.trainer import PassItem, Trainer

@@ -23,7 +23,7 @@ from bench.contestants import EngineContestant
 from bench.fresh_process import in_fresh_process, prepare
 from bench.service_trainer import make_trainer
 from bench.workload import OperationShape, token_block
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
 
 _PIECE_SECONDS = 0.001

@@ -19,9 +19,9 @@ from bench.process_cpu import children_cpu_seconds, cpu_seconds, idle_seconds
 from bench.process_memory import available_mib
 from bench.sdk_clients import SdkClients
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, training_batch
-from engine.contracts.errors import WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import LoraSettings, OptimStep
+from contracts.errors import WeftError
+from contracts.ids import RunId
+from contracts.operations import LoraSettings, OptimStep
 from engine.training.trainer import PassItem, Trainer
 
 Block = NDArray[np.int64]

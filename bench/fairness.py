@@ -20,10 +20,10 @@ from bench.fresh_process import in_fresh_process, prepare
 from bench.sdk_clients import LoadReport, SdkClients
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
-from engine.contracts.base_model import read_base_model_facts
-from engine.contracts.errors import WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import LoraSettings, OptimStep
+from contracts.base_model import read_base_model_facts
+from contracts.errors import WeftError
+from contracts.ids import RunId
+from contracts.operations import LoraSettings, OptimStep
 from engine.training.base import BaseModel
 from engine.training.trainer import PassItem
 

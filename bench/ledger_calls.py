@@ -10,9 +10,9 @@ import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from bench.ledger_rows import BASE_MODEL, GRACE, LEASE, LedgerRows, a_batch, a_pass_result
-from engine.contracts.codec import digest
-from engine.contracts.ids import RequestId, RunId, TenantId
-from engine.contracts.operations import OperationKind, SampleRequest
+from contracts.codec import digest
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.operations import OperationKind, SampleRequest
 from tenants.clock import Clock
 from tenants.database import Database, create_engine
 from workers.ledger.ledger import Ledger

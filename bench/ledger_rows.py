@@ -9,9 +9,9 @@ from uuid import UUID
 import numpy as np
 from psycopg import Connection, sql
 
-from engine.contracts.codec import digest, encode
-from engine.contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
-from engine.contracts.operations import (
+from contracts.codec import digest, encode
+from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
+from contracts.operations import (
     Datum,
     ForwardBackwardOutput,
     LossName,

@@ -28,7 +28,7 @@ from bench.sdk_clients import LoadReport, SdkClients
 from bench.weft_client import open_session
 from bench.workload import OperationShape
 from clients.command.administration import new_tenant, on_database
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.training.tiny_model import write_tiny_model
 from tenants.database import Database
 from tenants.settings import Settings

@@ -18,7 +18,7 @@ from bench.fresh_process import in_fresh_process, prepare
 from bench.sampling_torch import measure_torch
 from bench.sampling_vllm import Row, measure_vllm, show
 from bench.sdk_clients import make_tenants
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 
 BASE = "weft/tiny"
 _RATIO_AT = 32

@@ -18,7 +18,7 @@ from tinker import types
 
 from bench.weft_client import LearningRun, WeftClient, sample_body
 from clients.service_process import ServiceProcess
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 from engine.sampling.replica import AdapterVersion, GenerateRequest, NewToken
 from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vllm_messages import Chunk, EventLines

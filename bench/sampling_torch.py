@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.sampling_load import Adapters, Contestant, StraightToTorch, asks, serving, turn
 from bench.weft_client import WeftClient
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.base import BaseModel
 from tenants.checkpoints import CHECKPOINTS

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.process_cpu import cpu_seconds, group_cpu_seconds, pin, pin_group
 from bench.sampling_load import Adapters, Contestant, StraightToVllm, ThroughSdk, asks, keeping_session, serving, turn
 from bench.weft_client import WeftClient
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 from workers.vllm_process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 ADAPTERS = 4

@@ -25,7 +25,7 @@ from bench.swap_figures import Figures, bare_figures, swap_figures
 from bench.swap_tenant import Round, SwapTenant
 from bench.version_check import score, undue_tokens, unlike_tokens
 from clients.service_process import ServiceProcess
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from tenants.checkpoints import CHECKPOINTS
 from workers.vllm_process import VllmProcess
 

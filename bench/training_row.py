@@ -26,7 +26,7 @@ from bench.process_memory import peak_rss_mib
 from bench.sdk_clients import SdkClients
 from bench.service_trainer import make_trainer
 from bench.workload import RANK, OperationShape, token_block
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
 
 Rates = dict[str, list[float]]

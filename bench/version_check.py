@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.token_streams import Arrival, Sample, Span
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.sampling.replica import AdapterVersion, GenerateRequest, PromptScored, PromptScoring
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.base import BaseModel

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
 
 RANK = 8
 """Of every adapter: on all linear layers of attention and MLP, none on the head."""

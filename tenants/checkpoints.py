@@ -8,9 +8,9 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import InvalidRequest, NotFound
-from engine.contracts.ids import CheckpointId, RunId, TenantId
-from engine.contracts.paths import CheckpointPath, Segment
+from contracts.errors import InvalidRequest, NotFound
+from contracts.ids import CheckpointId, RunId, TenantId
+from contracts.paths import CheckpointPath, Segment
 from tenants.clock import Clock
 from tenants.models import Checkpoint, Run, Sampler, Session
 

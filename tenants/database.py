@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from engine.contracts.errors import Unavailable
+from contracts.errors import Unavailable
 from tenants.inline_sqlite import InlineConnection
 
 SQLITE_BUSY_SECONDS = 10

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import NotFound
-from engine.contracts.ids import TenantId
-from engine.contracts.paths import CheckpointPath
+from contracts.errors import NotFound
+from contracts.ids import TenantId
+from contracts.paths import CheckpointPath
 from tenants.checkpoints import find_checkpoint
 from tenants.clock import Clock
 from tenants.models import Checkpoint, DownloadLink

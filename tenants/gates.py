@@ -17,8 +17,8 @@ from typing import cast
 from sqlalchemy import ColumnElement, Table, bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import RequestId, RunId, TenantId
+from contracts.errors import InvalidRequest
+from contracts.ids import RequestId, RunId, TenantId
 from tenants.clock import Clock
 from tenants.database import insert_unless_present, replacing_insert
 from tenants.models import AdapterGate, SampleInFlight

@@ -11,8 +11,8 @@ from uuid import uuid4
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import InvalidRequest, NotFound, Unauthenticated
-from engine.contracts.ids import TenantId
+from contracts.errors import InvalidRequest, NotFound, Unauthenticated
+from contracts.ids import TenantId
 from tenants.clock import Clock
 from tenants.database import Database
 from tenants.models import ApiKey, Tenant

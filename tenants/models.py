@@ -275,7 +275,7 @@ class Operation(Base):
 
 
 class OperationPayload(Base):
-    """What was asked: ``engine.contracts.codec`` bytes. Kept until a snapshot covers the operation.
+    """What was asked: ``contracts.codec`` bytes. Kept until a snapshot covers the operation.
 
     ``kept_for_replay`` once the operation's result is pruned and the payload is still needed.
     """
@@ -291,7 +291,7 @@ class OperationPayload(Base):
 
 
 class OperationResult(Base):
-    """What came out: ``engine.contracts.codec`` bytes. Pruned after the grace time."""
+    """What came out: ``contracts.codec`` bytes. Pruned after the grace time."""
 
     __tablename__ = "operation_results"
 
@@ -347,7 +347,7 @@ class SampleInFlight(Base):
 
 
 class SampleReport(Base):
-    """How a sample came about: ``engine.contracts.sample_report`` bytes, pruned with the result."""
+    """How a sample came about: ``contracts.sample_report`` bytes, pruned with the result."""
 
     __tablename__ = "sample_reports"
 

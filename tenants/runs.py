@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import NotFound, RunUnloaded, SessionEnded
-from engine.contracts.ids import RunId, SessionId, TenantId
-from engine.contracts.operations import LoraSettings
+from contracts.errors import NotFound, RunUnloaded, SessionEnded
+from contracts.ids import RunId, SessionId, TenantId
+from contracts.operations import LoraSettings
 from tenants.clock import Clock
 from tenants.database import insert_unless_present
 from tenants.models import Run, RunState, Session

@@ -6,9 +6,9 @@ from typing import cast
 from sqlalchemy import Table, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import NotFound
-from engine.contracts.ids import RequestId, TenantId
-from engine.contracts.sample_report import SampleReport, decode_report, encode_report
+from contracts.errors import NotFound
+from contracts.ids import RequestId, TenantId
+from contracts.sample_report import SampleReport, decode_report, encode_report
 from tenants.models import Checkpoint
 from tenants.models import SampleReport as Row
 

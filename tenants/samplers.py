@@ -8,8 +8,8 @@ from typing import Any, cast
 from sqlalchemy import Table, and_, bindparam, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
-from engine.contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
+from contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
+from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
 from tenants.clock import Clock
 from tenants.database import Database, insert_unless_present
 from tenants.models import Checkpoint, Sampler, Session

@@ -9,8 +9,8 @@ from uuid import uuid4
 from sqlalchemy import Table, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import HeartbeatRefused, NotFound, SessionEnded
-from engine.contracts.ids import SessionId, TenantId
+from contracts.errors import HeartbeatRefused, NotFound, SessionEnded
+from contracts.ids import SessionId, TenantId
 from tenants.clock import Clock
 from tenants.database import insert_unless_present
 from tenants.models import Run, Sampler, Session

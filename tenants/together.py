@@ -9,7 +9,7 @@ from contextvars import Context
 from itertools import repeat
 from typing import Generic, TypeVar
 
-from engine.contracts.errors import WeftError
+from contracts.errors import WeftError
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import BaseModelFacts
+from contracts.vocabulary import BaseVocabulary
 from engine.training.base import BaseModel
 from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 from engine.sampling.vllm_http import VllmHttp
 from workers import vllm_guard
 from workers.vllm_cores import bind_engine

@@ -14,9 +14,9 @@ from api.openai.schemas import ChatRequest, Message
 from api.openai.streaming import streamed
 from api.openai.whole import whole
 from api.services import Caller, Services
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import SampledSequence
-from engine.contracts.vocabulary import BaseVocabulary, ChatMessage
+from contracts.errors import InvalidRequest
+from contracts.operations import SampledSequence
+from contracts.vocabulary import BaseVocabulary, ChatMessage
 from workers.ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)

@@ -5,7 +5,7 @@ from typing import Any
 
 from api.openai.generation import Generation
 from api.openai.text_stream import TextStream
-from engine.contracts.operations import SampledSequence
+from contracts.operations import SampledSequence
 
 
 def text_stream(generation: Generation) -> TextStream:

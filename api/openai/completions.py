@@ -14,8 +14,8 @@ from api.openai.schemas import CompletionRequest
 from api.openai.streaming import streamed
 from api.openai.whole import whole
 from api.services import Caller, Services
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import SampledSequence
+from contracts.errors import InvalidRequest
+from contracts.operations import SampledSequence
 from workers.ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)

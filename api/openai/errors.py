@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.errors import describe_problems
-from engine.contracts.errors import InvalidRequest, WeftError
+from contracts.errors import InvalidRequest, WeftError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -16,11 +16,11 @@ from api.openai.schemas import GenerationRequest
 from api.services import ApiServices
 from api.wire.sampling_codec import sample_request
 from api.wire.schemas import AsampleRequest, Chunk, JsonSamplingParams, ModelInput
-from engine.contracts.codec import digest
-from engine.contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
-from engine.contracts.ids import SamplerId, SessionId, TenantId
-from engine.contracts.operations import OperationKind, SampledSequence, SampleRequest
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.codec import digest
+from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
+from contracts.ids import SamplerId, SessionId, TenantId
+from contracts.operations import OperationKind, SampledSequence, SampleRequest
+from contracts.vocabulary import BaseVocabulary
 from tenants.models import OperationState
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session

@@ -9,9 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from api.json_body import PathId
 from api.openai.errors import OpenAiRoute
 from api.services import ApiServices, Caller, Services
-from engine.contracts.errors import NotFound
-from engine.contracts.ids import CheckpointId, RunId, TenantId
-from engine.contracts.paths import Segment, parse_path
+from contracts.errors import NotFound
+from contracts.ids import CheckpointId, RunId, TenantId
+from contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint, list_checkpoints, newest_sampler_checkpoint, path_of
 from tenants.runs import get_run, list_runs
 from tenants.samplers import version_published

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from api.json_body import PlainText, RequestModel
 from api.wire.schemas import DefaultingModel
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 
 MOST_TOP_LOGPROBS = 20
 

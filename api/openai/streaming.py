@@ -11,7 +11,7 @@ from api.openai.choices import text_stream, usage
 from api.openai.errors import error_body
 from api.openai.generation import Generation
 from api.openai.text_stream import TextStream
-from engine.contracts.errors import WeftError
+from contracts.errors import WeftError
 from workers.ledger.token_feed import TokensMade
 
 RenderPart = Callable[[Generation, int, str, TokensMade], dict[str, Any]]

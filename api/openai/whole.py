@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from api.openai.choices import usage
 from api.openai.generation import Generation
-from engine.contracts.operations import SampledSequence
+from contracts.operations import SampledSequence
 
 RenderChoice = Callable[[Generation, SampledSequence], dict[str, Any]]
 """A finished choice without its place and its reason."""

@@ -11,7 +11,7 @@ from api.json_body import PathId, RequestModel, json_body
 from api.paging import Cursor, Page, cursor_of
 from api.services import Caller, Services
 from api.wire.sdk_version import listed_segments
-from engine.contracts.paths import CheckpointPath, Segment, parse_path
+from contracts.paths import CheckpointPath, Segment, parse_path
 from tenants import checkpoints
 from tenants.models import Checkpoint
 from tenants.runs import get_run

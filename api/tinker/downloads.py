@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from api.json_body import PathId
 from api.services import ApiServices, Caller, Services
-from engine.contracts.errors import NotFound
-from engine.contracts.ids import TenantId
-from engine.contracts.paths import parse_path
+from contracts.errors import NotFound
+from contracts.ids import TenantId
+from contracts.paths import parse_path
 from tenants.downloads import Link, linked_directory, make_link
 
 router = APIRouter(tags=["downloads"])

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from api.json_body import PlainText, RequestModel, json_body
 from api.services import ApiServices, Caller, Services
 from api.wire.results import encode_result
-from engine.contracts.errors import FutureGone
-from engine.contracts.ids import TenantId
-from engine.contracts.operations import OperationKind
+from contracts.errors import FutureGone
+from contracts.ids import TenantId
+from contracts.operations import OperationKind
 from tenants.models import OperationState, RunState
 from tenants.runs import get_run, open_runs
 from workers.ledger.operations import OperationStatus

@@ -12,10 +12,10 @@ from api.json_body import json_body
 from api.services import ApiServices, Caller, Services
 from api.submission import TrainingSubmission, promise, submit_training
 from api.wire.schemas import CreateModelRequest, LoraConfig, ModelRequest, OptimizerConfig
-from engine.contracts.codec import digest
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import RequestId, RunId, SessionId, TenantId
-from engine.contracts.operations import CreateModel, LoraSettings, OperationKind, Payload, UnloadModel
+from contracts.codec import digest
+from contracts.errors import InvalidRequest
+from contracts.ids import RequestId, RunId, SessionId, TenantId
+from contracts.operations import CreateModel, LoraSettings, OperationKind, Payload, UnloadModel
 from tenants.runs import NewRun, create_run, get_run, run_id_for
 from tenants.sessions import get_session, live_session
 from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation

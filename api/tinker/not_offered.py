@@ -11,9 +11,9 @@ from api.services import Caller, Services
 from api.submission import TrainingSubmission, submit_training
 from api.wire.body import read_body
 from api.wire.schemas import ModelKey
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import NotImplementedHere
-from engine.contracts.operations import OperationKind, Payload
+from contracts.base_model import BaseModelFacts
+from contracts.errors import NotImplementedHere
+from contracts.operations import OperationKind, Payload
 
 router = APIRouter(tags=["not offered"])
 

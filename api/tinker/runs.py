@@ -10,7 +10,7 @@ from api.json_body import PathId
 from api.paging import Cursor, Page, cursor_of
 from api.services import Caller, Services
 from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
-from engine.contracts.paths import Segment
+from contracts.paths import Segment
 from tenants.checkpoints import latest_checkpoints
 from tenants.models import Checkpoint, Run, RunState
 from tenants.runs import get_run, list_runs

@@ -10,11 +10,11 @@ from api.services import ApiServices, Caller, Services
 from api.submission import promise
 from api.wire.sampling_codec import sample_request
 from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
-from engine.contracts.codec import digest
-from engine.contracts.errors import InvalidRequest, NotFound, SessionEnded
-from engine.contracts.ids import CheckpointId, RequestId, SessionId, TenantId
-from engine.contracts.operations import OperationKind, SampleRequest
-from engine.contracts.paths import Segment, parse_path
+from contracts.codec import digest
+from contracts.errors import InvalidRequest, NotFound, SessionEnded
+from contracts.ids import CheckpointId, RequestId, SessionId, TenantId
+from contracts.operations import OperationKind, SampleRequest
+from contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint
 from tenants.samplers import NewSampler, create_sampler, get_sampler
 from tenants.sessions import live_session

@@ -13,9 +13,9 @@ from api.submission import OFF_LOOP_BYTES, TrainingSubmission, submit_training
 from api.wire.body import OversizedBody, read_body
 from api.wire.schemas import AdamParams, ForwardRequest, ModelKey, OptimStepRequest
 from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import OperationKind, OptimStep, Payload
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.operations import OperationKind, OptimStep, Payload
 from tenants.settings import Settings
 
 router = APIRouter(tags=["training"])

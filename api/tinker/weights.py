@@ -19,11 +19,11 @@ from api.wire.schemas import (
     SaveWeightsRequest,
     WeightsInfoRequest,
 )
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import SessionId, TenantId
-from engine.contracts.operations import LoadWeights, OperationKind, Payload, SaveWeights, SaveWeightsForSampler
-from engine.contracts.paths import Segment, check_name, parse_path
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.ids import SessionId, TenantId
+from contracts.operations import LoadWeights, OperationKind, Payload, SaveWeights, SaveWeightsForSampler
+from contracts.paths import Segment, check_name, parse_path
 from tenants.checkpoints import check_ttl, find_checkpoint
 from tenants.runs import NewRun, lora_settings, run_id_for
 

@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.json_body import PathId, RequestModel, json_body
 from api.services import ApiServices, Caller, Services
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import CheckpointId, RunId, TenantId
-from engine.contracts.paths import Segment, parse_path
+from contracts.errors import InvalidRequest
+from contracts.ids import CheckpointId, RunId, TenantId
+from contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
 from tenants.gates import (
     Gate,

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 
 from api.json_body import PathId
 from api.services import Caller, Services
-from engine.contracts.sample_report import SampleReport
+from contracts.sample_report import SampleReport
 from tenants.sample_reports import report_of
 
 router = APIRouter(prefix="/samples", tags=["samples"])

@@ -12,8 +12,8 @@ from api.json_body import json_body
 from api.services import ApiServices, Caller, Services
 from api.tinker.sampling import sample_operation
 from api.wire.schemas import AsampleRequest
-from engine.contracts.errors import FutureGone
-from engine.contracts.ids import TenantId
+from contracts.errors import FutureGone
+from contracts.ids import TenantId
 from tenants.models import OperationState
 from workers.ledger.operations import NewOperation
 from workers.ledger.token_feed import TokensMade

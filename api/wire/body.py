@@ -5,7 +5,7 @@ import asyncio
 import zstandard
 from starlette.requests import Request
 
-from engine.contracts.errors import InvalidRequest, PayloadTooLarge
+from contracts.errors import InvalidRequest, PayloadTooLarge
 
 _WINDOW_LOG_MAX = 27
 """A zstd frame may ask for a window of at most 128 MiB."""

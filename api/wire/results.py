@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from api.wire import weft_wire_pb2 as pb
-from engine.contracts.operations import (
+from contracts.operations import (
     ForwardBackwardOutput,
     ModelCreated,
     ModelUnloaded,

@@ -4,9 +4,9 @@ import math
 
 from api.wire.schemas import AsampleRequest, JsonSamplingParams
 from api.wire.training_codec import check_token_ids, tokens_of
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import SampleRequest, SamplingParams
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.operations import SampleRequest, SamplingParams
 from tenants.settings import Settings
 
 MAX_STOPS = 64

@@ -4,7 +4,7 @@ import re
 
 from starlette.requests import Request
 
-from engine.contracts.paths import Segment
+from contracts.paths import Segment
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _EXTERNAL_SINCE = (0, 28)

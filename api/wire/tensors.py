@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from api.wire import weft_wire_pb2 as pb
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 
 _DTYPES: Mapping[int, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype("<f4"),

@@ -11,10 +11,10 @@ from api.wire import tensors
 from api.wire import weft_wire_pb2 as pb
 from api.wire.schemas import MAX_SEQ_ID, ForwardInput, JsonDatum, ModelInput
 from api.wire.tensors import ExpansionBudget
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.losses import LOSS_RULES
-from engine.contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.losses import LOSS_RULES
+from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
 from tenants.settings import Settings
 
 TARGETS = "target_tokens"

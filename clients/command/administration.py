@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.engine import make_url
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from migrations.upgrade import current_is_head, is_newer, upgrade
 from tenants.clock import utc_now
 from tenants.database import Database, create_engine

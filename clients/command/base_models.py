@@ -3,8 +3,8 @@
 import ipaddress
 from pathlib import Path
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.errors import InvalidRequest
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import InvalidRequest
 from tenants.settings import Settings
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from celery import Celery
 
 from clients.command.readiness import readiness
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from migrations.upgrade import current_is_head, is_newer
 from tenants.clock import utc_now
 from tenants.data_folder import DataFolder

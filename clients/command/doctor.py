@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from clients.command.base_models import read_base_models
 from clients.command.doctor_services import examine_services
 from clients.command.finding import Finding
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import WeftError
+from contracts.base_model import BaseModelFacts
+from contracts.errors import WeftError
 from migrations.upgrade import current_is_head, is_newer
 from tenants.database import create_engine
 from tenants.settings import Settings

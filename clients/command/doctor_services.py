@@ -5,7 +5,7 @@ from importlib import import_module
 from urllib.parse import urlsplit
 
 from clients.command.finding import Finding
-from engine.contracts.errors import EngineFailure, InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm_http import VllmHttp
 from tenants.settings import Settings
 from workers.sampling.replica_sources import split_url

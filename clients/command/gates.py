@@ -8,8 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from clients.command.administration import on_database
 from clients.command.options import DataOption, load_settings, run_or_explain
-from engine.contracts.errors import NotFound
-from engine.contracts.ids import TenantId
+from contracts.errors import NotFound
+from contracts.ids import TenantId
 from tenants.clock import utc_now
 from tenants.database import Database
 from tenants.gates import Gate, GateMode, Pause, gate_of, in_flight, pause_gate, pool_gate, resume_gate

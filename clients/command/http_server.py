@@ -10,7 +10,7 @@ import uvicorn
 
 from api.app import create_app
 from api.services import ApiServices
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from tenants.settings import Settings
 from workers.ledger.wakeups import Wakeups
 

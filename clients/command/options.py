@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from engine.contracts.errors import WeftError
+from contracts.errors import WeftError
 from tenants.settings import Settings
 
 DataOption = Annotated[

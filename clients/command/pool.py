@@ -10,7 +10,7 @@ from clients.command.base_models import read_base_models
 from clients.command.cluster_fabric import POOL, open_cluster
 from clients.command.process import keep_pauses_short
 from clients.command.signals import until_asked_to_end
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 from engine.sampling.vocabulary import read_vocabulary
 from tenants.database import this_host
 from tenants.settings import Settings

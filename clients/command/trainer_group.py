@@ -5,8 +5,8 @@ import logging
 import os
 import signal
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
 from engine.training.base import BaseModel
 from engine.training.group import TrainerGroup, is_group
 from tenants.settings import Settings

@@ -13,7 +13,7 @@ from clients.command.cluster_fabric import check_cluster
 from clients.command.http_server import address, bind
 from clients.command.serve import greet, make_first_key
 from clients.command.supervisor import Child, Supervisor
-from engine.contracts.errors import Unavailable
+from contracts.errors import Unavailable
 from migrations.upgrade import upgrade
 from tenants.database import Database, create_engine
 from tenants.settings import Settings

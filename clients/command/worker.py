@@ -17,7 +17,7 @@ from clients.command.cluster_fabric import WORKER, ClusterFabric, open_cluster
 from clients.command.process import keep_pauses_short
 from clients.command.signals import until_asked_to_end
 from clients.command.trainer_group import follow, join_group, load_base
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 from engine.training.group import TrainerGroup
 from tenants.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue

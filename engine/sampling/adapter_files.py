@@ -12,7 +12,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from engine.sampling.replica import AdapterVersion
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

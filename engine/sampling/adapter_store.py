@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 from engine.sampling.failures import as_weft_error
 from engine.sampling.replica import AdapterVersion
 from engine.training.lora import LoraWeights

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine.contracts.errors import WeftError
+from contracts.errors import WeftError
 from engine.sampling.replica import GenerateEvent
 
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from engine.contracts.errors import EngineFailure, WeftError
+from contracts.errors import EngineFailure, WeftError
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from engine.sampling.kv_cache import KvCache
 from engine.sampling.stacked_adapters import MAX_STACKED_RANK, AdapterStack, RowAdapters, StackHooks
 from engine.training.base import BaseModel

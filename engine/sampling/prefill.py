@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 from engine.sampling.batch import Join, extend_rows, left_padding
 from engine.sampling.forward_pass import ForwardPass, adapter_segments
 from engine.sampling.kv_cache import CachePart, KvCache, assemble

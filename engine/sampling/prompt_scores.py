@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import TopkLogprobs, empty_topk
+from contracts.errors import EngineFailure
+from contracts.operations import TopkLogprobs, empty_topk
 from engine.sampling.replica import PromptScoring
 
 NOT_FINITE = "the model gave logits that are not finite; no logprobs can be reported"

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contracts.operations import TopkLogprobs
+from contracts.operations import TopkLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
 from engine.sampling.replica import GenerateRequest
 
 

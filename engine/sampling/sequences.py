@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contracts.errors import EngineFailure, WeftError
+from contracts.errors import EngineFailure, WeftError
 from engine.sampling.adapter_store import Lease
 from engine.sampling.delivery import EventStream, Outbox
 from engine.sampling.prompt_scores import NOT_FINITE, PromptScores

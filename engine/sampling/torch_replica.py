@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.adapter_store import AdapterStore
 from engine.sampling.continuous_batching import ContinuousBatcher
 from engine.sampling.delivery import Outbox

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 from engine.sampling.background import Background
 from engine.sampling.vllm_http import VllmHttp
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.adapter_files import check_adapter
 from engine.sampling.background import Background
 from engine.sampling.replica import AdapterVersion

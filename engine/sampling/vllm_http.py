@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.vllm_messages import ErrorAnswer
 
 T = TypeVar("T")

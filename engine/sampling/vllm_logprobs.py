@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import empty_topk
+from contracts.errors import EngineFailure
+from contracts.operations import empty_topk
 from engine.sampling.replica import PromptScored, PromptScoring
 from engine.sampling.vllm_messages import PromptToken, Sampled
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.adapter_files import write_zero_adapter
 from engine.sampling.background import Background
 from engine.sampling.failures import as_weft_error

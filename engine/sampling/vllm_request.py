@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from engine.sampling.delivery import EventStream
 from engine.sampling.replica import GenerateRequest
 from engine.sampling.request_checks import check_request

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.delivery import EventStream
 from engine.sampling.replica import Ended, EndReason, NewToken
 from engine.sampling.vllm_aborts import VllmAborts

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

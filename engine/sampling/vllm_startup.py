@@ -1,6 +1,6 @@
 """Whether a vLLM server is what the settings say, before anything is sampled on it."""
 
-from engine.contracts.errors import EngineFailure, InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm_adapters import MODELS
 from engine.sampling.vllm_http import VllmHttp
 from engine.sampling.vllm_messages import LoraLimits, ModelList, ServerInfo

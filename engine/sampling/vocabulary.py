@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.vocabulary import BaseVocabulary, ChatMessage
+from contracts.errors import InvalidRequest
+from contracts.vocabulary import BaseVocabulary, ChatMessage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import OptimStep
+from contracts.errors import InvalidRequest
+from contracts.operations import OptimStep
 
 _CLIP_EPSILON = 1e-6
 """As in ``torch.nn.utils.clip_grad_norm_``."""

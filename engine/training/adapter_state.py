@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import LoraSettings
+from contracts.errors import InvalidRequest
+from contracts.operations import LoraSettings
 from engine.training.base import BaseModel
 from engine.training.lora import LoraWeights
 from engine.training.whole_folder import write_whole

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import LoraSettings
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.operations import LoraSettings
 from engine.training.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, trains
 from engine.training.row_layout import InputLayout, observe_layouts, restore_rows
 

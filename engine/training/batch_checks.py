@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.losses import LOSS_RULES, LossRule
-from engine.contracts.operations import Datum, TrainingBatch
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.losses import LOSS_RULES, LossRule
+from contracts.operations import Datum, TrainingBatch
 
 
 def check_batch(batch: TrainingBatch, facts: BaseModelFacts) -> None:

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import LoraSettings
+from contracts.errors import InvalidRequest
+from contracts.operations import LoraSettings
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.base import BaseModel
 from engine.training.lora import LoraLayout, LoraPair, LoraWeights

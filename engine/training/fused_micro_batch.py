@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.contracts.errors import WeftError
-from engine.contracts.operations import Datum, LossSpec
+from contracts.errors import WeftError
+from contracts.operations import Datum, LossSpec
 from engine.training.base import BaseModel
 from engine.training.losses import flat_inputs, loss_terms
 from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.training.base import BaseModel
 from engine.training.fused_micro_batch import Attempt, Clocks, Computed, FusedMicroBatches, Share
 from engine.training.lora import LoraWeights

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 from engine.training.base import BaseModel, read_model
 from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
 from engine.training.group_work import Beat, Message, SentAttempt, Stop, Work

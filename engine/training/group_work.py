@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from engine.contracts.operations import Datum, LoraSettings, LossSpec
+from contracts.operations import Datum, LoraSettings, LossSpec
 from engine.training.base import BaseModel
 from engine.training.fused_micro_batch import Attempt
 from engine.training.lora import LoraLayout, LoraWeights

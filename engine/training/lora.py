@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 from torch import Tensor
 
-from engine.contracts.operations import LoraSettings
+from contracts.operations import LoraSettings
 
 if TYPE_CHECKING:
     from engine.training.base import BaseModel

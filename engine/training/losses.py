@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.contracts.losses import BETA, CLIP_HIGH, CLIP_LOW, LOSS_RULES
-from engine.contracts.operations import Datum, LossName, LossSpec
+from contracts.losses import BETA, CLIP_HIGH, CLIP_LOW, LOSS_RULES
+from contracts.operations import Datum, LossName, LossSpec
 
 Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]

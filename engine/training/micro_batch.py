@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.contracts.operations import Datum, LossSpec
+from contracts.operations import Datum, LossSpec
 from engine.training.lora import LoraWeights
 
 MAX_PADDING_RATIO = 1.25

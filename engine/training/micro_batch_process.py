@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from engine.contracts.base_model import BaseModelFacts
+from contracts.base_model import BaseModelFacts
 from engine.training.base import BaseModel
 from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
 from engine.training.group_work import SentAttempt, Work

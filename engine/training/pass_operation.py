@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from engine.contracts.errors import EngineFailure, WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import ForwardBackwardOutput, TrainingBatch
+from contracts.errors import EngineFailure, WeftError
+from contracts.ids import RunId
+from contracts.operations import ForwardBackwardOutput, TrainingBatch
 
 
 @dataclass(frozen=True, slots=True)

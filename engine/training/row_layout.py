@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 
 
 class InputLayout(Enum):

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from transformers import PreTrainedModel
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from engine.training.base import BaseModel, decoder_stack
 
 

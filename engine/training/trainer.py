@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.ids import RunId
+from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped
 from engine.training.adamw import AdamWTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.base import BaseModel

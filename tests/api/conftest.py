@@ -21,13 +21,13 @@ from sqlalchemy import update
 
 from api.app import create_app
 from api.services import ApiServices, JointCalls
-from engine.contracts.base_model import read_base_model_facts
-from engine.contracts.codec import digest
-from engine.contracts.errors import WeftError
-from engine.contracts.ids import CheckpointId, RequestId, RunId, TenantId
-from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
-from engine.contracts.paths import Segment
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import read_base_model_facts
+from contracts.codec import digest
+from contracts.errors import WeftError
+from contracts.ids import CheckpointId, RequestId, RunId, TenantId
+from contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
+from contracts.paths import Segment
+from contracts.vocabulary import BaseVocabulary
 from tenants import checkpoints, keys, runs
 from tenants.data_folder import DataFolder
 from tenants.database import Database, create_engine

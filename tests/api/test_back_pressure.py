@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from engine.contracts.operations import OperationKind, SampledSequence, SampleOutput
+from contracts.operations import OperationKind, SampledSequence, SampleOutput
 from tenants.settings import Settings
 from tests.api.conftest import BASE, Service, Tenant
 from workers.ledger.operations import Completion

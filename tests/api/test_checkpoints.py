@@ -1,7 +1,7 @@
 import pytest
 from tinker import types
 
-from engine.contracts.paths import Segment
+from contracts.paths import Segment
 from tenants.checkpoints import MAX_TTL
 
 

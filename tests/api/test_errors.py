@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from api.errors import InternalErrorGuard
 from api.tinker.not_offered import NOT_OFFERED
-from engine.contracts import errors
+from contracts import errors
 from tests.ledger_heads import ready_heads
 
 

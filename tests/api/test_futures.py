@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import (
+from contracts.errors import EngineFailure
+from contracts.operations import (
     ForwardBackwardOutput,
     LossName,
     LossSpec,

@@ -5,7 +5,7 @@ import re
 import pytest
 from sqlalchemy import select
 
-from engine.contracts.operations import OptimStep
+from contracts.operations import OptimStep
 from tenants.models import Operation
 from tests.api.conftest import Service, Tenant
 from workers.telemetry.readiness import NotReady

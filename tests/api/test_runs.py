@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import event, update
 from tinker import types
 
-from engine.contracts.paths import Segment
+from contracts.paths import Segment
 from tenants.models import Run, RunState
 
 

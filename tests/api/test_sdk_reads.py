@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from engine.contracts.paths import Segment
+from contracts.paths import Segment
 
 SCRIPT = Path(__file__).with_name("sdk_reads.py")
 

@@ -18,7 +18,7 @@ from bench.chaos import judge, wait_for_recovery
 from bench.chaos_tenant import ChaosTenant
 from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 from clients.command.administration import new_tenant, on_database
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
 from tenants.settings import Settings
 from tests.cluster.tcp_proxy import TcpProxy

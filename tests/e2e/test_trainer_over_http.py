@@ -26,7 +26,7 @@ from bench.sdk_clients import SdkClients, make_tenants
 from bench.workload import OperationShape
 from clients.command.administration import new_tenant
 from clients.service_process import ServiceProcess
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary
 from migrations.upgrade import upgrade
 from tenants.clock import utc_now

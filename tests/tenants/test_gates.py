@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import RequestId, RunId, TenantId
+from contracts.errors import InvalidRequest
+from contracts.ids import RequestId, RunId, TenantId
 from migrations.upgrade import upgrade
 from tenants.database import Database, create_engine
 from tenants.gates import (

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import NotFound
-from engine.contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
-from engine.contracts.operations import LoraSettings
-from engine.contracts.paths import Segment
+from contracts.errors import NotFound
+from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
+from contracts.operations import LoraSettings
+from contracts.paths import Segment
 from migrations.upgrade import upgrade
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.clock import utc_now

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.contracts.errors import NotFound, Unavailable, WeftError
+from contracts.errors import NotFound, Unavailable, WeftError
 from tenants.together import Together, few_lengths
 
 

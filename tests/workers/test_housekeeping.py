@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from engine.contracts.ids import CheckpointId, RunId, SessionId, TenantId
-from engine.contracts.operations import LoraSettings
-from engine.contracts.paths import Segment
+from contracts.ids import CheckpointId, RunId, SessionId, TenantId
+from contracts.operations import LoraSettings
+from contracts.paths import Segment
 from migrations.upgrade import upgrade
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.data_folder import DataFolder

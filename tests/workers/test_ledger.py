@@ -17,10 +17,10 @@ from sqlalchemy import create_engine as create_sync_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.codec import digest
-from engine.contracts.errors import EngineFailure, InvalidRequest, NotFound, RunUnloaded, SequenceConflict
-from engine.contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
-from engine.contracts.operations import (
+from contracts.codec import digest
+from contracts.errors import EngineFailure, InvalidRequest, NotFound, RunUnloaded, SequenceConflict
+from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
+from contracts.operations import (
     CreateModel,
     LoraSettings,
     ModelCreated,

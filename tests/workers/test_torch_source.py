@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
 from tenants.settings import Settings
 from workers.torch_source import TorchSource

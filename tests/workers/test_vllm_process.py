@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 from workers import vllm_process
 from workers.vllm_process import VllmProcess, VllmProcessSettings, cpu_defaults
 

@@ -9,7 +9,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from sqlalchemy import or_, select, update
 
-from engine.contracts.errors import Unavailable
+from contracts.errors import Unavailable
 from tenants.clock import Clock
 from tenants.database import Database
 from tenants.models import Placement

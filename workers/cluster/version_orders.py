@@ -14,8 +14,8 @@ from uuid import uuid4
 
 from sqlalchemy import delete, insert, select, update
 
-from engine.contracts.errors import EngineFailure, Unavailable, WeftError
-from engine.contracts.ids import CheckpointId, RunId
+from contracts.errors import EngineFailure, Unavailable, WeftError
+from contracts.ids import CheckpointId, RunId
 from tenants.clock import Clock
 from tenants.database import Database, after_commit
 from tenants.models import VersionOrder, WorkerProcess

@@ -14,7 +14,7 @@ from time import monotonic
 from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.ids import RunId
+from contracts.ids import RunId
 from tenants.clock import Clock
 from tenants.database import Database, after_commit, insert_unless_present
 from tenants.models import Operation, OperationState, Placement, Run, RunState, Session

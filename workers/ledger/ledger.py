@@ -15,10 +15,10 @@ from uuid import uuid4
 from sqlalchemy import Row, Select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.codec import decode_payload, decode_result, encode
-from engine.contracts.errors import LeaseLost, NotFound, RunUnloaded, SequenceConflict, WeftError
-from engine.contracts.ids import RequestId, RunId, TenantId
-from engine.contracts.operations import OperationKind, Result, SampleOutput
+from contracts.codec import decode_payload, decode_result, encode
+from contracts.errors import LeaseLost, NotFound, RunUnloaded, SequenceConflict, WeftError
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.operations import OperationKind, Result, SampleOutput
 from tenants.clock import Clock
 from tenants.database import Database, after_commit
 from tenants.models import Operation, OperationState

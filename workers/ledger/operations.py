@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from engine.contracts.errors import ErrorCategory, WeftError
-from engine.contracts.ids import RequestId, RunId, TenantId
-from engine.contracts.operations import OperationKind, Payload, Result
+from contracts.errors import ErrorCategory, WeftError
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.operations import OperationKind, Payload, Result
 from tenants.models import OperationState
 
 UNLOAD_SEQ_ID = 2**62

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.contracts.ids import CheckpointId, RunId
+from contracts.ids import CheckpointId, RunId
 
 Prepare = Callable[[RunId, CheckpointId], Awaitable[None]]
 """Loads a version of a run where samples of that run are made. Raises ``WeftError``: nothing is loaded."""

@@ -6,9 +6,9 @@ from time import time
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.codec import encode
-from engine.contracts.errors import TooManySamples, WeftError
-from engine.contracts.ids import RequestId, TenantId
+from contracts.codec import encode
+from contracts.errors import TooManySamples, WeftError
+from contracts.ids import RequestId, TenantId
 from tenants.clock import Clock
 from tenants.database import Database, after_commit
 from tenants.models import OperationState

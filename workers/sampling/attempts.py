@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 from engine.sampling.replica import GenerateRequest, SamplerReplica
 from workers.sampling.continuation import Continuation
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.ids import CheckpointId, RunId
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import BaseModelFacts
+from contracts.ids import CheckpointId, RunId
+from contracts.vocabulary import BaseVocabulary
 from tenants.checkpoints import directory_of
 from tenants.replica_orders import StandingOrder, standing_orders
 from workers.fabric import Fabric

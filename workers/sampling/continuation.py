@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import SampledSequence, SampleOutput, SampleRequest, TopkLogprobs, empty_topk
-from engine.contracts.sample_report import SequenceReport, VersionSpan
+from contracts.errors import EngineFailure
+from contracts.operations import SampledSequence, SampleOutput, SampleRequest, TopkLogprobs, empty_topk
+from contracts.sample_report import SequenceReport, VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,

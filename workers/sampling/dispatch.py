@@ -12,8 +12,8 @@ from time import monotonic
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import NotFound, Unavailable, WeftError
-from engine.contracts.ids import RunId
+from contracts.errors import NotFound, Unavailable, WeftError
+from contracts.ids import RunId
 from engine.sampling.background import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
 from tenants.clock import Clock

@@ -7,7 +7,7 @@ The picture only decides when to look and what to cut. Whether a sample may run 
 import asyncio
 from collections.abc import Mapping
 
-from engine.contracts.ids import RunId
+from contracts.ids import RunId
 from tenants.clock import Clock
 from tenants.database import Database
 from tenants.gates import Gate, closed_gates, pool_gate

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from engine.contracts.ids import CheckpointId, RunId
+from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion
 from workers.sampling.router import Router
 

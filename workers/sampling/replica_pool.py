@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from engine.contracts.errors import EngineFailure, InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest
 from tenants.replica_orders import ReplicaOrder, StandingOrder
 from workers.sampling.replica_sources import ReplicaSource
 from workers.sampling.router import RoutedReplica, Router

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
 from engine.sampling.replica import SamplerReplica
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import monotonic
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.ids import RunId
+from contracts.errors import EngineFailure
+from contracts.ids import RunId
 from engine.sampling.replica import SamplerReplica
 
 LOAD_FACTOR = 1.25

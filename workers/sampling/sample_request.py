@@ -1,9 +1,9 @@
 """What a ``sample`` operation asks for, checked against its base, and when its sequences end. Needs no torch."""
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import SampleRequest
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.operations import SampleRequest
+from contracts.vocabulary import BaseVocabulary
 from engine.sampling.request_checks import check_choice, check_prompt
 from workers.sampling.stop_conditions import StopRules
 

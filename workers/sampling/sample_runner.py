@@ -9,10 +9,10 @@ import logging
 from dataclasses import dataclass, field
 from time import monotonic
 
-from engine.contracts.errors import EngineFailure, StaleSample
-from engine.contracts.ids import CheckpointId
-from engine.contracts.operations import SampleOutput
-from engine.contracts.sample_report import SampleReport
+from contracts.errors import EngineFailure, StaleSample
+from contracts.ids import CheckpointId
+from contracts.operations import SampleOutput
+from contracts.sample_report import SampleReport
 from tenants.database import Database
 from tenants.gates import GateMode
 from tenants.samplers import OnStale

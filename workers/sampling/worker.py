@@ -10,11 +10,11 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import EngineFailure, Unavailable, WeftError
-from engine.contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
-from engine.contracts.sample_report import SampleReport
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import BaseModelFacts
+from contracts.errors import EngineFailure, Unavailable, WeftError
+from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
+from contracts.sample_report import SampleReport
+from contracts.vocabulary import BaseVocabulary
 from tenants.database import Database
 from tenants.gates import leave
 from tenants.sample_reports import record_reports

@@ -11,7 +11,7 @@ import orjson
 import uvicorn
 from prometheus_client import CollectorRegistry, make_asgi_app
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from workers.telemetry.readiness import Readiness
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from time import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from engine.contracts.errors import WeftError
-from engine.contracts.operations import SampleOutput
-from engine.contracts.sample_report import SampleReport
+from contracts.errors import WeftError
+from contracts.operations import SampleOutput
+from contracts.sample_report import SampleReport
 from workers.ledger.operations import ReadyOperation
 from workers.telemetry.labels import base_label, replica_label, share_class
 from workers.telemetry.queue_waits import QueueWaits

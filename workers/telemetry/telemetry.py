@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.contracts.errors import WeftError
-from engine.contracts.operations import OperationKind, Result
+from contracts.errors import WeftError
+from contracts.operations import OperationKind, Result
 from tenants.clock import Clock
 from tenants.settings import Settings
 from workers.ledger.operations import ReadyOperation

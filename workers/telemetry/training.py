@@ -7,8 +7,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from engine.contracts.errors import WeftError
-from engine.contracts.operations import OperationKind, Result
+from contracts.errors import WeftError
+from contracts.operations import OperationKind, Result
 from workers.ledger.operations import ReadyOperation
 from workers.telemetry.context import working_on
 from workers.telemetry.labels import base_label, share_class

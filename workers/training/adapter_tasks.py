@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from engine.contracts.errors import EngineFailure, LeaseLost, RunUnloaded, Unavailable, WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import (
+from contracts.errors import EngineFailure, LeaseLost, RunUnloaded, Unavailable, WeftError
+from contracts.ids import RunId
+from contracts.operations import (
     LoadWeights,
     OperationKind,
     Result,

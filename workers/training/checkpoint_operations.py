@@ -11,9 +11,9 @@ from time import perf_counter
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.errors import InvalidRequest, RunUnloaded, Unavailable, WeftError
-from engine.contracts.ids import CheckpointId, RunId, SessionId
-from engine.contracts.operations import (
+from contracts.errors import InvalidRequest, RunUnloaded, Unavailable, WeftError
+from contracts.ids import CheckpointId, RunId, SessionId
+from contracts.operations import (
     LoadWeights,
     ModelCreated,
     ModelUnloaded,
@@ -24,7 +24,7 @@ from engine.contracts.operations import (
     WeightsLoaded,
     WeightsSaved,
 )
-from engine.contracts.paths import CheckpointPath, Segment
+from contracts.paths import CheckpointPath, Segment
 from engine.training.checkpoint_files import write_checkpoint
 from engine.training.trainer import Trainer
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint

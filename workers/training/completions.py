@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from engine.contracts.errors import LeaseLost
-from engine.contracts.ids import RunId
+from contracts.errors import LeaseLost
+from contracts.ids import RunId
 from tenants.database import Database
 from workers.ledger.ledger import Ledger
 from workers.ledger.operations import Completion

@@ -7,9 +7,9 @@ completions are not written yet. No I/O here.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.ids import RequestId, RunId, TenantId
-from engine.contracts.operations import LoadWeights, OperationKind
+from contracts.errors import EngineFailure
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.operations import LoadWeights, OperationKind
 from engine.training.pass_operation import PassOperation
 from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 

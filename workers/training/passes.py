@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from engine.contracts.errors import WeftError
-from engine.contracts.operations import OperationKind, Result, TrainingBatch
+from contracts.errors import WeftError
+from contracts.operations import OperationKind, Result, TrainingBatch
 from engine.training.pass_operation import PassOperation, PassPiece, PassReport
 from engine.training.trainer import ComputedPass, Trainer
 from workers.compute import ComputeThread

@@ -14,10 +14,10 @@ from time import perf_counter
 
 from sqlalchemy import select, update
 
-from engine.contracts.errors import EngineFailure, NotFound, RunUnloaded, WeftError
-from engine.contracts.ids import RunId, TenantId
-from engine.contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
-from engine.contracts.paths import Segment, parse_path
+from contracts.errors import EngineFailure, NotFound, RunUnloaded, WeftError
+from contracts.ids import RunId, TenantId
+from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
+from contracts.paths import Segment, parse_path
 from engine.training.adapter_state import AdapterState, largest_nbytes, read_state, write_state
 from engine.training.checkpoint_files import read_checkpoint
 from engine.training.pass_operation import PassItem

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from engine.contracts.ids import RequestId, RunId, TenantId
+from contracts.ids import RequestId, RunId, TenantId
 
 QUANTA_PER_PASS = 16
 """A tenant of share 1 may take this part of a pass's tokens in one turn: small enough that a pass serves many tenants,

@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
 
-from engine.contracts.errors import WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import OptimStep, Result
+from contracts.errors import WeftError
+from contracts.ids import RunId
+from contracts.operations import OptimStep, Result
 from engine.training.trainer import Trainer
 from tenants.database import Database
 from workers.compute import ComputeThread

@@ -12,8 +12,8 @@ from tinker.types.forward_backward_request import ForwardBackwardRequest
 from api.json_body import parse_json
 from api.wire import training_codec
 from api.wire.schemas import ForwardRequest
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.operations import TrainingBatch
+from contracts.base_model import BaseModelFacts
+from contracts.operations import TrainingBatch
 from tenants.settings import Settings
 
 CONTEXT, VOCABULARY = 64, 300

@@ -5,7 +5,7 @@ import zstandard
 from starlette.requests import Request
 
 from api.wire.body import KEPT_OF_TOO_LARGE, OversizedBody, read_body
-from engine.contracts.errors import InvalidRequest, PayloadTooLarge
+from contracts.errors import InvalidRequest, PayloadTooLarge
 
 LIMIT = 1_000_000
 

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as npst
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from api.wire.results import JSON, PROTOBUF, encode_result
-from engine.contracts.operations import (
+from contracts.operations import (
     ForwardBackwardOutput,
     ModelCreated,
     ModelUnloaded,

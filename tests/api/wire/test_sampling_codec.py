@@ -11,9 +11,9 @@ from tinker.types.sample_request import SampleRequest as SdkSampleRequest
 from api.json_body import parse_json
 from api.wire.sampling_codec import MAX_STOPS, sample_request
 from api.wire.schemas import AsampleRequest, JsonSamplingParams
-from engine.contracts.codec import decode_payload, encode
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import OperationKind, SampleRequest, SamplingParams
+from contracts.codec import decode_payload, encode
+from contracts.errors import InvalidRequest
+from contracts.operations import OperationKind, SampleRequest, SamplingParams
 from tests.api.wire.support import CONTEXT, FACTS, LIMITS, MAX_SAMPLES, MAX_TOPK, VOCABULARY
 
 PROMPT = [5, 6, 7]

@@ -2,7 +2,7 @@ import pytest
 from starlette.requests import Request
 
 from api.wire.sdk_version import listed_segments
-from engine.contracts.paths import Segment
+from contracts.paths import Segment
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import zstandard
 from sqlalchemy import func, select, update
 
 from api.wire import weft_wire_pb2 as pb
-from engine.contracts.paths import Segment
+from contracts.paths import Segment
 from tenants.models import Checkpoint, Operation, Session
 from tenants.runs import get_run
 from tests.api.conftest import BASE, Service, Tenant

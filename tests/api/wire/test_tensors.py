@@ -9,7 +9,7 @@ from tinker.types.tensor_data import TensorData
 
 from api.wire import tensors
 from api.wire import weft_wire_pb2 as pb
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 
 BUDGET_BYTES = 100_000
 INT64_LIMITS = np.iinfo(np.int64)

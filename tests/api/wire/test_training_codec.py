@@ -10,8 +10,8 @@ from tinker import types
 
 from api.wire import training_codec as codec
 from api.wire import weft_wire_pb2 as pb
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import LossName
+from contracts.errors import InvalidRequest
+from contracts.operations import LossName
 from tests.api.wire.support import (
     CONTEXT,
     FACTS,

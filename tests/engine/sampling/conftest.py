@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine.contracts.base_model import read_base_model_facts
+from contracts.base_model import read_base_model_facts
 from engine.sampling.replica import AdapterVersion
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.base import BaseModel

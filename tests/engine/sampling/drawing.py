@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from engine.contracts.operations import TopkLogprobs
+from contracts.operations import TopkLogprobs
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,

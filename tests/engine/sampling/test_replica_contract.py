@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from engine.sampling.replica import AdapterVersion, PromptScoring
 from tests.engine.sampling.drawing import DEADLINE_S, GREEDY, Client, Drawn
 from tests.engine.sampling.replicas import REPLICAS, SEQUENCES

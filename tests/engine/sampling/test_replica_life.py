@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.contracts.errors import EngineFailure, InvalidRequest
-from engine.contracts.operations import LoraSettings
+from contracts.errors import EngineFailure, InvalidRequest
+from contracts.operations import LoraSettings
 from engine.sampling import prefill
 from engine.sampling.adapter_store import AdapterStore
 from engine.sampling.replica import AdapterVersion, PromptScoring, SamplerReplica

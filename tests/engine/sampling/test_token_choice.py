@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contracts.operations import SamplingParams
+from contracts.operations import SamplingParams
 from engine.sampling.token_choice import ChoiceRules, choose_tokens, uniform_stream
 
 GRID = 4000

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from engine.contracts.errors import EngineFailure, InvalidRequest
-from engine.contracts.operations import TopkLogprobs
+from contracts.errors import EngineFailure, InvalidRequest
+from contracts.operations import TopkLogprobs
 from engine.sampling import prefill
 from engine.sampling.replica import PromptScoring
 from engine.training.base import BaseModel

@@ -11,9 +11,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.contracts.base_model import read_base_model_facts
-from engine.contracts.ids import RunId
-from engine.contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
+from contracts.base_model import read_base_model_facts
+from contracts.ids import RunId
+from contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
 from engine.training.base import BaseModel
 from engine.training.checkpoint_files import read_checkpoint, write_checkpoint
 from engine.training.trainer import PassItem, Trainer, loaded_state

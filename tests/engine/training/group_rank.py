@@ -12,9 +12,9 @@ from threading import Event, local
 import torch
 from torch import Tensor, nn
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.errors import WeftError
-from engine.contracts.operations import ForwardBackwardOutput, LossName, OptimStep
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import WeftError
+from contracts.operations import ForwardBackwardOutput, LossName, OptimStep
 from engine.training.base import BaseModel
 from engine.training.group import TrainerGroup
 from engine.training.trainer import PassItem, Trainer

@@ -12,10 +12,10 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 
-from engine.contracts.base_model import read_base_model_facts
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import ForwardBackwardOutput, LoraSettings, LossName, OptimStep, TrainingBatch
+from contracts.base_model import read_base_model_facts
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.ids import RunId
+from contracts.operations import ForwardBackwardOutput, LoraSettings, LossName, OptimStep, TrainingBatch
 from engine.training.adapter_state import AdapterState, read_state, write_state
 from engine.training.base import BaseModel
 from engine.training.checkpoint_files import read_lora_weights

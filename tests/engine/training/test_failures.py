@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contracts.errors import EngineFailure, InvalidRequest
-from engine.contracts.operations import Datum, ForwardBackwardOutput, LossName, LossSpec, OptimStep, TrainingBatch
+from contracts.errors import EngineFailure, InvalidRequest
+from contracts.operations import Datum, ForwardBackwardOutput, LossName, LossSpec, OptimStep, TrainingBatch
 from engine.training.adapter_state import STATE, read_state, write_state
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (

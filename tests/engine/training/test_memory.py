@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.operations import ForwardBackwardOutput, LossName
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.operations import ForwardBackwardOutput, LossName
 from engine.training.base import BaseModel
 from engine.training.micro_batch import LEAST_POSITIONS, MAX_PADDING_RATIO, SMALL_WASTE, Row, padded_tokens, split_rows
 from engine.training.micro_batch_threads import MicroBatchThreads

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from engine.contracts.operations import ForwardBackwardOutput, LossName
+from contracts.operations import ForwardBackwardOutput, LossName
 from engine.training.base import BaseModel
 from engine.training.micro_batch_process import BaseOrder
 from engine.training.micro_batch_processes import MicroBatchProcesses
@@ -150,7 +150,7 @@ def computing() -> set[psutil.Process]:
 def test_a_process_ends_with_its_parent(tiny_model_dir: Path) -> None:
     """However that ends."""
     script = (
-        "from pathlib import Path; from engine.contracts.base_model import read_base_model_facts\n"
+        "from pathlib import Path; from contracts.base_model import read_base_model_facts\n"
         "from engine.training.micro_batch_process import BaseOrder, MicroBatchProcess\n"
         f"facts = read_base_model_facts('weft/tiny', Path({str(tiny_model_dir)!r}), None)\n"
         "process = MicroBatchProcess(BaseOrder(facts, 'auto', gradient_checkpointing=False))\n"

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contracts.errors import WeftError
-from engine.contracts.operations import ForwardBackwardOutput, LossName, LossSpec, OptimStep, OptimStepped
+from contracts.errors import WeftError
+from contracts.operations import ForwardBackwardOutput, LossName, LossSpec, OptimStep, OptimStepped
 from engine.training.base import BaseModel
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import (

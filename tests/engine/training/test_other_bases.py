@@ -17,10 +17,10 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from engine.contracts.base_model import BaseModelFacts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.ids import RunId
-from engine.contracts.operations import ForwardBackwardOutput, LossName, OptimStep
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.ids import RunId
+from contracts.operations import ForwardBackwardOutput, LossName, OptimStep
 from engine.training.base import BaseModel
 from engine.training.lora import AdapterSegment
 from engine.training.row_layout import InputLayout, observe_layouts

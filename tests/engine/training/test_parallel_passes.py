@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.contracts.errors import EngineFailure, WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import ForwardBackwardOutput, LossName
+from contracts.errors import EngineFailure, WeftError
+from contracts.ids import RunId
+from contracts.operations import ForwardBackwardOutput, LossName
 from engine.training.base import BaseModel
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from engine.contracts.errors import InvalidRequest, WeftError
-from engine.contracts.ids import RunId
-from engine.contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
+from contracts.errors import InvalidRequest, WeftError
+from contracts.ids import RunId
+from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
 from engine.training.pass_operation import PassItem, PassOperation
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from engine.contracts.operations import Datum, LossName, LossSpec, OptimStep, TrainingBatch
+from contracts.operations import Datum, LossName, LossSpec, OptimStep, TrainingBatch
 from engine.sampling.vocabulary import read_vocabulary
 from engine.training.base import BaseModel
 from engine.training.lora import AdapterSegment

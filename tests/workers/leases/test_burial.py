@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
 
-from engine.contracts.codec import digest
-from engine.contracts.ids import RequestId, RunId, TenantId
-from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
+from contracts.codec import digest
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
 from tenants.database import Database, create_engine
 from tenants.gates import Dispatch, enter, in_flight, pool_gate
 from tenants.keys import create_tenant

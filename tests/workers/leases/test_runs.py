@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
 
-from engine.contracts.codec import digest
-from engine.contracts.errors import LeaseLost
-from engine.contracts.ids import RunId, SessionId, TenantId
-from engine.contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
+from contracts.codec import digest
+from contracts.errors import LeaseLost
+from contracts.ids import RunId, SessionId, TenantId
+from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
 from tenants.database import Database, create_engine
 from tenants.keys import create_tenant
 from tenants.models import Operation, OperationState, Placement, Run, RunState, WorkerProcess

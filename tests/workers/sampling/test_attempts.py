@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.errors import EngineFailure, InvalidRequest
-from engine.contracts.operations import SampleOutput, SampleRequest, SamplingParams
-from engine.contracts.sample_report import VersionSpan
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import EngineFailure, InvalidRequest
+from contracts.operations import SampleOutput, SampleRequest, SamplingParams
+from contracts.sample_report import VersionSpan
+from contracts.vocabulary import BaseVocabulary
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import EMPTY_LOGPROB, SampleRequest, SamplingParams, TopkLogprobs
-from engine.contracts.sample_report import VersionSpan
+from contracts.errors import EngineFailure
+from contracts.operations import EMPTY_LOGPROB, SampleRequest, SamplingParams, TopkLogprobs
+from contracts.sample_report import VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.errors import EngineFailure, NotFound
-from engine.contracts.ids import CheckpointId, RequestId, RunId, SamplerId, TenantId
-from engine.contracts.operations import LoraSettings, OperationKind, SampleRequest, SamplingParams
-from engine.contracts.paths import Segment
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import EngineFailure, NotFound
+from contracts.ids import CheckpointId, RequestId, RunId, SamplerId, TenantId
+from contracts.operations import LoraSettings, OperationKind, SampleRequest, SamplingParams
+from contracts.paths import Segment
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint

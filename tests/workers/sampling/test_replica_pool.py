@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.errors import EngineFailure, WeftError
-from engine.contracts.ids import CheckpointId, RunId
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import EngineFailure, WeftError
+from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion, SamplerReplica
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.base_model import BaseModelFacts, read_base_model_facts
 from tenants.data_folder import DataFolder
 from tenants.settings import Settings
 from workers.sampling.replica_sources import ExternalVllm, ReplicaSource, vllm_sources

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.contracts.base_model import BaseModelFacts, read_base_model_facts
-from engine.contracts.errors import InvalidRequest
-from engine.contracts.operations import SampleRequest, SamplingParams
-from engine.contracts.vocabulary import BaseVocabulary
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import InvalidRequest
+from contracts.operations import SampleRequest, SamplingParams
+from contracts.vocabulary import BaseVocabulary
 from engine.sampling.vocabulary import read_vocabulary
 from workers.sampling.sample_request import stop_rules
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.contracts.ids import RequestId, TenantId
-from engine.contracts.operations import OperationKind, OptimStep
+from contracts.ids import RequestId, TenantId
+from contracts.operations import OperationKind, OptimStep
 from workers.ledger.operations import ReadyOperation
 from workers.telemetry.context import TraceParent, begin_work, current_work, note_tenant, parse_traceparent, working_on
 from workers.telemetry.logs import configure_logging

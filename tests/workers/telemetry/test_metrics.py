@@ -6,7 +6,7 @@ import httpx
 import pytest
 from prometheus_client import generate_latest
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from workers.telemetry.collectors import QueueState
 from workers.telemetry.exposition import Exposition
 from workers.telemetry.labels import base_label, replica_label, share_class

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from engine.contracts.ids import RequestId, TenantId
-from engine.contracts.operations import OperationKind, OptimStep
+from contracts.ids import RequestId, TenantId
+from contracts.operations import OperationKind, OptimStep
 from tests.conftest import ROOT
 from workers.ledger.operations import ReadyOperation
 from workers.telemetry.telemetry import Telemetry

@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.contracts.base_model import read_base_model_facts
-from engine.contracts.codec import digest
-from engine.contracts.errors import EngineFailure, WeftError
-from engine.contracts.ids import RequestId, RunId, SessionId, TenantId
-from engine.contracts.operations import (
+from contracts.base_model import read_base_model_facts
+from contracts.codec import digest
+from contracts.errors import EngineFailure, WeftError
+from contracts.ids import RequestId, RunId, SessionId, TenantId
+from contracts.operations import (
     CreateModel,
     LoraSettings,
     OperationKind,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 from sqlalchemy import event, text
 
-from engine.contracts.ids import RequestId, RunId
-from engine.contracts.operations import ForwardBackwardOutput, LossName, OptimStep, OptimStepped, TrainingBatch
+from contracts.ids import RequestId, RunId
+from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, OptimStepped, TrainingBatch
 from engine.training.adapter_state import AdapterState
 from engine.training.base import BaseModel
 from migrations.upgrade import upgrade

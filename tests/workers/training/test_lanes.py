@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from engine.contracts.ids import RequestId, RunId, TenantId
-from engine.contracts.operations import (
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.operations import (
     CreateModel,
     Datum,
     LoadWeights,

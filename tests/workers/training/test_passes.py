@@ -7,7 +7,7 @@ from threading import Event, Lock
 import pytest
 import torch
 
-from engine.contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
+from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
 from engine.training.base import BaseModel
 from engine.training.pass_operation import PassPiece
 from engine.training.trainer import ComputedPass

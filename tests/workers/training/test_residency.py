@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.contracts.ids import RunId
-from engine.contracts.operations import LoraSettings, LossName, OptimStep, OptimStepped, TrainingBatch
+from contracts.ids import RunId
+from contracts.operations import LoraSettings, LossName, OptimStep, OptimStepped, TrainingBatch
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from engine.training.base import BaseModel
 from tests.engine.training.conftest import make_batch

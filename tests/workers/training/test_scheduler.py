@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.contracts.ids import RequestId, RunId, TenantId
+from contracts.ids import RequestId, RunId, TenantId
 from workers.training.scheduler import (
     QUANTA_PER_PASS,
     Fairness,

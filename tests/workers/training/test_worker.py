@@ -8,8 +8,8 @@ from time import monotonic
 import pytest
 import torch
 
-from engine.contracts.errors import EngineFailure
-from engine.contracts.operations import (
+from contracts.errors import EngineFailure
+from contracts.operations import (
     ForwardBackwardOutput,
     LossName,
     OperationKind,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.contracts.errors import EngineFailure
+from contracts.errors import EngineFailure
 from engine.sampling.background import Background
 from engine.sampling.vllm_aborts import VllmAborts
 from engine.sampling.vllm_http import VllmHttp

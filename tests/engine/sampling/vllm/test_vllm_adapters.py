@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from engine.sampling.replica import AdapterVersion
 from engine.sampling.vllm_adapters import LOAD, UNLOAD
 from engine.sampling.vllm_http import VllmHttp

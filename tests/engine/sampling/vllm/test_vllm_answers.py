@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.replica import PromptScoring
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 from engine.sampling.replica import PromptScoring
 from tests.engine.sampling.conftest import QWEN_TARGETS, Adapted, make_adapter
 from tests.engine.sampling.drawing import GREEDY, Client

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.contracts.errors import EngineFailure, InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.replica import PromptScoring
 from engine.sampling.vllm_settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY

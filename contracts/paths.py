@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 
 MAX_NAME_LENGTH = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]*")

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Payloads and results of operations: what the API records and the engine computes.
 
-Every record is a frozen dataclass, encoded by ``engine.contracts.codec``. Arrays are C-contiguous numpy arrays;
+Every record is a frozen dataclass, encoded by ``contracts.codec``. Arrays are C-contiguous numpy arrays;
 shapes use N (positions of a sequence), K (targets a position), V (vocabulary).
 """
 

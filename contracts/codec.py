@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.contracts.operations import PAYLOAD_TYPES, RESULT_TYPES, OperationKind, Payload, Result
+from contracts.operations import PAYLOAD_TYPES, RESULT_TYPES, OperationKind, Payload, Result
 
 
 def encode(record: Payload | Result) -> bytes:

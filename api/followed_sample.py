@@ -8,10 +8,10 @@ from api.services import ApiServices
 from api.tinker.sampling import accept_sample
 from contracts.errors import FutureGone
 from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import NewOperation, OperationStatus
 from contracts.operations import SampleOutput
 from tenants.models import OperationState
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import NewOperation, OperationStatus
 from workers.ledger.token_feed import TokensMade
 
 SILENCE_SECONDS = 15.0

@@ -13,9 +13,9 @@ from contracts.base_model import BaseModelFacts
 from contracts.codec import digest
 from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
 from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import NewOperation, RejectedOperation
 from contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
 from tenants.runs import run_standing
-from workers.ledger.operations import NewOperation, RejectedOperation
 from workers.telemetry.context import current_work
 
 OFF_LOOP_BYTES = 256 * 1024

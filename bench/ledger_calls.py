@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from bench.ledger_rows import BASE_MODEL, GRACE, LEASE, LedgerRows, a_batch, a_pass_result
 from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest
 from tenants.clock import Clock
 from tenants.database import Database, create_engine
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion, NewOperation, OperationStatus, ReadyOperation
 from workers.ledger.statements import SAMPLES_PENDING
 from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry

@@ -11,6 +11,7 @@ from psycopg import Connection, sql
 
 from contracts.codec import digest, encode
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
+from contracts.ledger_records import RunLease
 from contracts.operations import (
     Datum,
     ForwardBackwardOutput,
@@ -28,7 +29,6 @@ from contracts.operations import (
 )
 from tenants.models import OperationState, RunState
 from tenants.runs import run_id_for
-from workers.ledger.operations import RunLease
 from workers.ledger.statements import operations, payloads, results, runs
 
 LEASE = RunLease("a trainer", 1)

@@ -3,9 +3,9 @@
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.ledger_records import ReadyOperation
 from tenants.models import Run
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import ReadyOperation
 from workers.training.lanes import Lanes
 
 TRAINER = "the only trainer"

@@ -19,12 +19,12 @@ from api.wire.schemas import AsampleRequest, Chunk, JsonSamplingParams, ModelInp
 from contracts.codec import digest
 from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId, TenantId
+from contracts.ledger_records import NewOperation, OperationStatus
 from contracts.operations import OperationKind, SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
 from tenants.models import OperationState
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
-from workers.ledger.operations import NewOperation, OperationStatus
 from workers.ledger.token_feed import TokensMade
 from workers.telemetry.context import current_work
 

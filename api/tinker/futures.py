@@ -11,10 +11,10 @@ from api.services import ApiServices, Caller, Services
 from api.wire.results import encode_result
 from contracts.errors import FutureGone
 from contracts.ids import TenantId
+from contracts.ledger_records import OperationStatus
 from contracts.operations import OperationKind
 from tenants.models import OperationState, RunState
 from tenants.runs import get_run, open_runs
-from workers.ledger.operations import OperationStatus
 
 router = APIRouter(tags=["futures"])
 

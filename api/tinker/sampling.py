@@ -13,12 +13,12 @@ from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
 from contracts.codec import digest
 from contracts.errors import InvalidRequest, NotFound, SessionEnded
 from contracts.ids import CheckpointId, RequestId, SessionId, TenantId
+from contracts.ledger_records import NewOperation
 from contracts.operations import OperationKind, SampleRequest
 from contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint
 from tenants.samplers import NewSampler, create_sampler, get_sampler
 from tenants.sessions import live_session
-from workers.ledger.operations import NewOperation
 from workers.telemetry.context import current_work
 
 router = APIRouter(tags=["sampling"])

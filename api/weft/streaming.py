@@ -14,8 +14,8 @@ from api.tinker.sampling import sample_operation
 from api.wire.schemas import AsampleRequest
 from contracts.errors import FutureGone
 from contracts.ids import TenantId
+from contracts.ledger_records import NewOperation
 from tenants.models import OperationState
-from workers.ledger.operations import NewOperation
 from workers.ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["sampling"])

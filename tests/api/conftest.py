@@ -25,6 +25,7 @@ from contracts.base_model import read_base_model_facts
 from contracts.codec import digest
 from contracts.errors import WeftError
 from contracts.ids import CheckpointId, RequestId, RunId, TenantId
+from contracts.ledger_records import Completion, NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
 from contracts.paths import Segment
 from contracts.vocabulary import BaseVocabulary
@@ -36,7 +37,6 @@ from tenants.sessions import NewSession, create_session
 from tenants.settings import Settings
 from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion, NewOperation
 from workers.ledger.publication import LocalPublication
 from workers.ledger.token_feed import TokenFeed
 from workers.ledger.wakeups import Wakeups

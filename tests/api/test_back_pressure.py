@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
+from contracts.ledger_records import Completion
 from contracts.operations import OperationKind, SampledSequence, SampleOutput
 from tenants.settings import Settings
 from tests.api.conftest import BASE, Service, Tenant
-from workers.ledger.operations import Completion
 
 MOST = 3
 OUTPUT = SampleOutput([SampledSequence("length", np.zeros(1, np.int32), np.zeros(1, np.float32))])

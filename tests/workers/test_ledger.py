@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.codec import digest
 from contracts.errors import EngineFailure, InvalidRequest, NotFound, RunUnloaded, SequenceConflict
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
+from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, ReadyOperation, RejectedOperation
 from contracts.operations import (
     CreateModel,
     LoraSettings,
@@ -42,7 +43,6 @@ from tenants.sessions import NewSession, create_session
 from tests.conftest import POSTGRES_SERVER, missing_service
 from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import UNLOAD_SEQ_ID, Completion, NewOperation, ReadyOperation, RejectedOperation
 from workers.ledger.wakeups import Wakeups, operation_topic, placements_topic
 from workers.telemetry.telemetry import Telemetry
 

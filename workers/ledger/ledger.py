@@ -18,15 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.codec import decode_payload, decode_result, encode
 from contracts.errors import LeaseLost, NotFound, RunUnloaded, SequenceConflict, WeftError
 from contracts.ids import RequestId, RunId, TenantId
-from contracts.operations import OperationKind, Result, SampleOutput
-from tenants.clock import Clock
-from tenants.database import Database, after_commit
-from tenants.models import Operation, OperationState
-from tenants.sample_reports import prune_reports
-from tenants.together import Together, few_lengths
-from tenants.usage import roll_up
-from workers.ledger import statements as sql
-from workers.ledger.operations import (
+from contracts.ledger_records import (
     Completion,
     NewOperation,
     OperationStatus,
@@ -35,6 +27,14 @@ from workers.ledger.operations import (
     RejectedOperation,
     RunLease,
 )
+from contracts.operations import OperationKind, Result, SampleOutput
+from tenants.clock import Clock
+from tenants.database import Database, after_commit
+from tenants.models import Operation, OperationState
+from tenants.sample_reports import prune_reports
+from tenants.together import Together, few_lengths
+from tenants.usage import roll_up
+from workers.ledger import statements as sql
 from workers.ledger.wakeups import (
     Wakeups,
     departures_topic,

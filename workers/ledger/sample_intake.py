@@ -9,13 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.codec import encode
 from contracts.errors import TooManySamples, WeftError
 from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import NewOperation
 from tenants.clock import Clock
 from tenants.database import Database, after_commit
 from tenants.models import OperationState
 from tenants.together import Together, few_lengths
 from workers.ledger import statements as sql
 from workers.ledger.ledger import Ledger, operation_values
-from workers.ledger.operations import NewOperation
 from workers.ledger.wakeups import sampling_topic
 from workers.telemetry.telemetry import Telemetry
 

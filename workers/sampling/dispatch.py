@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound, Unavailable, WeftError
 from contracts.ids import RunId
+from contracts.ledger_records import ReadyOperation
 from engine.sampling.background import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
 from tenants.clock import Clock
@@ -23,7 +24,6 @@ from tenants.gates import Dispatch, GateMode, enter, leave, move
 from tenants.samplers import SampledVersion, Staleness, sampled_versions, versions_followed
 from tenants.together import Together
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import ReadyOperation
 from workers.ledger.token_feed import FeedKey
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.router import RoutedReplica, Router

@@ -11,12 +11,12 @@ from time import monotonic
 
 from contracts.errors import EngineFailure, StaleSample
 from contracts.ids import CheckpointId
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
 from tenants.database import Database
 from tenants.gates import GateMode
 from tenants.samplers import OnStale
-from workers.ledger.operations import ReadyOperation
 from workers.ledger.token_feed import TokenFeed
 from workers.sampling.attempts import Patience, run_attempt
 from workers.sampling.continuation import Continuation

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, Unavailable, WeftError
+from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
@@ -21,7 +22,6 @@ from tenants.sample_reports import record_reports
 from tenants.together import Together
 from workers.leases.samples import PoolPresence
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion, ReadyOperation
 from workers.ledger.statements import MAX_READY
 from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
 from workers.sampling.continuation import Continuation

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from random import getrandbits
 
-from workers.ledger.operations import ReadyOperation
+from contracts.ledger_records import ReadyOperation
 
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-|$)")
 

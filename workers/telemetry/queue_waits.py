@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from contracts.ledger_records import ReadyOperation
 from tenants.clock import Clock
-from workers.ledger.operations import ReadyOperation
 from workers.telemetry.labels import base_label
 from workers.telemetry.traces import Traces
 

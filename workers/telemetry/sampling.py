@@ -7,9 +7,9 @@ from time import time
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from contracts.errors import WeftError
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
-from workers.ledger.operations import ReadyOperation
 from workers.telemetry.labels import base_label, replica_label, share_class
 from workers.telemetry.queue_waits import QueueWaits
 from workers.telemetry.traces import Figures, Traces

@@ -10,7 +10,7 @@ from random import getrandbits
 from time import time
 from typing import Protocol
 
-from workers.ledger.operations import ReadyOperation
+from contracts.ledger_records import ReadyOperation
 from workers.telemetry.context import new_trace_id
 
 Figures = Mapping[str, str | int | float]

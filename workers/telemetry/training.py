@@ -8,8 +8,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from contracts.errors import WeftError
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result
-from workers.ledger.operations import ReadyOperation
 from workers.telemetry.context import working_on
 from workers.telemetry.labels import base_label, share_class
 from workers.telemetry.queue_waits import QueueWaits

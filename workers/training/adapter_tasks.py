@@ -9,6 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from contracts.errors import EngineFailure, LeaseLost, RunUnloaded, Unavailable, WeftError
 from contracts.ids import RunId
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import (
     LoadWeights,
     OperationKind,
@@ -18,7 +19,6 @@ from contracts.operations import (
 )
 from tenants.database import Database
 from tenants.runs import open_runs
-from workers.ledger.operations import ReadyOperation
 from workers.telemetry.context import working_on
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.checkpoint_operations import CheckpointOperations

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, RunUnloaded, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId, SessionId
+from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import (
     LoadWeights,
     ModelCreated,
@@ -35,7 +36,6 @@ from tenants.models import Checkpoint, Run, RunState
 from tenants.runs import get_run, lora_settings
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion, ReadyOperation
 from workers.ledger.publication import Publication
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.residency import AdapterResidency

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from contracts.errors import LeaseLost
 from contracts.ids import RunId
+from contracts.ledger_records import Completion
 from tenants.database import Database
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from contracts.errors import EngineFailure
 from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 from contracts.operations import LoadWeights, OperationKind
 from engine.training.pass_operation import PassOperation
-from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 
 PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 LOOKAHEAD_OPERATIONS = 8

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from contracts.errors import WeftError
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result, TrainingBatch
 from engine.training.pass_operation import PassOperation, PassPiece, PassReport
 from engine.training.trainer import ComputedPass, Trainer
 from workers.compute import ComputeThread
-from workers.ledger.operations import ReadyOperation
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.adapter_tasks import failure_of
 from workers.training.lanes import Lane, Lanes

@@ -16,6 +16,7 @@ from sqlalchemy import select, update
 
 from contracts.errors import EngineFailure, NotFound, RunUnloaded, WeftError
 from contracts.ids import RunId, TenantId
+from contracts.ledger_records import ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
 from contracts.paths import Segment, parse_path
 from engine.training.adapter_state import AdapterState, largest_nbytes, read_state, write_state
@@ -30,7 +31,6 @@ from tenants.models import Run, RunState
 from tenants.runs import get_run, lora_settings
 from workers.compute import ComputeThread
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import ReadyOperation, RunLease, lease_of
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.statistics import TrainingStatistics
 

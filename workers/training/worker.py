@@ -16,13 +16,13 @@ from time import monotonic, perf_counter
 
 from contracts.errors import WeftError
 from contracts.ids import RunId
+from contracts.ledger_records import Completion, PendingOperation, ReadyOperation
 from contracts.operations import OptimStep, Result
 from engine.training.trainer import Trainer
 from tenants.database import Database
 from workers.compute import ComputeThread
 from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion, PendingOperation, ReadyOperation
 from workers.ledger.statements import MAX_PENDING
 from workers.ledger.wakeups import Wakeups, trainer_topic, wait_for_any
 from workers.telemetry.training import TrainingTelemetry

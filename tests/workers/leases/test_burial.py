@@ -12,6 +12,7 @@ from sqlalchemy import func, select, update
 
 from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
 from tenants.database import Database, create_engine
 from tenants.gates import Dispatch, enter, in_flight, pool_gate
@@ -23,7 +24,6 @@ from workers.leases.burial import bury_forsaken
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import NewOperation
 from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 

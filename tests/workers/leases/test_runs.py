@@ -13,6 +13,7 @@ from sqlalchemy import func, select, update
 from contracts.codec import digest
 from contracts.errors import LeaseLost
 from contracts.ids import RunId, SessionId, TenantId
+from contracts.ledger_records import Completion, NewOperation, ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
 from tenants.database import Database, create_engine
 from tenants.keys import create_tenant
@@ -22,7 +23,6 @@ from tenants.sessions import NewSession, create_session
 from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
 from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import Completion, NewOperation, ReadyOperation
 from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 from workers.training.lanes import Lanes

@@ -16,6 +16,7 @@ from sqlalchemy import event
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import EngineFailure, NotFound
 from contracts.ids import CheckpointId, RequestId, RunId, SamplerId, TenantId
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, SampleRequest, SamplingParams
 from contracts.paths import Segment
 from engine.sampling.vllm_replica import VllmReplica
@@ -41,7 +42,6 @@ from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import ReadyOperation
 from workers.ledger.wakeups import Wakeups
 from workers.sampling.dispatch import Attempt, Dispatcher
 from workers.sampling.gate_board import GateBoard

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, OptimStep
-from workers.ledger.operations import ReadyOperation
 from workers.telemetry.context import TraceParent, begin_work, current_work, note_tenant, parse_traceparent, working_on
 from workers.telemetry.logs import configure_logging
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, OptimStep
 from tests.conftest import ROOT
-from workers.ledger.operations import ReadyOperation
 from workers.telemetry.telemetry import Telemetry
 from workers.telemetry.traces import Span, SpanIds, Traces, span_id_of
 

@@ -18,6 +18,7 @@ from contracts.base_model import read_base_model_facts
 from contracts.codec import digest
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RequestId, RunId, SessionId, TenantId
+from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation
 from contracts.operations import (
     CreateModel,
     LoraSettings,
@@ -43,7 +44,6 @@ from workers.compute import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger
-from workers.ledger.operations import UNLOAD_SEQ_ID, NewOperation
 from workers.ledger.publication import LocalPublication
 from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry

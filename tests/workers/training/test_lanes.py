@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 from contracts.operations import (
     CreateModel,
     Datum,
@@ -21,7 +22,6 @@ from contracts.operations import (
     UnloadModel,
 )
 from engine.training.pass_operation import PassOperation
-from workers.ledger.operations import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 from workers.training.lanes import LOOKAHEAD_OPERATIONS, Lane, Lanes, creates
 
 RUN, OTHER = RunId("first:train:0"), RunId("second:train:0")

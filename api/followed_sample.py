@@ -10,7 +10,7 @@ from contracts.errors import FutureGone
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, OperationStatus
 from contracts.operations import SampleOutput
-from tenants.models import OperationState
+from store.tables import OperationState
 from workers.ledger.ledger import Ledger
 from workers.ledger.token_feed import TokensMade
 

@@ -10,12 +10,12 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import UnknownBaseModel
 from contracts.ids import TenantId
 from contracts.vocabulary import BaseVocabulary
-from tenants.clock import Clock
-from tenants.data_folder import DataFolder
-from tenants.database import Database
+from store.clock import Clock
+from store.data_folder import DataFolder
+from store.database import Database
+from store.settings import Settings
 from tenants.keys import KeyReader
 from tenants.samplers import SamplerReader
-from tenants.settings import Settings
 from workers.ledger.ledger import Ledger
 from workers.ledger.publication import Publication
 from workers.ledger.sample_intake import SampleIntake

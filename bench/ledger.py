@@ -23,7 +23,7 @@ from bench.ledger_calls import LedgerCalls, at_once
 from bench.ledger_plans import Sent, explain, hot_statements, is_sequential, rows_in_vain
 from bench.ledger_rows import LedgerRows, copy_into
 from migrations.upgrade import upgrade
-from tenants.clock import utc_now
+from store.clock import utc_now
 
 _LONGEST_LINE = 150
 _LIVES_IN_A_TURN = 5

@@ -14,8 +14,8 @@ from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest
-from tenants.clock import Clock
-from tenants.database import Database, create_engine
+from store.clock import Clock
+from store.database import Database, create_engine
 from workers.ledger.ledger import Ledger
 from workers.ledger.statements import SAMPLES_PENDING
 from workers.ledger.wakeups import Wakeups

@@ -27,7 +27,7 @@ from contracts.operations import (
     SampleRequest,
     TrainingBatch,
 )
-from tenants.models import OperationState, RunState
+from store.tables import OperationState, RunState
 from tenants.runs import run_id_for
 from workers.ledger.statements import operations, payloads, results, runs
 

@@ -30,8 +30,8 @@ from bench.workload import OperationShape
 from clients.command.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.training.tiny_model import write_tiny_model
-from tenants.database import Database
-from tenants.settings import Settings
+from store.database import Database
+from store.settings import Settings
 
 BASE = "weft/tiny"
 STEP = OperationShape(1, 64)

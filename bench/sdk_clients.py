@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from bench.workload import OperationShape
 from clients.command.administration import new_tenant, on_database
-from tenants.database import Database
-from tenants.settings import Settings
+from store.database import Database
+from store.settings import Settings
 
 _END_SECONDS = 30.0
 

@@ -3,7 +3,7 @@
 from engine.training.base import BaseModel
 from engine.training.budgets import default_pass_token_budget
 from engine.training.trainer import Trainer
-from tenants.settings import Settings
+from store.settings import Settings
 
 
 def pass_tokens(base: BaseModel) -> int:

@@ -6,7 +6,7 @@ from datetime import datetime
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result
-from tenants.models import OperationState
+from store.tables import OperationState
 
 UNLOAD_SEQ_ID = 2**62
 """``unload_model`` carries no seq_id: it takes this one, after everything the lane has ready."""

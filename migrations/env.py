@@ -4,7 +4,7 @@ from alembic import context
 from sqlalchemy import create_engine
 
 from migrations.upgrade import sync_url
-from tenants.models import Base
+from store.tables import Base
 
 LOCK_TIMEOUT = "5s"
 """A migration gives up rather than block every tenant behind it."""

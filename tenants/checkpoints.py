@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import CheckpointPath, Segment
-from tenants.clock import Clock
-from tenants.models import Checkpoint, Run, Sampler, Session
+from store.clock import Clock
+from store.tables import Checkpoint, Run, Sampler, Session
 
 MAX_TTL = timedelta(days=3653)
 

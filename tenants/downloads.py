@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import CheckpointPath
+from store.clock import Clock
+from store.tables import Checkpoint, DownloadLink
 from tenants.checkpoints import find_checkpoint
-from tenants.clock import Clock
-from tenants.models import Checkpoint, DownloadLink
 
 LINK_LIFE = timedelta(hours=1)
 _SECRET_BYTES = 32

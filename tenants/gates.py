@@ -19,10 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, TenantId
-from tenants.clock import Clock
-from tenants.database import insert_unless_present, replacing_insert
-from tenants.models import AdapterGate, SampleInFlight
-from tenants.together import few_lengths
+from store.batcher import few_lengths
+from store.clock import Clock
+from store.database import insert_unless_present, replacing_insert
+from store.tables import AdapterGate, SampleInFlight
 
 
 class GateMode(StrEnum):

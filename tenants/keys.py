@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, Unauthenticated
 from contracts.ids import TenantId
-from tenants.clock import Clock
-from tenants.database import Database
-from tenants.models import ApiKey, Tenant
-from tenants.together import Together, few_lengths
+from store.batcher import Together, few_lengths
+from store.clock import Clock
+from store.database import Database
+from store.tables import ApiKey, Tenant
 
 KEY_PREFIX = "tml-"
 """The SDK refuses keys that start otherwise."""

@@ -7,9 +7,9 @@ from enum import StrEnum
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tenants.clock import Clock
-from tenants.database import insert_unless_present
-from tenants.models import OrderedReplica
+from store.clock import Clock
+from store.database import insert_unless_present
+from store.tables import OrderedReplica
 
 
 class ReplicaOrder(StrEnum):

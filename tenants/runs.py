@@ -8,9 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import NotFound, RunUnloaded, SessionEnded
 from contracts.ids import RunId, SessionId, TenantId
 from contracts.operations import LoraSettings
-from tenants.clock import Clock
-from tenants.database import insert_unless_present
-from tenants.models import Run, RunState, Session
+from store.clock import Clock
+from store.database import insert_unless_present
+from store.tables import Run, RunState, Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import NotFound
 from contracts.ids import RequestId, TenantId
 from contracts.sample_report import SampleReport, decode_report, encode_report
-from tenants.models import Checkpoint
-from tenants.models import SampleReport as Row
+from store.tables import Checkpoint
+from store.tables import SampleReport as Row
 
 _RECORD = insert(cast(Table, Row.__table__))
 

@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
 from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
-from tenants.clock import Clock
-from tenants.database import Database, insert_unless_present
-from tenants.models import Checkpoint, Sampler, Session
-from tenants.together import Together, few_lengths
+from store.batcher import Together, few_lengths
+from store.clock import Clock
+from store.database import Database, insert_unless_present
+from store.tables import Checkpoint, Sampler, Session
 
 
 class OnStale(StrEnum):

@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import HeartbeatRefused, NotFound, SessionEnded
 from contracts.ids import SessionId, TenantId
-from tenants.clock import Clock
-from tenants.database import insert_unless_present
-from tenants.models import Run, Sampler, Session
+from store.clock import Clock
+from store.database import insert_unless_present
+from store.tables import Run, Sampler, Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tenants.models import Operation, OperationState, Tenant, UsageDay
+from store.tables import Operation, OperationState, Tenant, UsageDay
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 _STALE = select(

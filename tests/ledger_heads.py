@@ -4,7 +4,7 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ledger_records import ReadyOperation
-from tenants.models import Run
+from store.tables import Run
 from workers.ledger.ledger import Ledger
 from workers.training.lanes import Lanes
 

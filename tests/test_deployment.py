@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from clients.command.main import app
-from tenants.settings import Settings
+from store.settings import Settings
 from tests.conftest import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())

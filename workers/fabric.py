@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from tenants.clock import Clock
-from tenants.data_folder import DataFolder
-from tenants.database import Database
-from tenants.settings import Settings
+from store.clock import Clock
+from store.data_folder import DataFolder
+from store.database import Database
+from store.settings import Settings
 from workers.ledger.ledger import Ledger
 from workers.ledger.publication import Publication
 from workers.ledger.token_feed import TokenFeed

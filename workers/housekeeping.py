@@ -8,10 +8,10 @@ from time import time
 
 from sqlalchemy import delete, select
 
+from store.tables import Checkpoint, Run, VersionOrder
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
-from tenants.models import Checkpoint, Run, VersionOrder
 from tenants.sessions import end_silent_sessions
 from workers.fabric import Fabric
 from workers.leases.burial import bury_forsaken

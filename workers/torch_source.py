@@ -3,7 +3,7 @@
 from engine.sampling.replica import SamplerReplica
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.base import BaseModel
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.sampling.replica_sources import replica_name
 
 

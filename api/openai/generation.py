@@ -22,7 +22,7 @@ from contracts.ids import SamplerId, SessionId, TenantId
 from contracts.ledger_records import NewOperation, OperationStatus
 from contracts.operations import OperationKind, SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
-from tenants.models import OperationState
+from store.tables import OperationState
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
 from workers.ledger.token_feed import TokensMade

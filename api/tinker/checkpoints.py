@@ -12,8 +12,8 @@ from api.paging import Cursor, Page, cursor_of
 from api.services import Caller, Services
 from api.wire.sdk_version import listed_segments
 from contracts.paths import CheckpointPath, Segment, parse_path
+from store.tables import Checkpoint
 from tenants import checkpoints
-from tenants.models import Checkpoint
 from tenants.runs import get_run
 
 router = APIRouter(tags=["checkpoints"])

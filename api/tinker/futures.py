@@ -13,7 +13,7 @@ from contracts.errors import FutureGone
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationStatus
 from contracts.operations import OperationKind
-from tenants.models import OperationState, RunState
+from store.tables import OperationState, RunState
 from tenants.runs import get_run, open_runs
 
 router = APIRouter(tags=["futures"])

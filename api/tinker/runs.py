@@ -11,8 +11,8 @@ from api.paging import Cursor, Page, cursor_of
 from api.services import Caller, Services
 from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
 from contracts.paths import Segment
+from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import latest_checkpoints
-from tenants.models import Checkpoint, Run, RunState
 from tenants.runs import get_run, list_runs
 
 router = APIRouter(tags=["runs"])

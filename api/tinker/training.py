@@ -16,7 +16,7 @@ from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import OperationKind, OptimStep, Payload
-from tenants.settings import Settings
+from store.settings import Settings
 
 router = APIRouter(tags=["training"])
 

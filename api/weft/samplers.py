@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from api.json_body import PathId, RequestModel, json_body
 from api.services import Caller, Services
-from tenants.models import Sampler
+from store.tables import Sampler
 from tenants.samplers import OnStale, Staleness, bound_staleness, get_sampler, staleness_of
 
 router = APIRouter(prefix="/samplers", tags=["samplers"])

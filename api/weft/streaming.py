@@ -15,7 +15,7 @@ from api.wire.schemas import AsampleRequest
 from contracts.errors import FutureGone
 from contracts.ids import TenantId
 from contracts.ledger_records import NewOperation
-from tenants.models import OperationState
+from store.tables import OperationState
 from workers.ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["sampling"])

@@ -7,7 +7,7 @@ from api.wire.training_codec import check_token_ids, tokens_of
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import SampleRequest, SamplingParams
-from tenants.settings import Settings
+from store.settings import Settings
 
 MAX_STOPS = 64
 """Stop strings or tokens of one request."""

@@ -15,7 +15,7 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.losses import LOSS_RULES
 from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
-from tenants.settings import Settings
+from store.settings import Settings
 
 TARGETS = "target_tokens"
 _MODEL_ID_TAG = 1 << 3 | 2

@@ -9,10 +9,10 @@ from sqlalchemy.engine import make_url
 
 from contracts.errors import InvalidRequest
 from migrations.upgrade import current_is_head, is_newer, upgrade
-from tenants.clock import utc_now
-from tenants.database import Database, create_engine
+from store.clock import utc_now
+from store.database import Database, create_engine
+from store.settings import Settings
 from tenants.keys import create_key, create_tenant, find_tenant, list_keys, list_tenants, revoke_key
-from tenants.settings import Settings
 from tenants.usage import usage
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from clients.command.cluster_fabric import API, ClusterFabric, open_cluster
 from clients.command.http_server import ApiServer, address, bind
 from clients.command.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.cluster.placements import PlacementAnnouncer
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import InvalidRequest
-from tenants.settings import Settings
+from store.settings import Settings
 
 
 def read_base_models(settings: Settings) -> dict[str, BaseModelFacts]:

@@ -5,7 +5,7 @@ from celery.apps.beat import Beat
 
 from clients.command.cluster_fabric import check_cluster
 from clients.command.process import log_to_standard_error
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.cluster.celery_app import make_celery
 
 

@@ -11,10 +11,10 @@ from celery import Celery
 from clients.command.readiness import readiness
 from contracts.errors import InvalidRequest
 from migrations.upgrade import current_is_head, is_newer
-from tenants.clock import utc_now
-from tenants.data_folder import DataFolder
-from tenants.database import Database, create_engine
-from tenants.settings import Settings
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from store.settings import Settings
 from workers.cluster.celery_app import make_celery
 from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups, open_redis

@@ -18,8 +18,8 @@ from clients.command.finding import Finding
 from contracts.base_model import BaseModelFacts
 from contracts.errors import WeftError
 from migrations.upgrade import current_is_head, is_newer
-from tenants.database import create_engine
-from tenants.settings import Settings
+from store.database import create_engine
+from store.settings import Settings
 
 _LITTLE_BYTES = 2**30
 

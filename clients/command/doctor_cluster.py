@@ -15,10 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from clients.command.finding import Finding
 from migrations.upgrade import sync_url
-from tenants.clock import utc_now
-from tenants.data_folder import DataFolder
-from tenants.models import Checkpoint, Run, RunState, WorkerProcess
-from tenants.settings import Settings
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.settings import Settings
+from store.tables import Checkpoint, Run, RunState, WorkerProcess
 from workers.cluster.celery_app import HOUSEKEEPING
 from workers.leases.processes import ProcessKind
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from clients.command.finding import Finding
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm_http import VllmHttp
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.sampling.replica_sources import split_url
 
 _SECONDS = 3.0

@@ -10,10 +10,10 @@ from clients.command.administration import on_database
 from clients.command.options import DataOption, load_settings, run_or_explain
 from contracts.errors import NotFound
 from contracts.ids import TenantId
-from tenants.clock import utc_now
-from tenants.database import Database
+from store.clock import utc_now
+from store.database import Database
+from store.tables import Run
 from tenants.gates import Gate, GateMode, Pause, gate_of, in_flight, pause_gate, pool_gate, resume_gate
-from tenants.models import Run
 
 app = typer.Typer(help="Pause and resume sampling. A running service follows within seconds.", no_args_is_help=True)
 

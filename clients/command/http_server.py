@@ -11,7 +11,7 @@ import uvicorn
 from api.app import create_app
 from api.services import ApiServices
 from contracts.errors import InvalidRequest
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.ledger.wakeups import Wakeups
 
 

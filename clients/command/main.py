@@ -10,7 +10,7 @@ import typer
 from clients.command import gates, replicas
 from clients.command.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from clients.command.process import run_process
-from tenants.settings import Settings
+from store.settings import Settings
 
 app = typer.Typer(help="weft: multi-tenant LoRA training behind the Tinker API.", no_args_is_help=True)
 tenant_app = typer.Typer(help="Tenants of this service.", no_args_is_help=True)

@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from contracts.errors import WeftError
-from tenants.settings import Settings
+from store.settings import Settings
 
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Data folder [env: WEFT_DATA_DIR; default: .weft].")

@@ -12,8 +12,8 @@ from clients.command.process import keep_pauses_short
 from clients.command.signals import until_asked_to_end
 from contracts.base_model import BaseModelFacts
 from engine.sampling.vocabulary import read_vocabulary
-from tenants.database import this_host
-from tenants.settings import Settings
+from store.database import this_host
+from store.settings import Settings
 from workers.cluster.version_orders import VersionOrders
 from workers.fabric import Fabric
 from workers.sampling.composition import SamplingParts, compose_sampling

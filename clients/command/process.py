@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tenants.settings import Settings
+from store.settings import Settings
 
 _YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS = 5_000, 10, 50
 """When the collector looks at what is new, at what survived that, and at everything; Python's own are 700, 10 and 10."""

@@ -6,9 +6,9 @@ from functools import partial
 from alembic.script import ScriptDirectory
 
 from migrations.upgrade import alembic_config
-from tenants.database import Database
-from tenants.probe import TakesNoWrites, schema_revision
-from tenants.settings import Settings
+from store.database import Database
+from store.database_health import TakesNoWrites, schema_revision
+from store.settings import Settings
 from workers.telemetry.readiness import NotReady, Readiness
 
 _PROBE_SECONDS = 1.0

@@ -6,8 +6,8 @@ import typer
 
 from clients.command.administration import on_database
 from clients.command.options import DataOption, load_settings, run_or_explain
-from tenants.clock import utc_now
-from tenants.database import Database
+from store.clock import utc_now
+from store.database import Database
 from tenants.replica_orders import ReplicaOrder, lift_order, order_replica, standing_orders
 
 app = typer.Typer(

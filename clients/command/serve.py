@@ -14,11 +14,11 @@ from clients.command.process import keep_pauses_short
 from clients.command.readiness import readiness
 from engine.sampling.vocabulary import read_vocabulary
 from migrations.upgrade import upgrade
-from tenants.clock import utc_now
-from tenants.data_folder import DataFolder
-from tenants.database import Database, create_engine
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from store.settings import Settings
 from tenants.keys import create_key, create_tenant, list_tenants
-from tenants.settings import Settings
 from workers.embedded import EmbeddedRunner
 from workers.fabric import Fabric
 from workers.ledger.ledger import Ledger

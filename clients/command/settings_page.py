@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from tenants.settings import Settings
+from store.settings import Settings
 
 PAGE = Path("docs/configuration.md")
 _HEAD = """# Configuration
@@ -12,7 +12,7 @@ Every setting is an environment variable, or a line of `weft.toml` in the curren
 letters (`max_rank = 16`; `examples/weft.toml`); `WEFT_CONFIG` names another file. The environment wins over the file, and the
 options `--base-model`, `--data`, `--host` and `--port` win over both. Durations are ISO 8601 (`PT25S`) or seconds. Lists are JSON
 (`["org/name=/models/name"]`), in the file TOML's own. An unknown value stops the start with a message; `weft doctor` checks them
-all. This page is generated from `tenants/settings.py`.
+all. This page is generated from `store/settings.py`.
 
 | variable | default | meaning |
 |---|---|---|

@@ -9,7 +9,7 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from engine.training.base import BaseModel
 from engine.training.group import TrainerGroup, is_group
-from tenants.settings import Settings
+from store.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from clients.command.serve import greet, make_first_key
 from clients.command.supervisor import Child, Supervisor
 from contracts.errors import Unavailable
 from migrations.upgrade import upgrade
-from tenants.database import Database, create_engine
-from tenants.settings import Settings
+from store.database import Database, create_engine
+from store.settings import Settings
 from workers.leases.processes import declare_dead
 
 log = logging.getLogger(__name__)

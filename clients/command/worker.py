@@ -19,7 +19,7 @@ from clients.command.signals import until_asked_to_end
 from clients.command.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
 from engine.training.group import TrainerGroup
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
 from workers.cluster.placements import PlacementAnnouncer

@@ -29,12 +29,12 @@ from contracts.ledger_records import Completion, NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
 from contracts.paths import Segment
 from contracts.vocabulary import BaseVocabulary
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from store.settings import Settings
+from store.tables import Run, RunState
 from tenants import checkpoints, keys, runs
-from tenants.data_folder import DataFolder
-from tenants.database import Database, create_engine
-from tenants.models import Run, RunState
 from tenants.sessions import NewSession, create_session
-from tenants.settings import Settings
 from tests.ledger_heads import ready_heads
 from workers.ledger.ledger import Ledger
 from workers.ledger.publication import LocalPublication

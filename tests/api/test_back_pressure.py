@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from contracts.ledger_records import Completion
 from contracts.operations import OperationKind, SampledSequence, SampleOutput
-from tenants.settings import Settings
+from store.settings import Settings
 from tests.api.conftest import BASE, Service, Tenant
 
 MOST = 3

@@ -15,8 +15,8 @@ from contracts.operations import (
     OptimStepped,
     TrainingBatch,
 )
-from tenants.models import Operation, OperationResult
-from tenants.settings import Settings
+from store.settings import Settings
+from store.tables import Operation, OperationResult
 from workers.ledger.ledger import Ledger
 from workers.ledger.wakeups import Wakeups, operation_topic
 

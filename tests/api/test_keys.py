@@ -8,8 +8,8 @@ from fastapi.routing import iter_route_contexts
 from sqlalchemy import select
 from tinker.cli.auth_api import SelfApiKeyResponse
 
+from store.tables import ApiKey
 from tenants.keys import create_key, revoke_key
-from tenants.models import ApiKey
 
 
 def _endpoints(app: FastAPI) -> list[tuple[str, str]]:

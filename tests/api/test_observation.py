@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from contracts.operations import OptimStep
-from tenants.models import Operation
+from store.tables import Operation
 from tests.api.conftest import Service, Tenant
 from workers.telemetry.readiness import NotReady
 

@@ -5,7 +5,7 @@ from sqlalchemy import event, update
 from tinker import types
 
 from contracts.paths import Segment
-from tenants.models import Run, RunState
+from store.tables import Run, RunState
 
 
 async def _get(tenant, run: str) -> types.TrainingRun:

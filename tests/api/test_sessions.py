@@ -2,7 +2,7 @@ import httpx
 import pytest
 from tinker import types
 
-from tenants.models import Session
+from store.tables import Session
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import end_silent_sessions
 

@@ -19,9 +19,9 @@ from bench.cluster_process import RedisProcess
 from clients.command.doctor import examine
 from clients.command.finding import Finding
 from migrations.upgrade import downgrade, upgrade
-from tenants.clock import utc_now
-from tenants.database import Database, create_engine
-from tenants.settings import Settings
+from store.clock import utc_now
+from store.database import Database, create_engine
+from store.settings import Settings
 from tests.conftest import missing_service
 from workers.leases.processes import ProcessKind, new_identity, renew
 

@@ -9,8 +9,8 @@ import pytest
 
 from clients.command.readiness import readiness
 from migrations.upgrade import downgrade, upgrade
-from tenants.database import Database, create_engine
-from tenants.settings import Settings
+from store.database import Database, create_engine
+from store.settings import Settings
 
 Look = Callable[[str], Awaitable[str]]
 

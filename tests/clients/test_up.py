@@ -4,7 +4,7 @@ import pytest
 
 from clients.command.supervisor import Child
 from clients.command.up import Sizes, children
-from tenants.settings import Settings
+from store.settings import Settings
 
 BASES = ["org/one", "org/other"]
 

@@ -20,7 +20,7 @@ from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, 
 from clients.command.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
-from tenants.settings import Settings
+from store.settings import Settings
 from tests.cluster.tcp_proxy import TcpProxy
 from tests.conftest import missing_service
 

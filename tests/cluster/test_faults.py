@@ -9,8 +9,8 @@ import psutil
 import psycopg
 import pytest
 
-from tenants.database import IDLE_SECONDS
-from tenants.settings import Settings
+from store.database import IDLE_SECONDS
+from store.settings import Settings
 from tests.cluster.conftest import BASE, LEASE_SECONDS, Cluster, at_work, recovered
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, SWEEP, make_celery, send_placement
 

@@ -29,10 +29,10 @@ from clients.service_process import ServiceProcess
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary
 from migrations.upgrade import upgrade
-from tenants.clock import utc_now
-from tenants.data_folder import DataFolder
-from tenants.database import Database, create_engine
-from tenants.settings import Settings
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from store.settings import Settings
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads

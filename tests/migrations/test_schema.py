@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
 
 from migrations.upgrade import current_is_head, downgrade, sync_url, upgrade
-from tenants.models import Base
+from store.tables import Base
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -11,7 +11,7 @@ import pytest
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, TenantId
 from migrations.upgrade import upgrade
-from tenants.database import Database, create_engine
+from store.database import Database, create_engine
 from tenants.gates import (
     Dispatch,
     Gate,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from migrations.upgrade import upgrade
-from tenants.clock import utc_now
-from tenants.database import Database, create_engine
+from store.clock import utc_now
+from store.database import Database, create_engine
 from tenants.replica_orders import ReplicaOrder, lift_order, order_replica, standing_orders
 
 BASE, OTHER = "weft/tiny", "weft/other"

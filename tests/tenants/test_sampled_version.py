@@ -13,11 +13,11 @@ from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
 from contracts.operations import LoraSettings
 from contracts.paths import Segment
 from migrations.upgrade import upgrade
+from store.clock import utc_now
+from store.database import Database, create_engine
+from store.tables import Checkpoint
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.clock import utc_now
-from tenants.database import Database, create_engine
 from tenants.keys import create_tenant
-from tenants.models import Checkpoint
 from tenants.runs import NewRun, create_run
 from tenants.samplers import (
     NewSampler,

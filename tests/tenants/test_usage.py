@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest_asyncio
 from sqlalchemy import insert
 
-from tenants.database import Database, create_engine
+from store.database import Database, create_engine
+from store.tables import Operation, OperationState
 from tenants.keys import create_tenant
-from tenants.models import Operation, OperationState
 from tenants.usage import usage
 from workers.ledger.ledger import Ledger
 from workers.ledger.wakeups import Wakeups

@@ -12,15 +12,15 @@ from contracts.ids import CheckpointId, RunId, SessionId, TenantId
 from contracts.operations import LoraSettings
 from contracts.paths import Segment
 from migrations.upgrade import upgrade
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from store.settings import Settings
+from store.tables import Checkpoint, Run, Session, VersionOrder
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
-from tenants.data_folder import DataFolder
-from tenants.database import Database, create_engine
 from tenants.keys import create_tenant
-from tenants.models import Checkpoint, Run, Session, VersionOrder
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
-from tenants.settings import Settings
 from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
 from workers.ledger.ledger import Ledger

@@ -35,9 +35,9 @@ from contracts.operations import (
     UnloadModel,
 )
 from migrations.upgrade import sync_url, upgrade
-from tenants.database import Database, create_engine
+from store.database import Database, create_engine
+from store.tables import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
 from tenants.keys import create_tenant
-from tenants.models import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tests.conftest import POSTGRES_SERVER, missing_service

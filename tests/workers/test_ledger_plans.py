@@ -13,8 +13,8 @@ from bench.ledger_calls import LedgerCalls
 from bench.ledger_plans import PARTIAL_INDEXES, explain, hot_statements, is_sequential, rows_in_vain
 from bench.ledger_rows import LedgerRows, copy_into, tables_of
 from migrations.upgrade import sync_url, upgrade
-from tenants.clock import utc_now
-from tenants.models import Base
+from store.clock import utc_now
+from store.tables import Base
 
 ROWS = 20_000
 TENANTS = 32

@@ -6,7 +6,7 @@ import pytest
 
 from contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.torch_source import TorchSource
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from tenants.settings import Settings
+from store.settings import Settings
 
 PLACE = "weft.place"
 """Runs of a base model wait for a trainer: whoever gets this claims its share."""

@@ -10,9 +10,9 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import or_, select, update
 
 from contracts.errors import Unavailable
-from tenants.clock import Clock
-from tenants.database import Database
-from tenants.models import Placement
+from store.clock import Clock
+from store.database import Database
+from store.tables import Placement
 from workers.cluster.celery_app import send_placement
 from workers.ledger.wakeups import Wakeups, placements_topic, wait_for
 

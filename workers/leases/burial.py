@@ -7,8 +7,8 @@ be theirs for ever.
 from collections.abc import Callable
 from datetime import timedelta
 
-from tenants.clock import Clock
-from tenants.database import Database
+from store.clock import Clock
+from store.database import Database
 from workers.leases.processes import ProcessKind, database_now, hold_expired
 from workers.leases.runs import bury_trainers
 from workers.leases.samples import bury_pools

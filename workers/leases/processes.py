@@ -14,9 +14,9 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tenants.clock import Clock
-from tenants.database import Database, session_name, this_host
-from tenants.models import WorkerProcess
+from store.clock import Clock
+from store.database import Database, session_name, this_host
+from store.tables import WorkerProcess
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 

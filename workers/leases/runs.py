@@ -15,9 +15,9 @@ from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RunId
-from tenants.clock import Clock
-from tenants.database import Database, after_commit, insert_unless_present
-from tenants.models import Operation, OperationState, Placement, Run, RunState, Session
+from store.clock import Clock
+from store.database import Database, after_commit, insert_unless_present
+from store.tables import Operation, OperationState, Placement, Run, RunState, Session
 from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, alive, forget, hold_dead
 from workers.ledger.statements import IS_PENDING, IS_TRAINING
 from workers.ledger.wakeups import Wakeups, placements_topic, trainer_topic, wait_for

@@ -9,10 +9,10 @@ from functools import partial
 from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tenants.clock import Clock
-from tenants.database import Database, after_commit
+from store.clock import Clock
+from store.database import Database, after_commit
+from store.tables import Operation, VersionOrder
 from tenants.gates import leave_all
-from tenants.models import Operation, VersionOrder
 from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, forget, hold_dead
 from workers.ledger.statements import IS_PENDING, IS_SAMPLE
 from workers.ledger.wakeups import Wakeups, departures_topic, sampling_topic

@@ -28,11 +28,11 @@ from contracts.ledger_records import (
     RunLease,
 )
 from contracts.operations import OperationKind, Result, SampleOutput
-from tenants.clock import Clock
-from tenants.database import Database, after_commit
-from tenants.models import Operation, OperationState
+from store.batcher import Together, few_lengths
+from store.clock import Clock
+from store.database import Database, after_commit
+from store.tables import Operation, OperationState
 from tenants.sample_reports import prune_reports
-from tenants.together import Together, few_lengths
 from tenants.usage import roll_up
 from workers.ledger import statements as sql
 from workers.ledger.wakeups import (

@@ -10,10 +10,10 @@ from contracts.codec import encode
 from contracts.errors import TooManySamples, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation
-from tenants.clock import Clock
-from tenants.database import Database, after_commit
-from tenants.models import OperationState
-from tenants.together import Together, few_lengths
+from store.batcher import Together, few_lengths
+from store.clock import Clock
+from store.database import Database, after_commit
+from store.tables import OperationState
 from workers.ledger import statements as sql
 from workers.ledger.ledger import Ledger, operation_values
 from workers.ledger.wakeups import sampling_topic

@@ -9,7 +9,7 @@ from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, lit
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from tenants.models import (
+from store.tables import (
     Operation,
     OperationPayload,
     OperationResult,

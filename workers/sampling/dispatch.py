@@ -17,12 +17,12 @@ from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.background import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
-from tenants.clock import Clock
-from tenants.data_folder import DataFolder
-from tenants.database import Database
+from store.batcher import Together
+from store.clock import Clock
+from store.data_folder import DataFolder
+from store.database import Database
 from tenants.gates import Dispatch, GateMode, enter, leave, move
 from tenants.samplers import SampledVersion, Staleness, sampled_versions, versions_followed
-from tenants.together import Together
 from workers.ledger.ledger import Ledger
 from workers.ledger.token_feed import FeedKey
 from workers.sampling.gate_board import GateBoard

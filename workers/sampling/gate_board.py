@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Mapping
 
 from contracts.ids import RunId
-from tenants.clock import Clock
-from tenants.database import Database
+from store.clock import Clock
+from store.database import Database
 from tenants.gates import Gate, closed_gates, pool_gate
 
 

@@ -10,8 +10,8 @@ from contracts.errors import InvalidRequest
 from engine.sampling.replica import SamplerReplica
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
-from tenants.data_folder import DataFolder
-from tenants.settings import Settings
+from store.data_folder import DataFolder
+from store.settings import Settings
 from workers.vllm_process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 RESIDENT_PER_SLOT = 8

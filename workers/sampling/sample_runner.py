@@ -14,7 +14,7 @@ from contracts.ids import CheckpointId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
-from tenants.database import Database
+from store.database import Database
 from tenants.gates import GateMode
 from tenants.samplers import OnStale
 from workers.ledger.token_feed import TokenFeed

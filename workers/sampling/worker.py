@@ -16,10 +16,10 @@ from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
-from tenants.database import Database
+from store.batcher import Together
+from store.database import Database
 from tenants.gates import leave
 from tenants.sample_reports import record_reports
-from tenants.together import Together
 from workers.leases.samples import PoolPresence
 from workers.ledger.ledger import Ledger
 from workers.ledger.statements import MAX_READY

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy.pool import Pool, QueuePool
 
-from tenants.clock import Clock
+from store.clock import Clock
 from workers.telemetry.labels import base_label, replica_label
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tenants.clock import Clock
+from store.clock import Clock
 from workers.telemetry.collectors import (
     PoolCollector,
     QueueCollector,

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tenants.database import Database
-from tenants.settings import Settings
+from store.database import Database
+from store.settings import Settings
 from workers.telemetry.exposition import Exposition
 from workers.telemetry.readiness import Readiness
 from workers.telemetry.telemetry import Telemetry

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Histogram
 
 from contracts.ledger_records import ReadyOperation
-from tenants.clock import Clock
+from store.clock import Clock
 from workers.telemetry.labels import base_label
 from workers.telemetry.traces import Traces
 

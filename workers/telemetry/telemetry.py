@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result
-from tenants.clock import Clock
-from tenants.settings import Settings
+from store.clock import Clock
+from store.settings import Settings
 from workers.telemetry.context import current_work
 from workers.telemetry.metrics import Metrics
 from workers.telemetry.queue_waits import QueueWaits

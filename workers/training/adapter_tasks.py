@@ -17,7 +17,7 @@ from contracts.operations import (
     SaveWeights,
     SaveWeightsForSampler,
 )
-from tenants.database import Database
+from store.database import Database
 from tenants.runs import open_runs
 from workers.telemetry.context import working_on
 from workers.telemetry.training import TrainingTelemetry

@@ -28,11 +28,11 @@ from contracts.operations import (
 from contracts.paths import CheckpointPath, Segment
 from engine.training.checkpoint_files import write_checkpoint
 from engine.training.trainer import Trainer
+from store.clock import Clock
+from store.data_folder import DataFolder
+from store.database import Database
+from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
-from tenants.clock import Clock
-from tenants.data_folder import DataFolder
-from tenants.database import Database
-from tenants.models import Checkpoint, Run, RunState
 from tenants.runs import get_run, lora_settings
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from workers.ledger.ledger import Ledger

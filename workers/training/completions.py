@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contracts.errors import LeaseLost
 from contracts.ids import RunId
 from contracts.ledger_records import Completion
-from tenants.database import Database
+from store.database import Database
 from workers.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from engine.training.group import TrainerGroup
 from engine.training.micro_batch_process import BaseOrder
 from engine.training.micro_batch_processes import MOST_PARAMETERS, MicroBatchProcesses
 from engine.training.trainer import Trainer
-from tenants.settings import Settings
+from store.settings import Settings
 from workers.compute import ComputeThread
 from workers.fabric import Fabric
 from workers.leases.processes import ProcessKind, new_identity

@@ -19,7 +19,7 @@ from contracts.ids import RunId
 from contracts.ledger_records import Completion, PendingOperation, ReadyOperation
 from contracts.operations import OptimStep, Result
 from engine.training.trainer import Trainer
-from tenants.database import Database
+from store.database import Database
 from workers.compute import ComputeThread
 from workers.leases.runs import RunLeases
 from workers.ledger.ledger import Ledger

@@ -14,7 +14,7 @@ from api.wire import training_codec
 from api.wire.schemas import ForwardRequest
 from contracts.base_model import BaseModelFacts
 from contracts.operations import TrainingBatch
-from tenants.settings import Settings
+from store.settings import Settings
 
 CONTEXT, VOCABULARY = 64, 300
 FACTS = BaseModelFacts(

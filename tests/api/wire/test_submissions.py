@@ -11,7 +11,7 @@ from sqlalchemy import func, select, update
 
 from api.wire import weft_wire_pb2 as pb
 from contracts.paths import Segment
-from tenants.models import Checkpoint, Operation, Session
+from store.tables import Checkpoint, Operation, Session
 from tenants.runs import get_run
 from tests.api.conftest import BASE, Service, Tenant
 from tests.ledger_heads import ready_heads

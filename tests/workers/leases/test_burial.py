@@ -14,10 +14,10 @@ from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
-from tenants.database import Database, create_engine
+from store.database import Database, create_engine
+from store.tables import Operation, Placement, Run, RunState, VersionOrder, WorkerProcess
 from tenants.gates import Dispatch, enter, in_flight, pool_gate
 from tenants.keys import create_tenant
-from tenants.models import Operation, Placement, Run, RunState, VersionOrder, WorkerProcess
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.leases.burial import bury_forsaken

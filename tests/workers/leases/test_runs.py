@@ -15,9 +15,9 @@ from contracts.errors import LeaseLost
 from contracts.ids import RunId, SessionId, TenantId
 from contracts.ledger_records import Completion, NewOperation, ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
-from tenants.database import Database, create_engine
+from store.database import Database, create_engine
+from store.tables import Operation, OperationState, Placement, Run, RunState, WorkerProcess
 from tenants.keys import create_tenant
-from tenants.models import Operation, OperationState, Placement, Run, RunState, WorkerProcess
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity

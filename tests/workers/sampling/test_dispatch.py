@@ -21,10 +21,10 @@ from contracts.operations import LoraSettings, OperationKind, SampleRequest, Sam
 from contracts.paths import Segment
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.clock import utc_now
-from tenants.data_folder import DataFolder
-from tenants.database import Database, create_engine
 from tenants.gates import (
     Dispatch,
     GateMode,

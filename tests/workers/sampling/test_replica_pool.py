@@ -14,7 +14,7 @@ from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion, SamplerReplica
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
-from tenants.clock import utc_now
+from store.clock import utc_now
 from tenants.replica_orders import ReplicaOrder, StandingOrder
 from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter
 from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, scripted_server

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
-from tenants.data_folder import DataFolder
-from tenants.settings import Settings
+from store.data_folder import DataFolder
+from store.settings import Settings
 from workers.sampling.replica_sources import ExternalVllm, ReplicaSource, vllm_sources
 
 URL = "http://gpu:8000"

@@ -41,7 +41,7 @@ def operation(trace_id: str | None) -> ReadyOperation:
 
 def test_without_an_endpoint_opentelemetry_is_not_imported() -> None:
     program = (
-        "import sys; from tenants.clock import utc_now; from tenants.settings import Settings;"
+        "import sys; from store.clock import utc_now; from store.settings import Settings;"
         "from workers.telemetry.telemetry import open_telemetry;"
         "print(open_telemetry(Settings(), 'test', utc_now).traces.is_on,"
         "any(name.startswith('opentelemetry') for name in sys.modules))"

@@ -33,11 +33,11 @@ from contracts.operations import (
 from engine.training.adapter_state import AdapterState
 from engine.training.base import BaseModel
 from engine.training.trainer import PassItem, Trainer
-from tenants.clock import utc_now
-from tenants.data_folder import DataFolder
-from tenants.database import Database, create_engine
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from store.tables import OperationState
 from tenants.keys import create_tenant
-from tenants.models import OperationState
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.compute import ComputeThread

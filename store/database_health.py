@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from tenants.database import Database
+from store.database import Database
 
 _REVISION = "SELECT version_num FROM alembic_version"
 _STATE = f"SELECT ({_REVISION}), pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"

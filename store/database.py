@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from contracts.errors import Unavailable
-from tenants.inline_sqlite import InlineConnection
+from store.inline_sqlite import InlineConnection
 
 SQLITE_BUSY_SECONDS = 10
 """Wait for another process (an admin command) to commit; the event loop stands still meanwhile."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from contracts.errors import NotFound, Unavailable, WeftError
-from tenants.together import Together, few_lengths
+from store.batcher import Together, few_lengths
 
 
 class Answers:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tenants.settings import Settings
+from store.settings import Settings
 
 
 @pytest.fixture

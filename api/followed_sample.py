@@ -10,9 +10,9 @@ from contracts.errors import FutureGone
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, OperationStatus
 from contracts.operations import SampleOutput
+from ledger.ledger import Ledger
+from ledger.token_feed import TokensMade
 from store.tables import OperationState
-from workers.ledger.ledger import Ledger
-from workers.ledger.token_feed import TokensMade
 
 SILENCE_SECONDS = 15.0
 """After so long without a token, followers hear that the sample goes on: no proxy takes the connection for dead."""

@@ -1,7 +1,7 @@
 """How the ledger bears a long history and many tenants: ``python -m bench.ledger``.
 
 Makes two throw-away databases on a PostgreSQL server, one with 10 thousand operations and one with a million, and takes
-turns between them: the life of a training operation through ``workers.ledger``, each hot call alone, and lives of 1 to 64
+turns between them: the life of a training operation through ``ledger``, each hot call alone, and lives of 1 to 64
 tenants at once. Explains every statement of these calls on the large one. Prints tables and, last, one JSON line.
 Milliseconds are medians as the caller sees them. Nothing else should run meanwhile.
 """

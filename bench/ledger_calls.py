@@ -14,11 +14,11 @@ from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest
+from ledger.ledger import Ledger
+from ledger.statements import SAMPLES_PENDING
+from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.database import Database, create_engine
-from workers.ledger.ledger import Ledger
-from workers.ledger.statements import SAMPLES_PENDING
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 from workers.telemetry.watches import read_queue
 

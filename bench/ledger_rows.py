@@ -27,9 +27,9 @@ from contracts.operations import (
     SampleRequest,
     TrainingBatch,
 )
+from ledger.statements import operations, payloads, results, runs
 from store.tables import OperationState, RunState
 from tenants.runs import run_id_for
-from workers.ledger.statements import operations, payloads, results, runs
 
 LEASE = RunLease("a trainer", 1)
 """Of every run."""

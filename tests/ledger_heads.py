@@ -4,8 +4,8 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ledger_records import ReadyOperation
+from ledger.ledger import Ledger
 from store.tables import Run
-from workers.ledger.ledger import Ledger
 from workers.training.lanes import Lanes
 
 TRAINER = "the only trainer"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from contracts.base_model import BaseModelFacts
 from contracts.vocabulary import BaseVocabulary
 from engine.training.base import BaseModel
+from ledger.publication import LocalPublication
 from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
 from workers.leases.processes import declare_all_dead
-from workers.ledger.publication import LocalPublication
 from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import vllm_sources
 from workers.telemetry.readiness import NotReady

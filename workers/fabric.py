@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
+from ledger.ledger import Ledger
+from ledger.publication import Publication
+from ledger.token_feed import TokenFeed
+from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
 from store.settings import Settings
-from workers.ledger.ledger import Ledger
-from workers.ledger.publication import Publication
-from workers.ledger.token_feed import TokenFeed
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 
 

@@ -8,6 +8,7 @@ from time import time
 
 from sqlalchemy import delete, select
 
+from ledger.statements import PRUNE_BATCH
 from store.tables import Checkpoint, Run, VersionOrder
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.downloads import delete_expired_links
@@ -15,7 +16,6 @@ from tenants.gates import open_expired
 from tenants.sessions import end_silent_sessions
 from workers.fabric import Fabric
 from workers.leases.burial import bury_forsaken
-from workers.ledger.statements import PRUNE_BATCH
 
 log = logging.getLogger(__name__)
 

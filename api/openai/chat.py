@@ -17,7 +17,7 @@ from api.services import Caller, Services
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
 from contracts.vocabulary import BaseVocabulary, ChatMessage
-from workers.ledger.token_feed import TokensMade
+from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 

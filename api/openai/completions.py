@@ -16,7 +16,7 @@ from api.openai.whole import whole
 from api.services import Caller, Services
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
-from workers.ledger.token_feed import TokensMade
+from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 

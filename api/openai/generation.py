@@ -22,10 +22,10 @@ from contracts.ids import SamplerId, SessionId, TenantId
 from contracts.ledger_records import NewOperation, OperationStatus
 from contracts.operations import OperationKind, SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
+from ledger.token_feed import TokensMade
 from store.tables import OperationState
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
-from workers.ledger.token_feed import TokensMade
 from workers.telemetry.context import current_work
 
 _MOST_PROMPTS = 128

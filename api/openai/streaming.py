@@ -12,7 +12,7 @@ from api.openai.errors import error_body
 from api.openai.generation import Generation
 from api.openai.text_stream import TextStream
 from contracts.errors import WeftError
-from workers.ledger.token_feed import TokensMade
+from ledger.token_feed import TokensMade
 
 RenderPart = Callable[[Generation, int, str, TokensMade], dict[str, Any]]
 """The choice of a chunk: sequence's place, its new text, and the tokens that came."""

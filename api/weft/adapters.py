@@ -13,6 +13,7 @@ from api.services import ApiServices, Caller, Services
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
+from ledger.wakeups import departures_topic, gates_topic, wait_for
 from store.tables import Run
 from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
 from tenants.gates import (
@@ -27,7 +28,6 @@ from tenants.gates import (
 )
 from tenants.runs import get_run
 from tenants.samplers import publish_live
-from workers.ledger.wakeups import departures_topic, gates_topic, wait_for
 
 router = APIRouter(prefix="/adapters", tags=["adapters"])
 

@@ -15,8 +15,8 @@ from api.wire.schemas import AsampleRequest
 from contracts.errors import FutureGone
 from contracts.ids import TenantId
 from contracts.ledger_records import NewOperation
+from ledger.token_feed import TokensMade
 from store.tables import OperationState
-from workers.ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["sampling"])
 

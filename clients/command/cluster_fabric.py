@@ -10,6 +10,7 @@ from celery import Celery
 
 from clients.command.readiness import readiness
 from contracts.errors import InvalidRequest
+from ledger.ledger import Ledger
 from migrations.upgrade import current_is_head, is_newer
 from store.clock import utc_now
 from store.data_folder import DataFolder
@@ -20,7 +21,6 @@ from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups, open_redis
 from workers.cluster.version_orders import ClusterPublication
 from workers.fabric import Fabric
-from workers.ledger.ledger import Ledger
 from workers.telemetry.observed import observed
 from workers.telemetry.readiness import NotReady, Readiness
 from workers.telemetry.telemetry import open_telemetry

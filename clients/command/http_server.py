@@ -11,8 +11,8 @@ import uvicorn
 from api.app import create_app
 from api.services import ApiServices
 from contracts.errors import InvalidRequest
+from ledger.wakeups import Wakeups
 from store.settings import Settings
-from workers.ledger.wakeups import Wakeups
 
 
 class CannotListen(InvalidRequest):

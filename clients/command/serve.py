@@ -13,6 +13,10 @@ from clients.command.http_server import ApiServer, address, bind
 from clients.command.process import keep_pauses_short
 from clients.command.readiness import readiness
 from engine.sampling.vocabulary import read_vocabulary
+from ledger.ledger import Ledger
+from ledger.publication import LocalPublication
+from ledger.token_feed import TokenFeed
+from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.data_folder import DataFolder
@@ -21,10 +25,6 @@ from store.settings import Settings
 from tenants.keys import create_key, create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner
 from workers.fabric import Fabric
-from workers.ledger.ledger import Ledger
-from workers.ledger.publication import LocalPublication
-from workers.ledger.token_feed import TokenFeed
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.observed import observed
 from workers.telemetry.telemetry import open_telemetry
 

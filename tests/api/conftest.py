@@ -29,6 +29,10 @@ from contracts.ledger_records import Completion, NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, Payload, Result
 from contracts.paths import Segment
 from contracts.vocabulary import BaseVocabulary
+from ledger.ledger import Ledger
+from ledger.publication import LocalPublication
+from ledger.token_feed import TokenFeed
+from ledger.wakeups import Wakeups
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
@@ -36,10 +40,6 @@ from store.tables import Run, RunState
 from tenants import checkpoints, keys, runs
 from tenants.sessions import NewSession, create_session
 from tests.ledger_heads import ready_heads
-from workers.ledger.ledger import Ledger
-from workers.ledger.publication import LocalPublication
-from workers.ledger.token_feed import TokenFeed
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.readiness import Readiness
 from workers.telemetry.telemetry import Telemetry
 

@@ -15,10 +15,10 @@ from contracts.operations import (
     OptimStepped,
     TrainingBatch,
 )
+from ledger.ledger import Ledger
+from ledger.wakeups import Wakeups, operation_topic
 from store.settings import Settings
 from store.tables import Operation, OperationResult
-from workers.ledger.ledger import Ledger
-from workers.ledger.wakeups import Wakeups, operation_topic
 
 PROTOBUF = "application/x-protobuf"
 

@@ -28,6 +28,10 @@ from clients.command.administration import new_tenant
 from clients.service_process import ServiceProcess
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary
+from ledger.ledger import Ledger
+from ledger.publication import LocalPublication
+from ledger.token_feed import TokenFeed
+from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.data_folder import DataFolder
@@ -38,10 +42,6 @@ from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads
 from workers.embedded import EmbeddedRunner
 from workers.fabric import Fabric
-from workers.ledger.ledger import Ledger
-from workers.ledger.publication import LocalPublication
-from workers.ledger.token_feed import TokenFeed
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.readiness import Readiness
 from workers.telemetry.telemetry import Telemetry
 

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest_asyncio
 from sqlalchemy import insert
 
+from ledger.ledger import Ledger
+from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, OperationState
 from tenants.keys import create_tenant
 from tenants.usage import usage
-from workers.ledger.ledger import Ledger
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 
 NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)

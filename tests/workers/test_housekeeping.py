@@ -11,6 +11,10 @@ from sqlalchemy import select, update
 from contracts.ids import CheckpointId, RunId, SessionId, TenantId
 from contracts.operations import LoraSettings
 from contracts.paths import Segment
+from ledger.ledger import Ledger
+from ledger.publication import LocalPublication
+from ledger.token_feed import TokenFeed
+from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
@@ -23,10 +27,6 @@ from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
-from workers.ledger.ledger import Ledger
-from workers.ledger.publication import LocalPublication
-from workers.ledger.token_feed import TokenFeed
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 
 

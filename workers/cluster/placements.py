@@ -10,11 +10,11 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import or_, select, update
 
 from contracts.errors import Unavailable
+from ledger.wakeups import Wakeups, placements_topic, wait_for
 from store.clock import Clock
 from store.database import Database
 from store.tables import Placement
 from workers.cluster.celery_app import send_placement
-from workers.ledger.wakeups import Wakeups, placements_topic, wait_for
 
 log = logging.getLogger(__name__)
 

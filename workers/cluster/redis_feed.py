@@ -9,8 +9,8 @@ from time import monotonic
 import msgspec
 from redis.asyncio import Redis
 
+from ledger.token_feed import FeedKey, TokenFeed, TokensMade
 from workers.cluster.redis_wakeups import RedisChannel
-from workers.ledger.token_feed import FeedKey, TokenFeed, TokensMade
 
 log = logging.getLogger(__name__)
 

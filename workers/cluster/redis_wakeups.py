@@ -14,7 +14,7 @@ from uuid import uuid4
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from workers.ledger.wakeups import PLACEMENTS, Wakeups
+from ledger.wakeups import PLACEMENTS, Wakeups
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from sqlalchemy import delete, insert, select, update
 
 from contracts.errors import EngineFailure, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
+from ledger.publication import Prepare, Withdraw
+from ledger.wakeups import Wakeups, version_order_topic, version_orders_topic, wait_for
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import VersionOrder, WorkerProcess
 from workers.leases.processes import ProcessKind, database_now
-from workers.ledger.publication import Prepare, Withdraw
-from workers.ledger.wakeups import Wakeups, version_order_topic, version_orders_topic, wait_for
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ be theirs for ever.
 from collections.abc import Callable
 from datetime import timedelta
 
+from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.database import Database
 from workers.leases.processes import ProcessKind, database_now, hold_expired
 from workers.leases.runs import bury_trainers
 from workers.leases.samples import bury_pools
-from workers.ledger.wakeups import Wakeups
 
 _LEASES = 10
 """How long after its end a lease is nobody's any more: everybody who lives has renewed in this time."""

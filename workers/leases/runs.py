@@ -15,12 +15,12 @@ from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RunId
+from ledger.statements import IS_PENDING, IS_TRAINING
+from ledger.wakeups import Wakeups, placements_topic, trainer_topic, wait_for
 from store.clock import Clock
 from store.database import Database, after_commit, insert_unless_present
 from store.tables import Operation, OperationState, Placement, Run, RunState, Session
 from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, alive, forget, hold_dead
-from workers.ledger.statements import IS_PENDING, IS_TRAINING
-from workers.ledger.wakeups import Wakeups, placements_topic, trainer_topic, wait_for
 from workers.telemetry.readiness import NotReady
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ from functools import partial
 from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from ledger.statements import IS_PENDING, IS_SAMPLE
+from ledger.wakeups import Wakeups, departures_topic, sampling_topic
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import Operation, VersionOrder
 from tenants.gates import leave_all
 from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, forget, hold_dead
-from workers.ledger.statements import IS_PENDING, IS_SAMPLE
-from workers.ledger.wakeups import Wakeups, departures_topic, sampling_topic
 from workers.telemetry.readiness import NotReady
 
 log = logging.getLogger(__name__)

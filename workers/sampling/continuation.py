@@ -23,7 +23,7 @@ from engine.sampling.replica import (
     PromptScored,
     PromptScoring,
 )
-from workers.ledger.token_feed import TokensMade
+from ledger.token_feed import TokensMade
 from workers.sampling.stop_conditions import StopReason, StopRules, StopWatch
 
 TOKENS_AT_A_TIME = 8

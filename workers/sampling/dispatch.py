@@ -17,14 +17,14 @@ from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.background import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
+from ledger.ledger import Ledger
+from ledger.token_feed import FeedKey
 from store.batcher import Together
 from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
 from tenants.gates import Dispatch, GateMode, enter, leave, move
 from tenants.samplers import SampledVersion, Staleness, sampled_versions, versions_followed
-from workers.ledger.ledger import Ledger
-from workers.ledger.token_feed import FeedKey
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.router import RoutedReplica, Router
 

@@ -14,10 +14,10 @@ from contracts.ids import CheckpointId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
+from ledger.token_feed import TokenFeed
 from store.database import Database
 from tenants.gates import GateMode
 from tenants.samplers import OnStale
-from workers.ledger.token_feed import TokenFeed
 from workers.sampling.attempts import Patience, run_attempt
 from workers.sampling.continuation import Continuation
 from workers.sampling.dispatch import Attempt, Dispatcher, Source

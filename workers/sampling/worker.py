@@ -16,14 +16,14 @@ from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
+from ledger.ledger import Ledger
+from ledger.statements import MAX_READY
+from ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
 from store.batcher import Together
 from store.database import Database
 from tenants.gates import leave
 from tenants.sample_reports import record_reports
 from workers.leases.samples import PoolPresence
-from workers.ledger.ledger import Ledger
-from workers.ledger.statements import MAX_READY
-from workers.ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.sample_request import stop_rules

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select, union_all
 
+from ledger.statements import IS_PENDING, IS_SAMPLE, IS_TRAINING, operations
 from store.database import Database
-from workers.ledger.statements import IS_PENDING, IS_SAMPLE, IS_TRAINING, operations
 from workers.telemetry.collectors import QueueState
 from workers.telemetry.metrics import Metrics
 

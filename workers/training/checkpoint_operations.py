@@ -28,6 +28,8 @@ from contracts.operations import (
 from contracts.paths import CheckpointPath, Segment
 from engine.training.checkpoint_files import write_checkpoint
 from engine.training.trainer import Trainer
+from ledger.ledger import Ledger
+from ledger.publication import Publication
 from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
@@ -35,8 +37,6 @@ from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.runs import get_run, lora_settings
 from tenants.samplers import NewSampler, create_sampler, publish_live
-from workers.ledger.ledger import Ledger
-from workers.ledger.publication import Publication
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.residency import AdapterResidency
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contracts.errors import LeaseLost
 from contracts.ids import RunId
 from contracts.ledger_records import Completion
+from ledger.ledger import Ledger
 from store.database import Database
-from workers.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from engine.training.adapter_state import AdapterState, largest_nbytes, read_sta
 from engine.training.checkpoint_files import read_checkpoint
 from engine.training.pass_operation import PassItem
 from engine.training.trainer import Trainer, fresh_state, loaded_state
+from ledger.ledger import Ledger
 from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
@@ -30,7 +31,6 @@ from store.tables import Run, RunState
 from tenants.checkpoints import SNAPSHOTS, find_checkpoint, new_checkpoint_id
 from tenants.runs import get_run, lora_settings
 from workers.compute import ComputeThread
-from workers.ledger.ledger import Ledger
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.statistics import TrainingStatistics
 

@@ -19,12 +19,12 @@ from contracts.ids import RunId
 from contracts.ledger_records import Completion, PendingOperation, ReadyOperation
 from contracts.operations import OptimStep, Result
 from engine.training.trainer import Trainer
+from ledger.ledger import Ledger
+from ledger.statements import MAX_PENDING
+from ledger.wakeups import Wakeups, trainer_topic, wait_for_any
 from store.database import Database
 from workers.compute import ComputeThread
 from workers.leases.runs import RunLeases
-from workers.ledger.ledger import Ledger
-from workers.ledger.statements import MAX_PENDING
-from workers.ledger.wakeups import Wakeups, trainer_topic, wait_for_any
 from workers.telemetry.training import TrainingTelemetry
 from workers.training.adapter_tasks import AdapterTasks, failure_of
 from workers.training.checkpoint_operations import CheckpointOperations

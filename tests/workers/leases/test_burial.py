@@ -14,6 +14,8 @@ from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
+from ledger.ledger import Ledger
+from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, VersionOrder, WorkerProcess
 from tenants.gates import Dispatch, enter, in_flight, pool_gate
@@ -23,8 +25,6 @@ from tenants.sessions import NewSession, create_session
 from workers.leases.burial import bury_forsaken
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.runs import RunLeases
-from workers.ledger.ledger import Ledger
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 
 GONE, KEPT = "test/gone", "test/kept"

@@ -15,6 +15,8 @@ from contracts.errors import LeaseLost
 from contracts.ids import RunId, SessionId, TenantId
 from contracts.ledger_records import Completion, NewOperation, ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
+from ledger.ledger import Ledger
+from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, OperationState, Placement, Run, RunState, WorkerProcess
 from tenants.keys import create_tenant
@@ -22,8 +24,6 @@ from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
 from workers.leases.runs import RunLeases
-from workers.ledger.ledger import Ledger
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 from workers.training.lanes import Lanes
 

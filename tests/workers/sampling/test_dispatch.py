@@ -21,6 +21,8 @@ from contracts.operations import LoraSettings, OperationKind, SampleRequest, Sam
 from contracts.paths import Segment
 from engine.sampling.vllm_replica import VllmReplica
 from engine.sampling.vllm_settings import VllmSettings
+from ledger.ledger import Ledger
+from ledger.wakeups import Wakeups
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
@@ -41,8 +43,6 @@ from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
-from workers.ledger.ledger import Ledger
-from workers.ledger.wakeups import Wakeups
 from workers.sampling.dispatch import Attempt, Dispatcher
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.router import Router

@@ -33,6 +33,9 @@ from contracts.operations import (
 from engine.training.adapter_state import AdapterState
 from engine.training.base import BaseModel
 from engine.training.trainer import PassItem, Trainer
+from ledger.ledger import Ledger
+from ledger.publication import LocalPublication
+from ledger.wakeups import Wakeups
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
@@ -43,9 +46,6 @@ from tenants.sessions import NewSession, create_session
 from workers.compute import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
-from workers.ledger.ledger import Ledger
-from workers.ledger.publication import LocalPublication
-from workers.ledger.wakeups import Wakeups
 from workers.telemetry.telemetry import Telemetry
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency

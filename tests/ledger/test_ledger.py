@@ -34,6 +34,8 @@ from contracts.operations import (
     SampleRequest,
     UnloadModel,
 )
+from ledger.ledger import Ledger
+from ledger.wakeups import Wakeups, operation_topic, placements_topic
 from migrations.upgrade import sync_url, upgrade
 from store.database import Database, create_engine
 from store.tables import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
@@ -42,8 +44,6 @@ from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tests.conftest import POSTGRES_SERVER, missing_service
 from tests.ledger_heads import ready_heads
-from workers.ledger.ledger import Ledger
-from workers.ledger.wakeups import Wakeups, operation_topic, placements_topic
 from workers.telemetry.telemetry import Telemetry
 
 BASE = "test/tiny"

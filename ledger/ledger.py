@@ -28,14 +28,8 @@ from contracts.ledger_records import (
     RunLease,
 )
 from contracts.operations import OperationKind, Result, SampleOutput
-from store.batcher import Together, few_lengths
-from store.clock import Clock
-from store.database import Database, after_commit
-from store.tables import Operation, OperationState
-from tenants.sample_reports import prune_reports
-from tenants.usage import roll_up
-from workers.ledger import statements as sql
-from workers.ledger.wakeups import (
+from ledger import statements as sql
+from ledger.wakeups import (
     Wakeups,
     departures_topic,
     gates_topic,
@@ -46,6 +40,12 @@ from workers.ledger.wakeups import (
     versions_topic,
     wait_for,
 )
+from store.batcher import Together, few_lengths
+from store.clock import Clock
+from store.database import Database, after_commit
+from store.tables import Operation, OperationState
+from tenants.sample_reports import prune_reports
+from tenants.usage import roll_up
 from workers.telemetry.telemetry import Telemetry
 
 

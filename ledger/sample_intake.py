@@ -10,13 +10,13 @@ from contracts.codec import encode
 from contracts.errors import TooManySamples, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation
+from ledger import statements as sql
+from ledger.ledger import Ledger, operation_values
+from ledger.wakeups import sampling_topic
 from store.batcher import Together, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import OperationState
-from workers.ledger import statements as sql
-from workers.ledger.ledger import Ledger, operation_values
-from workers.ledger.wakeups import sampling_topic
 from workers.telemetry.telemetry import Telemetry
 
 

@@ -5,9 +5,9 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from workers.telemetry.context import TraceParent, begin_work, new_trace_id, parse_traceparent
-from workers.telemetry.telemetry import Telemetry
-from workers.telemetry.traces import SpanIds, new_span_id
+from telemetry.context import TraceParent, begin_work, new_trace_id, parse_traceparent
+from telemetry.telemetry import Telemetry
+from telemetry.traces import SpanIds, new_span_id
 
 UNKNOWN_ROUTE = "unmatched"
 """What is counted for a path that no route has: paths themselves are anybody's to make up."""

@@ -18,11 +18,11 @@ from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
 from store.settings import Settings
+from telemetry.context import note_tenant
+from telemetry.readiness import Readiness
+from telemetry.telemetry import Telemetry
 from tenants.keys import KeyReader
 from tenants.samplers import SamplerReader
-from workers.telemetry.context import note_tenant
-from workers.telemetry.readiness import Readiness
-from workers.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftErro
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, RejectedOperation
 from contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
+from telemetry.context import current_work
 from tenants.runs import run_standing
-from workers.telemetry.context import current_work
 
 OFF_LOOP_BYTES = 256 * 1024
 """A body above this size is decoded on a thread: polls and heartbeats must not wait for it."""

@@ -19,8 +19,8 @@ from ledger.statements import SAMPLES_PENDING
 from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.database import Database, create_engine
-from workers.telemetry.telemetry import Telemetry
-from workers.telemetry.watches import read_queue
+from telemetry.telemetry import Telemetry
+from telemetry.watches import read_queue
 
 Call = Callable[[], Awaitable[object]]
 _MOST_SAMPLES = 1024

@@ -44,9 +44,9 @@ from store.batcher import Together, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import Operation, OperationState
+from telemetry.telemetry import Telemetry
 from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up
-from workers.telemetry.telemetry import Telemetry
 
 
 class Ledger:

@@ -17,7 +17,7 @@ from store.batcher import Together, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import OperationState
-from workers.telemetry.telemetry import Telemetry
+from telemetry.telemetry import Telemetry
 
 
 class SampleIntake:

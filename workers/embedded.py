@@ -9,12 +9,12 @@ from contracts.base_model import BaseModelFacts
 from contracts.vocabulary import BaseVocabulary
 from engine.training.base import BaseModel
 from ledger.publication import LocalPublication
+from telemetry.readiness import NotReady
 from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
 from workers.leases.processes import declare_all_dead
 from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import vllm_sources
-from workers.telemetry.readiness import NotReady
 from workers.torch_source import TorchSource
 from workers.training.composition import TrainingParts, compose_training
 

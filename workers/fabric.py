@@ -10,7 +10,7 @@ from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
 from store.settings import Settings
-from workers.telemetry.telemetry import Telemetry
+from telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from contracts.operations import OperationKind, SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
 from store.tables import OperationState
+from telemetry.context import current_work
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
-from workers.telemetry.context import current_work
 
 _MOST_PROMPTS = 128
 

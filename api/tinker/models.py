@@ -17,9 +17,9 @@ from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation
 from contracts.operations import CreateModel, LoraSettings, OperationKind, Payload, UnloadModel
+from telemetry.context import current_work
 from tenants.runs import NewRun, create_run, get_run, run_id_for
 from tenants.sessions import get_session, live_session
-from workers.telemetry.context import current_work
 
 router = APIRouter(tags=["models"])
 

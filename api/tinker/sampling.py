@@ -16,10 +16,10 @@ from contracts.ids import CheckpointId, RequestId, SessionId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import OperationKind, SampleRequest
 from contracts.paths import Segment, parse_path
+from telemetry.context import current_work
 from tenants.checkpoints import find_checkpoint
 from tenants.samplers import NewSampler, create_sampler, get_sampler
 from tenants.sessions import live_session
-from workers.telemetry.context import current_work
 
 router = APIRouter(tags=["sampling"])
 

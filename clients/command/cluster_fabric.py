@@ -16,14 +16,14 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
+from telemetry.observed import observed
+from telemetry.readiness import NotReady, Readiness
+from telemetry.telemetry import open_telemetry
 from workers.cluster.celery_app import make_celery
 from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups, open_redis
 from workers.cluster.version_orders import ClusterPublication
 from workers.fabric import Fabric
-from workers.telemetry.observed import observed
-from workers.telemetry.readiness import NotReady, Readiness
-from workers.telemetry.telemetry import open_telemetry
 
 API, WORKER, POOL = "api", "worker", "pool"
 """What processes are called in logs and metrics."""

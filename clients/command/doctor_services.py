@@ -43,7 +43,7 @@ def _traces(settings: Settings) -> list[Finding]:
     if settings.otlp_endpoint is None:
         return []
     try:
-        import_module("workers.telemetry.otlp")
+        import_module("telemetry.otlp")
     except ImportError:
         told = "their libraries are not installed: `pip install 'weft[traces]'`, or unset WEFT_OTLP_ENDPOINT"
         return [Finding("traces", False, told)]

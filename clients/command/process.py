@@ -16,7 +16,7 @@ _TALKATIVE = ("alembic", "celery", "kombu", "uvicorn")
 
 def log_to_standard_error(settings: Settings, process: str) -> None:
     """As the settings say; libraries that talk much are heard when they warn. ``process`` is what the lines call it."""
-    from workers.telemetry.logs import configure_logging
+    from telemetry.logs import configure_logging
 
     configure_logging(settings.log_level, settings.log_format, process)
     if settings.log_level != "debug":

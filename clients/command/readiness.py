@@ -9,7 +9,7 @@ from migrations.upgrade import alembic_config
 from store.database import Database
 from store.database_health import TakesNoWrites, schema_revision
 from store.settings import Settings
-from workers.telemetry.readiness import NotReady, Readiness
+from telemetry.readiness import NotReady, Readiness
 
 _PROBE_SECONDS = 1.0
 

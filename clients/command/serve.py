@@ -22,11 +22,11 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
+from telemetry.observed import observed
+from telemetry.telemetry import open_telemetry
 from tenants.keys import create_key, create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner
 from workers.fabric import Fabric
-from workers.telemetry.observed import observed
-from workers.telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
 

@@ -37,11 +37,11 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
 from store.tables import Run, RunState
+from telemetry.readiness import Readiness
+from telemetry.telemetry import Telemetry
 from tenants import checkpoints, keys, runs
 from tenants.sessions import NewSession, create_session
 from tests.ledger_heads import ready_heads
-from workers.telemetry.readiness import Readiness
-from workers.telemetry.telemetry import Telemetry
 
 BASE = "test/tiny"
 

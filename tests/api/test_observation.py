@@ -7,8 +7,8 @@ from sqlalchemy import select
 
 from contracts.operations import OptimStep
 from store.tables import Operation
+from telemetry.readiness import NotReady
 from tests.api.conftest import Service, Tenant
-from workers.telemetry.readiness import NotReady
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}

@@ -212,7 +212,7 @@ def test_each_vllm_server_is_asked(look: Examine) -> None:
 
 def test_traces_need_their_libraries(look: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(otlp_endpoint="http://user:secret@collector:4318")["traces"].text == "go to collector:4318"
-    monkeypatch.setitem(sys.modules, "workers.telemetry.otlp", None)
+    monkeypatch.setitem(sys.modules, "telemetry.otlp", None)
     missing = look(otlp_endpoint="http://collector:4318")["traces"]
     assert (missing.is_well, "weft[traces]" in missing.text) == (False, True)
 

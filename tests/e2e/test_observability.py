@@ -15,10 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from clients.service_process import ServiceProcess
+from telemetry.traces import span_id_of
 from tests.e2e.conftest import make_tenant
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.e2e.span_collector import SpanCollector, span_collector
-from workers.telemetry.traces import span_id_of
 
 TOKENS = [72, 101, 108, 108, 111]
 LONG = 1500
@@ -218,7 +218,7 @@ def test_the_page_names_no_tenant_no_key_and_no_path(observed: Observed) -> None
 
 def test_the_trainers_log_has_the_clients_trace_id(observed: Observed) -> None:
     (line,) = [one for one in observed.log_lines() if one.get("operation") == observed.traced]
-    assert line["logger"] == "workers.telemetry.training"
+    assert line["logger"] == "telemetry.training"
     assert (line["trace_id"], line["process"], line["level"]) == (TRACE, "serve", "debug")
     assert line["tenant"]
     assert line["message"].startswith("operation done kind=forward_backward")

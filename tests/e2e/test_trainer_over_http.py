@@ -37,13 +37,13 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
+from telemetry.readiness import Readiness
+from telemetry.telemetry import Telemetry
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads
 from workers.embedded import EmbeddedRunner
 from workers.fabric import Fabric
-from workers.telemetry.readiness import Readiness
-from workers.telemetry.telemetry import Telemetry
 
 TOKENS = [72, 101, 108, 108, 111]
 DEADLINE = 60.0

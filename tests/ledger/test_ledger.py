@@ -39,12 +39,12 @@ from ledger.wakeups import Wakeups, operation_topic, placements_topic
 from migrations.upgrade import sync_url, upgrade
 from store.database import Database, create_engine
 from store.tables import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
+from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tests.conftest import POSTGRES_SERVER, missing_service
 from tests.ledger_heads import ready_heads
-from workers.telemetry.telemetry import Telemetry
 
 BASE = "test/tiny"
 POSTGRES_URL = make_url(POSTGRES_SERVER).set(drivername="postgresql+asyncpg")

@@ -11,9 +11,9 @@ from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, OperationState
+from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.usage import usage
-from workers.telemetry.telemetry import Telemetry
 
 NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)
 

@@ -20,6 +20,7 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
 from store.tables import Checkpoint, Run, Session, VersionOrder
+from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
@@ -27,7 +28,6 @@ from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
-from workers.telemetry.telemetry import Telemetry
 
 
 @dataclass

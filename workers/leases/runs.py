@@ -20,8 +20,8 @@ from ledger.wakeups import Wakeups, placements_topic, trainer_topic, wait_for
 from store.clock import Clock
 from store.database import Database, after_commit, insert_unless_present
 from store.tables import Operation, OperationState, Placement, Run, RunState, Session
+from telemetry.readiness import NotReady
 from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, alive, forget, hold_dead
-from workers.telemetry.readiness import NotReady
 
 log = logging.getLogger(__name__)
 

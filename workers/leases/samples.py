@@ -14,9 +14,9 @@ from ledger.wakeups import Wakeups, departures_topic, sampling_topic
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import Operation, VersionOrder
+from telemetry.readiness import NotReady
 from tenants.gates import leave_all
 from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, forget, hold_dead
-from workers.telemetry.readiness import NotReady
 
 log = logging.getLogger(__name__)
 

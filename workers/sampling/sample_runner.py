@@ -16,6 +16,7 @@ from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
 from ledger.token_feed import TokenFeed
 from store.database import Database
+from telemetry.sampling import SamplingTelemetry
 from tenants.gates import GateMode
 from tenants.samplers import OnStale
 from workers.sampling.attempts import Patience, run_attempt
@@ -23,7 +24,6 @@ from workers.sampling.continuation import Continuation
 from workers.sampling.dispatch import Attempt, Dispatcher, Source
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.router import Router
-from workers.telemetry.sampling import SamplingTelemetry
 
 log = logging.getLogger(__name__)
 

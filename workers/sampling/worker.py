@@ -21,6 +21,8 @@ from ledger.statements import MAX_READY
 from ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
 from store.batcher import Together
 from store.database import Database
+from telemetry.context import working_on
+from telemetry.sampling import SamplingTelemetry
 from tenants.gates import leave
 from tenants.sample_reports import record_reports
 from workers.leases.samples import PoolPresence
@@ -28,8 +30,6 @@ from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import History, SampleRunner
-from workers.telemetry.context import working_on
-from workers.telemetry.sampling import SamplingTelemetry
 
 log = logging.getLogger(__name__)
 

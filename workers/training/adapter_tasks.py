@@ -18,9 +18,9 @@ from contracts.operations import (
     SaveWeightsForSampler,
 )
 from store.database import Database
+from telemetry.context import working_on
+from telemetry.training import TrainingTelemetry
 from tenants.runs import open_runs
-from workers.telemetry.context import working_on
-from workers.telemetry.training import TrainingTelemetry
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completions import CompletionWriter
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates

@@ -34,10 +34,10 @@ from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
 from store.tables import Checkpoint, Run, RunState
+from telemetry.training import TrainingTelemetry
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.runs import get_run, lora_settings
 from tenants.samplers import NewSampler, create_sampler, publish_live
-from workers.telemetry.training import TrainingTelemetry
 from workers.training.residency import AdapterResidency
 
 

@@ -17,8 +17,8 @@ from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result, TrainingBatch
 from engine.training.pass_operation import PassOperation, PassPiece, PassReport
 from engine.training.trainer import ComputedPass, Trainer
+from telemetry.training import TrainingTelemetry
 from workers.compute import ComputeThread
-from workers.telemetry.training import TrainingTelemetry
 from workers.training.adapter_tasks import failure_of
 from workers.training.lanes import Lane, Lanes
 from workers.training.residency import AdapterResidency

@@ -28,10 +28,10 @@ from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
 from store.tables import Run, RunState
+from telemetry.training import TrainingTelemetry
 from tenants.checkpoints import SNAPSHOTS, find_checkpoint, new_checkpoint_id
 from tenants.runs import get_run, lora_settings
 from workers.compute import ComputeThread
-from workers.telemetry.training import TrainingTelemetry
 from workers.training.statistics import TrainingStatistics
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from ledger.ledger import Ledger
 from ledger.statements import MAX_PENDING
 from ledger.wakeups import Wakeups, trainer_topic, wait_for_any
 from store.database import Database
+from telemetry.training import TrainingTelemetry
 from workers.compute import ComputeThread
 from workers.leases.runs import RunLeases
-from workers.telemetry.training import TrainingTelemetry
 from workers.training.adapter_tasks import AdapterTasks, failure_of
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completions import CompletionWriter

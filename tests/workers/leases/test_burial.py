@@ -18,6 +18,7 @@ from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, VersionOrder, WorkerProcess
+from telemetry.telemetry import Telemetry
 from tenants.gates import Dispatch, enter, in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
@@ -25,7 +26,6 @@ from tenants.sessions import NewSession, create_session
 from workers.leases.burial import bury_forsaken
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.runs import RunLeases
-from workers.telemetry.telemetry import Telemetry
 
 GONE, KEPT = "test/gone", "test/kept"
 LEASE = timedelta(seconds=30)

@@ -19,12 +19,12 @@ from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, OperationState, Placement, Run, RunState, WorkerProcess
+from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
 from workers.leases.runs import RunLeases
-from workers.telemetry.telemetry import Telemetry
 from workers.training.lanes import Lanes
 
 BASE = "test/tiny"

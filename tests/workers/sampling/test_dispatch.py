@@ -26,6 +26,7 @@ from ledger.wakeups import Wakeups
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
+from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.gates import (
     Dispatch,
@@ -46,7 +47,6 @@ from tenants.sessions import NewSession, create_session
 from workers.sampling.dispatch import Attempt, Dispatcher
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.router import Router
-from workers.telemetry.telemetry import Telemetry
 
 BASE = "weft/tiny"
 SECONDS = 20.0

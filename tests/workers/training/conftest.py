@@ -40,13 +40,13 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import OperationState
+from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.compute import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
-from workers.telemetry.telemetry import Telemetry
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
 from workers.training.statistics import TrainingStatistics

@@ -7,12 +7,12 @@ from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result
 from store.clock import Clock
 from store.settings import Settings
-from workers.telemetry.context import current_work
-from workers.telemetry.metrics import Metrics
-from workers.telemetry.queue_waits import QueueWaits
-from workers.telemetry.sampling import SamplingTelemetry
-from workers.telemetry.traces import Traces
-from workers.telemetry.training import TrainingTelemetry
+from telemetry.context import current_work
+from telemetry.metrics import Metrics
+from telemetry.queue_waits import QueueWaits
+from telemetry.sampling import SamplingTelemetry
+from telemetry.traces import Traces
+from telemetry.training import TrainingTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,6 @@ def open_telemetry(settings: Settings, process: str, clock: Clock) -> Telemetry:
     if settings.otlp_endpoint is None:
         return Telemetry.of(process, clock)
     # Only now: the libraries are an optional extra, and slow to import.
-    from workers.telemetry.otlp import OtlpSink
+    from telemetry.otlp import OtlpSink
 
     return Telemetry.of(process, clock, Traces(OtlpSink(settings.otlp_endpoint, process)))

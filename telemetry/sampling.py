@@ -10,9 +10,9 @@ from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
-from workers.telemetry.labels import base_label, replica_label, share_class
-from workers.telemetry.queue_waits import QueueWaits
-from workers.telemetry.traces import Figures, Traces
+from telemetry.labels import base_label, replica_label, share_class
+from telemetry.queue_waits import QueueWaits
+from telemetry.traces import Figures, Traces
 
 log = logging.getLogger(__name__)
 

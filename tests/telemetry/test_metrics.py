@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from contracts.errors import InvalidRequest
-from workers.telemetry.collectors import QueueState
-from workers.telemetry.exposition import Exposition
-from workers.telemetry.labels import base_label, replica_label, share_class
-from workers.telemetry.metrics import Metrics
-from workers.telemetry.readiness import NotReady, Readiness
+from telemetry.collectors import QueueState
+from telemetry.exposition import Exposition
+from telemetry.labels import base_label, replica_label, share_class
+from telemetry.metrics import Metrics
+from telemetry.readiness import NotReady, Readiness
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from workers.telemetry.traces import Span, SpanIds
+from telemetry.traces import Span, SpanIds
 
 _NANOSECONDS = 1e9
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)

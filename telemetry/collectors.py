@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.pool import Pool, QueuePool
 
 from store.clock import Clock
-from workers.telemetry.labels import base_label, replica_label
+from telemetry.labels import base_label, replica_label
 
 
 class ReplicaState(Protocol):

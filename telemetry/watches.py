@@ -10,8 +10,8 @@ from sqlalchemy import ColumnElement, Select, func, select, union_all
 
 from ledger.statements import IS_PENDING, IS_SAMPLE, IS_TRAINING, operations
 from store.database import Database
-from workers.telemetry.collectors import QueueState
-from workers.telemetry.metrics import Metrics
+from telemetry.collectors import QueueState
+from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 from store.database import Database
 from store.settings import Settings
-from workers.telemetry.exposition import Exposition
-from workers.telemetry.readiness import Readiness
-from workers.telemetry.telemetry import Telemetry
-from workers.telemetry.watches import watch_loop, watch_queue
+from telemetry.exposition import Exposition
+from telemetry.readiness import Readiness
+from telemetry.telemetry import Telemetry
+from telemetry.watches import watch_loop, watch_queue
 
 
 @asynccontextmanager

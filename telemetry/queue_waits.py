@@ -4,8 +4,8 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from contracts.ledger_records import ReadyOperation
 from store.clock import Clock
-from workers.telemetry.labels import base_label
-from workers.telemetry.traces import Traces
+from telemetry.labels import base_label
+from telemetry.traces import Traces
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 

@@ -8,8 +8,8 @@ import pytest
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, OptimStep
-from workers.telemetry.context import TraceParent, begin_work, current_work, note_tenant, parse_traceparent, working_on
-from workers.telemetry.logs import configure_logging
+from telemetry.context import TraceParent, begin_work, current_work, note_tenant, parse_traceparent, working_on
+from telemetry.logs import configure_logging
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 log = logging.getLogger("tests.logs")

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCo
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from store.clock import Clock
-from workers.telemetry.collectors import (
+from telemetry.collectors import (
     PoolCollector,
     QueueCollector,
     QueueState,
@@ -14,15 +14,15 @@ from workers.telemetry.collectors import (
     ReplicaState,
     ResidentCollector,
 )
-from workers.telemetry.http import HttpMetrics
-from workers.telemetry.sampling import SamplingMetrics
-from workers.telemetry.training import TrainingMetrics
+from telemetry.http import HttpMetrics
+from telemetry.sampling import SamplingMetrics
+from telemetry.training import TrainingMetrics
 
 
 class Metrics:
     """Made once by whoever composes the process and handed to its parts. Used from one event loop.
 
-    Labels are few by design (``workers.telemetry.labels``): nothing here tells one tenant from another.
+    Labels are few by design (``telemetry.labels``): nothing here tells one tenant from another.
     """
 
     def __init__(self, process: str, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from time import time
 from typing import Protocol
 
 from contracts.ledger_records import ReadyOperation
-from workers.telemetry.context import new_trace_id
+from telemetry.context import new_trace_id
 
 Figures = Mapping[str, str | int | float]
 

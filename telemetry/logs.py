@@ -7,7 +7,7 @@ from typing import Literal, TextIO
 
 import orjson
 
-from workers.telemetry.context import WorkContext, current_work
+from telemetry.context import WorkContext, current_work
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 

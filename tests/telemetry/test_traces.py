@@ -9,9 +9,9 @@ import pytest
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, OptimStep
+from telemetry.telemetry import Telemetry
+from telemetry.traces import Span, SpanIds, Traces, span_id_of
 from tests.conftest import ROOT
-from workers.telemetry.telemetry import Telemetry
-from workers.telemetry.traces import Span, SpanIds, Traces, span_id_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 ID = "12345678-9abc-def0-1234-56789abcdef0"
@@ -42,7 +42,7 @@ def operation(trace_id: str | None) -> ReadyOperation:
 def test_without_an_endpoint_opentelemetry_is_not_imported() -> None:
     program = (
         "import sys; from store.clock import utc_now; from store.settings import Settings;"
-        "from workers.telemetry.telemetry import open_telemetry;"
+        "from telemetry.telemetry import open_telemetry;"
         "print(open_telemetry(Settings(), 'test', utc_now).traces.is_on,"
         "any(name.startswith('opentelemetry') for name in sys.modules))"
     )

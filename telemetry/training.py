@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result
-from workers.telemetry.context import working_on
-from workers.telemetry.labels import base_label, share_class
-from workers.telemetry.queue_waits import QueueWaits
-from workers.telemetry.traces import Figures, Traces
+from telemetry.context import working_on
+from telemetry.labels import base_label, share_class
+from telemetry.queue_waits import QueueWaits
+from telemetry.traces import Figures, Traces
 
 log = logging.getLogger(__name__)
 

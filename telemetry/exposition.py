@@ -12,7 +12,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry, make_asgi_app
 
 from contracts.errors import InvalidRequest
-from workers.telemetry.readiness import Readiness
+from telemetry.readiness import Readiness
 
 log = logging.getLogger(__name__)
 

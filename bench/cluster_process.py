@@ -128,7 +128,7 @@ class ClusterProcess(ServiceProcess):
                 words = child.cmdline()
             except psutil.NoSuchProcess:
                 continue
-            if "clients.command.main" in words and words[words.index("clients.command.main") + 1] == kind:
+            if "cli.main" in words and words[words.index("cli.main") + 1] == kind:
                 found.append(child)
         return found
 

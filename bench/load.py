@@ -27,7 +27,7 @@ from bench.process_cpu import cpu_seconds
 from bench.sdk_clients import LoadReport, SdkClients
 from bench.weft_client import open_session
 from bench.workload import OperationShape
-from clients.command.administration import new_tenant, on_database
+from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.training.tiny_model import write_tiny_model
 from store.database import Database

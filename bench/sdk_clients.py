@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.workload import OperationShape
-from clients.command.administration import new_tenant, on_database
+from cli.administration import new_tenant, on_database
 from store.database import Database
 from store.settings import Settings
 

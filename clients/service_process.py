@@ -36,7 +36,7 @@ class ServiceProcess:
         command: Sequence[str] = ("serve",),
     ) -> None:
         """``command`` is weft's, with its own options: one that prints where it listens."""
-        self._command = [sys.executable, "-m", "clients.command.main", *command, "--port", str(port)]
+        self._command = [sys.executable, "-m", "cli.main", *command, "--port", str(port)]
         self._command += ["--data", str(data)]
         for spec in base_models:
             self._command += ["--base-model", spec]

@@ -221,7 +221,7 @@ def table(reports: list[Report]) -> str:
 
 def make_tenant(data: Path, name: str) -> str:
     """A tenant and its key, by the admin command."""
-    command = [sys.executable, "-m", "clients.command.main", "tenant", "create", name, "--data", str(data)]
+    command = [sys.executable, "-m", "cli.main", "tenant", "create", name, "--data", str(data)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

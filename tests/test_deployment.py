@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 
-from clients.command.main import app
+from cli.main import app
 from store.settings import Settings
 from tests.conftest import ROOT
 
@@ -42,7 +42,7 @@ def test_every_variable_is_a_setting(file: str) -> None:
 def test_every_command_exists(name: str) -> None:
     """The command line itself, up to its help."""
     found = subprocess.run(
-        [sys.executable, "-m", "clients.command.main", *_command(name), "--help"],
+        [sys.executable, "-m", "cli.main", *_command(name), "--help"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.command.settings_page import render
+from cli.settings_page import render
 from tests.conftest import ROOT
 
 LONGEST_FILE = 450
@@ -36,7 +36,7 @@ def test_files_stay_small(package: str) -> None:
 
 def test_configuration_page_is_up_to_date() -> None:
     page = ROOT / "docs" / "configuration.md"
-    assert page.read_text() == render(), "run: .venv/bin/python -m clients.command.settings_page"
+    assert page.read_text() == render(), "run: .venv/bin/python -m cli.settings_page"
 
 
 def test_import_rules_hold() -> None:

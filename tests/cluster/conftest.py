@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 from bench.chaos import judge, wait_for_recovery
 from bench.chaos_tenant import ChaosTenant
 from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
-from clients.command.administration import new_tenant, on_database
+from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.training.base import BaseModel
 from store.settings import Settings

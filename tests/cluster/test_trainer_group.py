@@ -23,7 +23,7 @@ def group_of_two(cluster: Cluster, model: Path, log_path: Path) -> Iterator[tupl
     """
     before = {row[0] for row in cluster.living("trainer")}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", "2", "-m", "clients.command.main", "worker", "--data", str(cluster.data)]
+    command += ["--nproc-per-node", "2", "-m", "cli.main", "worker", "--data", str(cluster.data)]
     environment = {
         **os.environ,
         "WEFT_DATABASE_URL": cluster.process.database_url,

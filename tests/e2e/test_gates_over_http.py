@@ -16,7 +16,7 @@ from tests.e2e.speaker import MEOW, TAUGHT, WOOF, Speaker, teach, text
 
 def operator(service: Service, action: str, *options: str) -> None:
     """Change the gate of the whole pool by the admin command."""
-    command = [sys.executable, "-m", "clients.command.main", "gate", action, "--pool", BASE_NAME, *options]
+    command = [sys.executable, "-m", "cli.main", "gate", action, "--pool", BASE_NAME, *options]
     subprocess.run([*command, "--data", str(service.data)], check=True, capture_output=True)
 
 

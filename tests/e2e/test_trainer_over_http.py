@@ -24,7 +24,7 @@ from api.app import create_app
 from api.services import ApiServices, JointCalls
 from bench.sdk_clients import SdkClients, make_tenants
 from bench.workload import OperationShape
-from clients.command.administration import new_tenant
+from cli.administration import new_tenant
 from clients.service_process import ServiceProcess
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary

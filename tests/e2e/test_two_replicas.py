@@ -52,7 +52,7 @@ def server_of(service: Service, replica: str) -> psutil.Process:
 
 def order(service: Service, action: str, replica: str) -> None:
     """Tell a replica something by the admin command."""
-    command = [sys.executable, "-m", "clients.command.main", "replica", action, replica, "--base", BASE_NAME]
+    command = [sys.executable, "-m", "cli.main", "replica", action, replica, "--base", BASE_NAME]
     subprocess.run([*command, "--data", str(service.data)], check=True, capture_output=True)
 
 

@@ -1,4 +1,4 @@
-"""``docs/configuration.md``, rendered from the settings class: ``python -m clients.command.settings_page`` writes it."""
+"""``docs/configuration.md``, rendered from the settings class: ``python -m cli.settings_page`` writes it."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 import pytest
 
-from clients.command.supervisor import Child
-from clients.command.up import Sizes, children
+from cli.supervisor import Child
+from cli.up import Sizes, children
 from store.settings import Settings
 
 BASES = ["org/one", "org/other"]

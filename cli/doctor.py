@@ -12,9 +12,9 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from clients.command.base_models import read_base_models
-from clients.command.doctor_services import examine_services
-from clients.command.finding import Finding
+from cli.base_models import read_base_models
+from cli.doctor_services import examine_services
+from cli.finding import Finding
 from contracts.base_model import BaseModelFacts
 from contracts.errors import WeftError
 from migrations.upgrade import current_is_head, is_newer
@@ -35,8 +35,8 @@ def examine(settings: Settings) -> list[Finding]:
 
 def _cluster(settings: Settings, database: Finding) -> list[Finding]:
     # Only here: what runs in one process does without Redis' client.
-    from clients.command.cluster_fabric import check_cluster
-    from clients.command.doctor_cluster import examine_cluster
+    from cli.cluster_fabric import check_cluster
+    from cli.doctor_cluster import examine_cluster
 
     try:
         check_cluster(settings)

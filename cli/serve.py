@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 import typer
 
 from api.services import ApiServices, JointCalls
-from clients.command.base_models import read_base_models
-from clients.command.http_server import ApiServer, address, bind
-from clients.command.process import keep_pauses_short
-from clients.command.readiness import readiness
+from cli.base_models import read_base_models
+from cli.http_server import ApiServer, address, bind
+from cli.process import keep_pauses_short
+from cli.readiness import readiness
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from celery import Celery
 
-from clients.command.readiness import readiness
+from cli.readiness import readiness
 from contracts.errors import InvalidRequest
 from ledger.ledger import Ledger
 from migrations.upgrade import current_is_head, is_newer

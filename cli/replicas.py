@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from clients.command.administration import on_database
-from clients.command.options import DataOption, load_settings, run_or_explain
+from cli.administration import on_database
+from cli.options import DataOption, load_settings, run_or_explain
 from store.clock import utc_now
 from store.database import Database
 from tenants.replica_orders import ReplicaOrder, lift_order, order_replica, standing_orders

@@ -16,8 +16,8 @@ import pytest
 from redis import Redis
 
 from bench.cluster_process import RedisProcess
-from clients.command.doctor import examine
-from clients.command.finding import Finding
+from cli.doctor import examine
+from cli.finding import Finding
 from migrations.upgrade import downgrade, upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from clients.command.readiness import readiness
+from cli.readiness import readiness
 from migrations.upgrade import downgrade, upgrade
 from store.database import Database, create_engine
 from store.settings import Settings

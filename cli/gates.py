@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from clients.command.administration import on_database
-from clients.command.options import DataOption, load_settings, run_or_explain
+from cli.administration import on_database
+from cli.options import DataOption, load_settings, run_or_explain
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from store.clock import utc_now

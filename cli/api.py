@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 import typer
 
 from api.services import ApiServices, JointCalls
-from clients.command.base_models import read_base_models
-from clients.command.cluster_fabric import API, ClusterFabric, open_cluster
-from clients.command.http_server import ApiServer, address, bind
-from clients.command.process import keep_pauses_short
+from cli.base_models import read_base_models
+from cli.cluster_fabric import API, ClusterFabric, open_cluster
+from cli.http_server import ApiServer, address, bind
+from cli.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary
 from store.settings import Settings
 from workers.cluster.placements import PlacementAnnouncer

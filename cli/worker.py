@@ -12,11 +12,11 @@ from uuid import uuid4
 
 import typer
 
-from clients.command.base_models import read_base_models
-from clients.command.cluster_fabric import WORKER, ClusterFabric, open_cluster
-from clients.command.process import keep_pauses_short
-from clients.command.signals import until_asked_to_end
-from clients.command.trainer_group import follow, join_group, load_base
+from cli.base_models import read_base_models
+from cli.cluster_fabric import WORKER, ClusterFabric, open_cluster
+from cli.process import keep_pauses_short
+from cli.signals import until_asked_to_end
+from cli.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
 from engine.training.group import TrainerGroup
 from ledger.wakeups import placements_topic

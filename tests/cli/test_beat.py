@@ -18,7 +18,7 @@ def test_beat_logs_as_the_settings_say(tmp_path: Path) -> None:
             "WEFT_REDIS_URL": f"redis://127.0.0.1:{taken.getsockname()[1]}/0",
             "WEFT_LOG_FORMAT": "json",
         }
-        command = [sys.executable, "-m", "clients.command.main", "beat", "--data", str(tmp_path)]
+        command = [sys.executable, "-m", "cli.main", "beat", "--data", str(tmp_path)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process:
             # Ends the wait for a line that does not come.
             timer = threading.Timer(60, process.kill)

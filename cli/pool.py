@@ -6,10 +6,10 @@ import re
 
 import typer
 
-from clients.command.base_models import read_base_models
-from clients.command.cluster_fabric import POOL, open_cluster
-from clients.command.process import keep_pauses_short
-from clients.command.signals import until_asked_to_end
+from cli.base_models import read_base_models
+from cli.cluster_fabric import POOL, open_cluster
+from cli.process import keep_pauses_short
+from cli.signals import until_asked_to_end
 from contracts.base_model import BaseModelFacts
 from engine.sampling.vocabulary import read_vocabulary
 from store.database import this_host

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from clients.command import gates, replicas
-from clients.command.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
-from clients.command.process import run_process
+from cli import gates, replicas
+from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
+from cli.process import run_process
 from store.settings import Settings
 
 app = typer.Typer(help="weft: multi-tenant LoRA training behind the Tinker API.", no_args_is_help=True)
@@ -26,7 +26,7 @@ app.add_typer(replicas.app, name="replica")
 
 
 def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
-    from clients.command.administration import on_database
+    from cli.administration import on_database
 
     return run_or_explain(lambda: on_database(settings, work))
 
@@ -46,7 +46,7 @@ def serve(
 ) -> None:
     """Run the whole service in this process: API, trainer and sampler on SQLite and a data folder."""
     _prepare_libraries()
-    from clients.command.serve import serve as run
+    from cli.serve import serve as run
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
     run_or_explain(lambda: run_process(settings, "serve", run))
@@ -57,7 +57,7 @@ def api(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
     """Run one API process of a cluster; any number may share an address."""
-    from clients.command.api import serve_api
+    from cli.api import serve_api
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
     run_or_explain(lambda: run_process(settings, "api", serve_api))
@@ -67,7 +67,7 @@ def api(
 def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
     """Run a trainer of a cluster, and its housekeeping, as Celery tells."""
     _prepare_libraries()
-    from clients.command.worker import work
+    from cli.worker import work
 
     settings = load_settings(data=data, base_models=base_model)
     run_or_explain(lambda: run_process(settings, "worker", work))
@@ -77,7 +77,7 @@ def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
 def pool(base_model: BaseOption = None, data: DataOption = None) -> None:
     """Run sampling replicas of a cluster: vLLM servers, or torch in this process where none is set."""
     _prepare_libraries()
-    from clients.command.pool import sample
+    from cli.pool import sample
 
     settings = load_settings(data=data, base_models=base_model)
     run_or_explain(lambda: run_process(settings, "pool", sample))
@@ -86,7 +86,7 @@ def pool(base_model: BaseOption = None, data: DataOption = None) -> None:
 @app.command()
 def beat(data: DataOption = None) -> None:
     """Send a cluster's housekeeping tasks when they are due."""
-    from clients.command.beat import send_when_due
+    from cli.beat import send_when_due
 
     settings = load_settings(data=data)
     run_or_explain(lambda: send_when_due(settings))
@@ -103,7 +103,7 @@ def up(
     pools: Annotated[int, typer.Option(min=1, help="Sampling processes of each base model.")] = 1,
 ) -> None:
     """Run a whole cluster on this machine, over PostgreSQL and Redis, until Ctrl-C."""
-    from clients.command.up import Sizes, run_cluster
+    from cli.up import Sizes, run_cluster
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
     sizes = Sizes(apis, trainers, pools)
@@ -115,7 +115,7 @@ def doctor(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
     """Check settings, database, base models, port and a cluster's parts, and say how to mend what is wrong."""
-    from clients.command.doctor import examine
+    from cli.doctor import examine
 
     findings = examine(load_settings(data=data, base_models=base_model, host=host, port=port))
     for finding in findings:
@@ -136,7 +136,7 @@ def model_tiny(directory: Path, seed: int = 0) -> None:
 @tenant_app.command("create")
 def tenant_create(name: str, data: DataOption = None) -> None:
     """Make a tenant and its first key; the key is shown once."""
-    from clients.command.administration import new_tenant
+    from cli.administration import new_tenant
 
     secret = _on_database(load_settings(data=data), lambda database: new_tenant(database, name))
     typer.echo(secret)
@@ -145,7 +145,7 @@ def tenant_create(name: str, data: DataOption = None) -> None:
 @tenant_app.command("list")
 def tenant_list(data: DataOption = None) -> None:
     """List tenants."""
-    from clients.command.administration import tenant_lines
+    from cli.administration import tenant_lines
 
     for line in _on_database(load_settings(data=data), tenant_lines):
         typer.echo(line)
@@ -156,7 +156,7 @@ def tenant_usage(
     days: Annotated[int, typer.Option(min=1, help="So many days, today's included.")] = 30, data: DataOption = None
 ) -> None:
     """What tenants used: day, base model, kind, operations and tokens."""
-    from clients.command.administration import usage_lines
+    from cli.administration import usage_lines
 
     for line in _on_database(load_settings(data=data), lambda database: usage_lines(database, days)):
         typer.echo(line)
@@ -169,7 +169,7 @@ def key_create(
     data: DataOption = None,
 ) -> None:
     """Make a key; it is shown once."""
-    from clients.command.administration import new_key
+    from cli.administration import new_key
 
     typer.echo(_on_database(load_settings(data=data), lambda database: new_key(database, tenant, note)))
 
@@ -179,7 +179,7 @@ def key_list(
     tenant: Annotated[str, typer.Option(help="Name of the tenant.")] = "default", data: DataOption = None
 ) -> None:
     """List a tenant's keys by their first characters."""
-    from clients.command.administration import key_lines
+    from cli.administration import key_lines
 
     for line in _on_database(load_settings(data=data), lambda database: key_lines(database, tenant)):
         typer.echo(line)
@@ -191,7 +191,7 @@ def key_revoke(
     data: DataOption = None,
 ) -> None:
     """Revoke a key at once."""
-    from clients.command.administration import end_key
+    from cli.administration import end_key
 
     _on_database(load_settings(data=data), lambda database: end_key(database, key))
     typer.echo("revoked")

@@ -3,8 +3,8 @@
 import typer
 from celery.apps.beat import Beat
 
-from clients.command.cluster_fabric import check_cluster
-from clients.command.process import log_to_standard_error
+from cli.cluster_fabric import check_cluster
+from cli.process import log_to_standard_error
 from store.settings import Settings
 from workers.cluster.celery_app import make_celery
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, create_engine, func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from clients.command.finding import Finding
+from cli.finding import Finding
 from migrations.upgrade import sync_url
 from store.clock import utc_now
 from store.data_folder import DataFolder

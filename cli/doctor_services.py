@@ -4,7 +4,7 @@ import asyncio
 from importlib import import_module
 from urllib.parse import urlsplit
 
-from clients.command.finding import Finding
+from cli.finding import Finding
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm_http import VllmHttp
 from store.settings import Settings

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from clients.command.base_models import read_base_models
-from clients.command.cluster_fabric import check_cluster
-from clients.command.http_server import address, bind
-from clients.command.serve import greet, make_first_key
-from clients.command.supervisor import Child, Supervisor
+from cli.base_models import read_base_models
+from cli.cluster_fabric import check_cluster
+from cli.http_server import address, bind
+from cli.serve import greet, make_first_key
+from cli.supervisor import Child, Supervisor
 from contracts.errors import Unavailable
 from migrations.upgrade import upgrade
 from store.database import Database, create_engine
@@ -78,7 +78,7 @@ def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int
     several = len(base_models) > 1
 
     def child(command: str, number: int, bases: list[str], environment: Mapping[str, str] | None = None) -> Child:
-        argv = [sys.executable, "-m", "clients.command.main", command, "--data", str(settings.data_dir.absolute())]
+        argv = [sys.executable, "-m", "cli.main", command, "--data", str(settings.data_dir.absolute())]
         for base_model in bases:
             argv += ["--base-model", specs[base_model]]
         if command == "api":
@@ -93,7 +93,7 @@ def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int
         for number in range(sizes.pools):
             name = {"WEFT_POOL_NAME": f"{settings.pool_name or 'pool'}-{number}"}
             found.append(child("pool", number, [base_model], {**threads, **name}))
-    beat = [sys.executable, "-m", "clients.command.main", "beat", "--data", str(settings.data_dir.absolute())]
+    beat = [sys.executable, "-m", "cli.main", "beat", "--data", str(settings.data_dir.absolute())]
     return [*_observed(found, settings.metrics_port), Child("beat.0", beat)]
 
 

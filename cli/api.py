@@ -8,7 +8,7 @@ import typer
 
 from api.services import ApiServices, JointCalls
 from cli.base_models import read_base_models
-from cli.cluster_fabric import API, ClusterFabric, open_cluster
+from cli.cluster_runtime import API, ClusterFabric, open_cluster
 from cli.http_server import ApiServer, address, bind
 from cli.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary

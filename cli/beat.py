@@ -3,7 +3,7 @@
 import typer
 from celery.apps.beat import Beat
 
-from cli.cluster_fabric import check_cluster
+from cli.cluster_runtime import check_cluster
 from cli.process import log_to_standard_error
 from store.settings import Settings
 from workers.cluster.celery_app import make_celery

@@ -35,7 +35,7 @@ def examine(settings: Settings) -> list[Finding]:
 
 def _cluster(settings: Settings, database: Finding) -> list[Finding]:
     # Only here: what runs in one process does without Redis' client.
-    from cli.cluster_fabric import check_cluster
+    from cli.cluster_runtime import check_cluster
     from cli.doctor_cluster import examine_cluster
 
     try:

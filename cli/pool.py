@@ -7,7 +7,7 @@ import re
 import typer
 
 from cli.base_models import read_base_models
-from cli.cluster_fabric import POOL, open_cluster
+from cli.cluster_runtime import POOL, open_cluster
 from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from contracts.base_model import BaseModelFacts

@@ -10,6 +10,7 @@ import typer
 from api.services import ApiServices, JointCalls
 from cli.base_models import read_base_models
 from cli.http_server import ApiServer, address, bind
+from cli.observability import observed
 from cli.process import keep_pauses_short
 from cli.readiness import readiness
 from engine.sampling.vocabulary import read_vocabulary
@@ -22,7 +23,6 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
-from telemetry.observed import observed
 from telemetry.telemetry import open_telemetry
 from tenants.keys import create_key, create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cli.base_models import read_base_models
-from cli.cluster_fabric import check_cluster
+from cli.cluster_runtime import check_cluster
 from cli.http_server import address, bind
 from cli.serve import greet, make_first_key
 from cli.supervisor import Child, Supervisor

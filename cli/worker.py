@@ -13,7 +13,7 @@ from uuid import uuid4
 import typer
 
 from cli.base_models import read_base_models
-from cli.cluster_fabric import WORKER, ClusterFabric, open_cluster
+from cli.cluster_runtime import WORKER, ClusterFabric, open_cluster
 from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from cli.trainer_group import follow, join_group, load_base

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from celery import Celery
 
+from cli.observability import observed
 from cli.readiness import readiness
 from contracts.errors import InvalidRequest
 from ledger.ledger import Ledger
@@ -16,7 +17,6 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
-from telemetry.observed import observed
 from telemetry.readiness import NotReady, Readiness
 from telemetry.telemetry import open_telemetry
 from workers.cluster.celery_app import make_celery

@@ -25,8 +25,8 @@ from bench.process_memory import rss_mib
 from bench.sdk_clients import make_tenants
 from bench.sdk_worker import sdk_data
 from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
-from clients.service_process import ServiceProcess
 from contracts.base_model import read_base_model_facts
+from testing.service_process import ServiceProcess
 
 BASE = "weft/tiny"
 ADAPTER_MEMORY_VARIABLE = "WEFT_ADAPTER_MEMORY_BYTES"

@@ -18,7 +18,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from bench.sdk_clients import make_tenants
-from clients.service_process import ServiceProcess
+from testing.service_process import ServiceProcess
 
 DEFAULT_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 _START_SECONDS = 20.0

@@ -16,13 +16,13 @@ import numpy as np
 import tinker
 from tinker import types
 
-from clients.service_process import ServiceProcess
 from contracts.base_model import read_base_model_facts
 from contracts.ids import RunId
 from contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
 from engine.training.base import BaseModel
 from engine.training.tiny_model import write_tiny_model
 from engine.training.trainer import PassItem, Trainer
+from testing.service_process import ServiceProcess
 
 BASE_NAME = "weft/tiny"
 RANK = 32

@@ -17,13 +17,13 @@ import tinker
 from tinker import types
 
 from bench.weft_client import LearningRun, WeftClient, sample_body
-from clients.service_process import ServiceProcess
 from contracts.base_model import BaseModelFacts
 from engine.sampling.replica import AdapterVersion, GenerateRequest, NewToken
 from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vllm_messages import Chunk, EventLines
 from engine.sampling.vllm_request import VllmRequest
 from engine.sampling.vllm_sequence import GENERATE
+from testing.service_process import ServiceProcess
 
 PROMPT_TOKENS = 16
 _KEEPALIVE_SECONDS = 2.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import tinker
 from tinker import types
 
-from clients.service_process import ServiceProcess
+from testing.service_process import ServiceProcess
 
 BASE_NAME = "weft/tiny"
 PROMPT = "The animal says:"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clients.service_process import ServiceProcess
+from testing.service_process import ServiceProcess
 from tests.conftest import ROOT
 
 BASE_NAME = "weft/tiny"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.service_process import ServiceProcess
+from testing.service_process import ServiceProcess
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.raw_client import RawClient, pass_message
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from clients.service_process import ServiceProcess
 from telemetry.traces import span_id_of
+from testing.service_process import ServiceProcess
 from tests.e2e.conftest import make_tenant
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.e2e.span_collector import SpanCollector, span_collector

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from clients.service_process import ServiceProcess
+from testing.service_process import ServiceProcess
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 

@@ -25,7 +25,6 @@ from api.services import ApiServices, JointCalls
 from bench.sdk_clients import SdkClients, make_tenants
 from bench.workload import OperationShape
 from cli.administration import new_tenant
-from clients.service_process import ServiceProcess
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
@@ -39,6 +38,7 @@ from store.database import Database, create_engine
 from store.settings import Settings
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
+from testing.service_process import ServiceProcess
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads

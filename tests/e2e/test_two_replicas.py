@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clients.service_process import ServiceProcess
+from testing.service_process import ServiceProcess
 from tests.conftest import missing_service
 from tests.e2e.conftest import BASE_NAME, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
 from tests.e2e.raw_client import RawClient

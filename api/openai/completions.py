@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.json_body import json_body
 from api.openai.choices import completion_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
 from api.openai.generation import Generation, generation, resolve
@@ -14,6 +13,7 @@ from api.openai.schemas import CompletionRequest
 from api.openai.streaming import streamed
 from api.openai.whole import whole
 from api.services import Caller, Services
+from api.wire.json_body import json_body
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
 from ledger.token_feed import TokensMade

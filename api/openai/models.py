@@ -6,9 +6,9 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.json_body import PathId
 from api.openai.errors import OpenAiRoute
 from api.services import ApiServices, Caller, Services
+from api.wire.json_body import PathId
 from contracts.errors import NotFound
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from api.json_body import PlainText, RequestModel
+from api.wire.json_body import PlainText, RequestModel
 from api.wire.schemas import DefaultingModel
 from contracts.errors import InvalidRequest
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.json_body import PathId, RequestModel, json_body
 from api.paging import Cursor, Page, cursor_of
 from api.services import Caller, Services
+from api.wire.json_body import PathId, RequestModel, json_body
 from api.wire.sdk_version import listed_segments
 from contracts.paths import CheckpointPath, Segment, parse_path
 from store.tables import Checkpoint

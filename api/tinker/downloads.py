@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
-from api.json_body import PathId
 from api.services import ApiServices, Caller, Services
+from api.wire.json_body import PathId
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import parse_path

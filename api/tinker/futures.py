@@ -6,8 +6,8 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from api.json_body import PlainText, RequestModel, json_body
 from api.services import ApiServices, Caller, Services
+from api.wire.json_body import PlainText, RequestModel, json_body
 from api.wire.results import encode_result
 from contracts.errors import FutureGone
 from contracts.ids import TenantId

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.json_body import json_body
 from api.services import ApiServices, Caller, Services
 from api.submission import TrainingSubmission, promise, submit_training
+from api.wire.json_body import json_body
 from api.wire.schemas import CreateModelRequest, LoraConfig, ModelRequest, OptimizerConfig
 from contracts.codec import digest
 from contracts.errors import InvalidRequest

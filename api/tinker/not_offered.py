@@ -6,10 +6,10 @@ from typing import NoReturn
 
 from fastapi import APIRouter, Request, Response
 
-from api.json_body import parse_json
 from api.services import Caller, Services
 from api.submission import TrainingSubmission, submit_training
 from api.wire.body import read_body
+from api.wire.json_body import parse_json
 from api.wire.schemas import ModelKey
 from contracts.base_model import BaseModelFacts
 from contracts.errors import NotImplementedHere

@@ -6,10 +6,10 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from api.json_body import PathId
 from api.paging import Cursor, Page, cursor_of
 from api.services import Caller, Services
 from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
+from api.wire.json_body import PathId
 from contracts.paths import Segment
 from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import latest_checkpoints

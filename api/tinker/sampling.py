@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from api.json_body import PathId, json_body
 from api.services import ApiServices, Caller, Services
 from api.submission import promise
+from api.wire.json_body import PathId, json_body
 from api.wire.sampling_codec import sample_request
 from api.wire.schemas import AsampleRequest, CreateSamplingSessionRequest
 from contracts.codec import digest

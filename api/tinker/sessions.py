@@ -6,9 +6,9 @@ import orjson
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, Field
 
-from api.json_body import PathId, PlainText, RequestModel, json_body
 from api.paging import Page
 from api.services import Caller, Services
+from api.wire.json_body import PathId, PlainText, RequestModel, json_body
 from tenants import sessions
 
 router = APIRouter(tags=["sessions"])

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from api.json_body import parse_json
 from api.services import Caller, Services
 from api.submission import OFF_LOOP_BYTES, TrainingSubmission, submit_training
 from api.wire.body import OversizedBody, read_body
+from api.wire.json_body import parse_json
 from api.wire.schemas import AdamParams, ForwardRequest, ModelKey, OptimStepRequest
 from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
 from contracts.base_model import BaseModelFacts

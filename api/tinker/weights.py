@@ -5,11 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from api.json_body import json_body, parse_json
 from api.services import ApiServices, Caller, Services
 from api.submission import Build, TrainingSubmission, promise, submit_training
 from api.tinker.models import check_optimizer, earlier_opening, open_run
 from api.wire.body import read_body
+from api.wire.json_body import json_body, parse_json
 from api.wire.schemas import (
     CreateByLoadRequest,
     LoadTarget,

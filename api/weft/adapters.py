@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.json_body import PathId, RequestModel, json_body
 from api.services import ApiServices, Caller, Services
+from api.wire.json_body import PathId, RequestModel, json_body
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path

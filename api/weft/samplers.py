@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.json_body import PathId, RequestModel, json_body
 from api.services import Caller, Services
+from api.wire.json_body import PathId, RequestModel, json_body
 from store.tables import Sampler
 from tenants.samplers import OnStale, Staleness, bound_staleness, get_sampler, staleness_of
 

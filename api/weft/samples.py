@@ -3,8 +3,8 @@
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.json_body import PathId
 from api.services import Caller, Services
+from api.wire.json_body import PathId
 from contracts.sample_report import SampleReport
 from tenants.sample_reports import report_of
 

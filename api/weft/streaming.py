@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from api.followed_sample import FollowedSample, followed
-from api.json_body import json_body
 from api.services import ApiServices, Caller, Services
 from api.tinker.sampling import sample_operation
+from api.wire.json_body import json_body
 from api.wire.schemas import AsampleRequest
 from contracts.errors import FutureGone
 from contracts.ids import TenantId

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from api.json_body import PlainText, RequestModel
+from api.wire.json_body import PlainText, RequestModel
 
 MAX_SEQ_ID = 2**31 - 1
 """int32 on the wire."""

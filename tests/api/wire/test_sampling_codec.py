@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tinker import types
 from tinker.types.sample_request import SampleRequest as SdkSampleRequest
 
-from api.json_body import parse_json
+from api.wire.json_body import parse_json
 from api.wire.sampling_codec import MAX_STOPS, sample_request
 from api.wire.schemas import AsampleRequest, JsonSamplingParams
 from contracts.codec import decode_payload, encode

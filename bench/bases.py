@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
-from engine.training.tiny_model import write_tiny_model
+from engine.model.tiny_model import write_tiny_model
 
 _CONTEXT = 2048
 _END_OF_TEXT = 256

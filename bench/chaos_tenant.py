@@ -12,8 +12,8 @@ from tinker import types
 from bench.workload import OperationShape, token_block, training_batch
 from contracts.ids import RunId
 from contracts.operations import LoraSettings, OptimStep
+from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
-from engine.training.base import BaseModel
 from engine.training.trainer import PassItem, Trainer
 
 RANK = 8

@@ -24,7 +24,7 @@ from bench.fresh_process import in_fresh_process, prepare
 from bench.service_trainer import make_trainer
 from bench.workload import OperationShape, token_block
 from contracts.base_model import read_base_model_facts
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 
 _PIECE_SECONDS = 0.001
 _COMPETITOR = """

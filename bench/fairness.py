@@ -24,7 +24,7 @@ from contracts.base_model import read_base_model_facts
 from contracts.errors import WeftError
 from contracts.ids import RunId
 from contracts.operations import LoraSettings, OptimStep
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.trainer import PassItem
 
 BASE = "weft/tiny"

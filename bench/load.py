@@ -29,7 +29,7 @@ from bench.weft_client import open_session
 from bench.workload import OperationShape
 from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
-from engine.training.tiny_model import write_tiny_model
+from engine.model.tiny_model import write_tiny_model
 from store.database import Database
 from store.settings import Settings
 

@@ -19,8 +19,8 @@ from tinker import types
 from contracts.base_model import read_base_model_facts
 from contracts.ids import RunId
 from contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
-from engine.training.base import BaseModel
-from engine.training.tiny_model import write_tiny_model
+from engine.model.base import BaseModel
+from engine.model.tiny_model import write_tiny_model
 from engine.training.trainer import PassItem, Trainer
 from testing.service_process import ServiceProcess
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from bench.sampling_load import Adapters, Contestant, StraightToTorch, asks, serving, turn
 from bench.weft_client import WeftClient
 from contracts.base_model import BaseModelFacts
+from engine.model.base import BaseModel
 from engine.sampling.torch_replica import TorchReplica
-from engine.training.base import BaseModel
 from tenants.checkpoints import CHECKPOINTS
 
 _ADAPTERS, _SAMPLES, _TOKENS = 4, 16, 64

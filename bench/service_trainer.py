@@ -1,6 +1,6 @@
 """The trainer as ``weft serve`` makes it, for measuring it without the service."""
 
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.budgets import default_pass_token_budget
 from engine.training.trainer import Trainer
 from store.settings import Settings

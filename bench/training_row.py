@@ -27,7 +27,7 @@ from bench.sdk_clients import SdkClients
 from bench.service_trainer import make_trainer
 from bench.workload import RANK, OperationShape, token_block
 from contracts.base_model import read_base_model_facts
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 
 Rates = dict[str, list[float]]
 _FUSED, _SEQUENTIAL, _UNSWITCHED = "fused", "sequential_peft", "sequential_peft_without_set_adapter"

@@ -132,7 +132,7 @@ def _attempt(part: str, look: Callable[[], str]) -> Finding:
 
 def _load(facts: BaseModelFacts, settings: Settings) -> str:
     """Load the base as the service would: the surest check of its files and projections."""
-    from engine.training.base import BaseModel
+    from engine.model.base import BaseModel
 
     base = BaseModel.load(facts, dtype=settings.base_dtype, device=settings.device)
     return (

@@ -127,7 +127,7 @@ def doctor(
 @model_app.command("tiny")
 def model_tiny(directory: Path, seed: int = 0) -> None:
     """Write a tiny random-weight Qwen3 with a byte-level tokenizer: a base to try weft with."""
-    from engine.training.tiny_model import write_tiny_model
+    from engine.model.tiny_model import write_tiny_model
 
     run_or_explain(lambda: write_tiny_model(directory, seed=seed))
     typer.echo(f"wrote {directory}; try: weft serve --base-model {directory}")

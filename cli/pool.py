@@ -72,7 +72,7 @@ async def _sampling(fabric: Fabric, facts: BaseModelFacts) -> SamplingParts:
 
 async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
     # Only where there is no vLLM: torch takes seconds to import, and the base its memory.
-    from engine.training.base import BaseModel
+    from engine.model.base import BaseModel
     from workers.torch_source import TorchSource
 
     base = await asyncio.to_thread(BaseModel.load, facts, dtype=settings.base_dtype, device=settings.device)

@@ -7,7 +7,7 @@ import signal
 
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.group import TrainerGroup, is_group
 from store.settings import Settings
 

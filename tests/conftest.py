@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from engine.training.tiny_model import write_tiny_model
+from engine.model.tiny_model import write_tiny_model
 from migrations.upgrade import upgrade
 
 ROOT = Path(__file__).resolve().parent.parent

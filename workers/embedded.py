@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from contracts.base_model import BaseModelFacts
 from contracts.vocabulary import BaseVocabulary
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from ledger.publication import LocalPublication
 from telemetry.readiness import NotReady
 from workers.fabric import Fabric

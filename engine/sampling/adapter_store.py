@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from contracts.errors import EngineFailure
+from engine.model.lora import LoraWeights
 from engine.sampling.failures import as_weft_error
 from engine.sampling.replica import AdapterVersion
-from engine.training.lora import LoraWeights
 
 
 @dataclass(slots=True, eq=False)

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.errors import EngineFailure, WeftError
+from engine.model.lora import LoraWeights
 from engine.sampling.adapter_store import Lease
 from engine.sampling.delivery import EventStream, Outbox
 from engine.sampling.prompt_scores import NOT_FINITE, PromptScores
 from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken, PromptScored
 from engine.sampling.token_choice import uniform_stream
-from engine.training.lora import LoraWeights
 
 
 class Job:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.training.lora import LoraWeights
+from engine.model.lora import LoraWeights
 
 MAX_STACKED_RANK = 4096
 """Beyond it the products with other adapters' blocks cost more than a pass per adapter."""

@@ -16,6 +16,8 @@ from functools import partial
 import torch
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from engine.model.base import BaseModel
+from engine.model.lora import LoraWeights
 from engine.sampling.adapter_store import AdapterStore
 from engine.sampling.continuous_batching import ContinuousBatcher
 from engine.sampling.delivery import Outbox
@@ -24,9 +26,7 @@ from engine.sampling.forward_pass import ForwardPass
 from engine.sampling.replica import AdapterVersion, GenerateEvent, GenerateRequest, ReplicaHealth
 from engine.sampling.request_checks import check_request
 from engine.sampling.sequences import Job
-from engine.training.base import BaseModel
 from engine.training.checkpoint_files import read_lora_weights
-from engine.training.lora import LoraWeights
 
 DEFAULT_CACHE_BYTES = 4 << 30
 ONE_CORE_PARAMETERS = 100_000_000

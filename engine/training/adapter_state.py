@@ -16,9 +16,9 @@ from torch import Tensor
 
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
-from engine.training.base import BaseModel
-from engine.training.lora import LoraWeights
-from engine.training.whole_folder import write_whole
+from engine.model.atomic_folder import write_whole
+from engine.model.base import BaseModel
+from engine.model.lora import LoraWeights
 
 STATE = "state.safetensors"
 FORMAT = "weft-adapter-state-1"

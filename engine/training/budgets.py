@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 
 CPU_PASS_TOKENS, GPU_PASS_TOKENS = 2048, 16384
 _ADAPTER_SHARE = 4

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
+from engine.model.atomic_folder import write_whole
+from engine.model.base import BaseModel
+from engine.model.lora import LoraLayout, LoraPair, LoraWeights
 from engine.training.adapter_state import AdapterState, OptimizerState
-from engine.training.base import BaseModel
-from engine.training.lora import LoraLayout, LoraPair, LoraWeights
-from engine.training.whole_folder import write_whole
 
 CONFIG, WEIGHTS, OPTIMIZER, WEFT = (
     "adapter_config.json",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from contracts.errors import WeftError
 from contracts.operations import Datum, LossSpec
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.losses import flat_inputs, loss_terms
 from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch
 from engine.training.micro_batch import Member, Row, real_positions, token_matrix

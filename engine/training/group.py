@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from contracts.base_model import BaseModelFacts
-from engine.training.base import BaseModel, read_model
+from engine.model.base import BaseModel, read_model
 from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
 from engine.training.group_work import Beat, Message, SentAttempt, Stop, Work
 from engine.training.micro_batch import Row, split_for

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from contracts.operations import Datum, LoraSettings, LossSpec
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
+from engine.model.lora import LoraLayout, LoraWeights
 from engine.training.fused_micro_batch import Attempt
-from engine.training.lora import LoraLayout, LoraWeights
 from engine.training.micro_batch import Member, Row
 
 

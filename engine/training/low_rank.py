@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.training.lora import LoraLayout, LoraPair, LoraWeights
+from engine.model.lora import LoraLayout, LoraPair, LoraWeights
 
 _LARGE_BLOCK = 256
 """Tokens an adapter, on average, from which a product for each adapter beats gathering its matrices for every row."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from contracts.operations import Datum, LossSpec
-from engine.training.lora import LoraWeights
+from engine.model.lora import LoraWeights
 
 MAX_PADDING_RATIO = 1.25
 SMALL_WASTE = 256

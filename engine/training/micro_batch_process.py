@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from contracts.base_model import BaseModelFacts
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
 from engine.training.group_work import SentAttempt, Work
 from engine.training.micro_batch import Row

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.fused_micro_batch import Attempt, Clocks, FusedMicroBatches
 from engine.training.micro_batch import Row
 from engine.training.micro_batch_process import BaseOrder, MicroBatchProcess

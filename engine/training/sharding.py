@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from transformers import PreTrainedModel
 
 from contracts.errors import InvalidRequest
-from engine.training.base import BaseModel, decoder_stack
+from engine.model.base import BaseModel, decoder_stack
 
 
 class _CountedAllGather(DefaultAllGather):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.low_rank import LowRankPlan
 
 CHUNK_LOGITS = 2**22

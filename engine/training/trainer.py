@@ -14,12 +14,12 @@ import torch
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped
+from engine.model.base import BaseModel
+from engine.model.lora import LoraWeights
 from engine.training.adamw import AdamWTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
-from engine.training.base import BaseModel
 from engine.training.batch_checks import check_batch
 from engine.training.fused_pass import ComputedPass, FusedPass, MicroBatchExecutor
-from engine.training.lora import LoraWeights
 from engine.training.micro_batch_threads import MicroBatchThreads
 from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PassReport, PieceResult
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from contracts.base_model import read_base_model_facts
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from store.settings import Settings
 from workers.torch_source import TorchSource
 

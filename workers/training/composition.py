@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.budgets import default_adapter_memory, default_pass_token_budget
 from engine.training.group import TrainerGroup
 from engine.training.micro_batch_process import BaseOrder

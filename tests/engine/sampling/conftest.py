@@ -15,10 +15,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from contracts.base_model import read_base_model_facts
+from engine.model.base import BaseModel
+from engine.model.tiny_model import write_tiny_model
 from engine.sampling.replica import AdapterVersion
 from engine.sampling.torch_replica import TorchReplica
-from engine.training.base import BaseModel
-from engine.training.tiny_model import write_tiny_model
 from tests.engine.sampling.drawing import DEADLINE_S, Client
 
 T = TypeVar("T")

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.operations import LoraSettings
+from engine.model.lora import LoraWeights
 from engine.sampling import prefill
 from engine.sampling.adapter_store import AdapterStore
 from engine.sampling.replica import AdapterVersion, PromptScoring, SamplerReplica
 from engine.sampling.torch_replica import TorchReplica
 from engine.training.checkpoint_files import read_lora_weights
-from engine.training.lora import LoraWeights
 from tests.engine.sampling.drawing import GREEDY, Running
 
 PROMPT = [72, 101, 108, 108, 111]

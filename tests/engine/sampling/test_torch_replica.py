@@ -12,9 +12,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LM
 
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.operations import TopkLogprobs
+from engine.model.base import BaseModel
 from engine.sampling import prefill
 from engine.sampling.replica import PromptScoring
-from engine.training.base import BaseModel
 from tests.engine.sampling.drawing import GREEDY, RANDOM, Drawn, DrawnSequence
 
 PROMPTS = [[72, 101, 108, 108, 111], [7], list(range(40, 90)), [250, 3, 17, 200, 5, 5, 5, 9]]

@@ -19,7 +19,7 @@ import torch
 from torch.distributed import TCPStore
 from transformers import AutoModelForCausalLM, MptConfig, OPTConfig, PretrainedConfig, Qwen2Config
 
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.trainer import Trainer
 from tests.conftest import ROOT
 from tests.engine.training.group_rank import SCENARIOS, TIMEOUT_SECONDS, TOKENS, Found, failing, other_facts

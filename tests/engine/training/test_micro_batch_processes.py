@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from contracts.operations import ForwardBackwardOutput, LossName
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.micro_batch_process import BaseOrder
 from engine.training.micro_batch_processes import MicroBatchProcesses
 from engine.training.pass_operation import PassOperation

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from contracts.errors import WeftError
 from contracts.operations import ForwardBackwardOutput, LossName, LossSpec, OptimStep, OptimStepped
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import (
     NEIGHBOUR,

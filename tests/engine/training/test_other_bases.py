@@ -21,9 +21,9 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, LossName, OptimStep
-from engine.training.base import BaseModel
-from engine.training.lora import AdapterSegment
-from engine.training.row_layout import InputLayout, observe_layouts
+from engine.model.base import BaseModel
+from engine.model.lora import AdapterSegment
+from engine.model.row_layout import InputLayout, observe_layouts
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (
     NEIGHBOUR,

@@ -8,7 +8,7 @@ import torch
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, LossName
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
 

@@ -15,6 +15,7 @@ from contracts.errors import EngineFailure, InvalidRequest
 from contracts.operations import SampleOutput, SampleRequest, SamplingParams
 from contracts.sample_report import VersionSpan
 from contracts.vocabulary import BaseVocabulary
+from engine.model.base import BaseModel
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,
@@ -26,7 +27,6 @@ from engine.sampling.replica import (
 )
 from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vocabulary import read_vocabulary
-from engine.training.base import BaseModel
 from workers.sampling.attempts import MOST_FRUITLESS_ATTEMPTS, Patience, run_attempt
 from workers.sampling.continuation import Continuation
 from workers.sampling.sample_request import stop_rules

@@ -30,8 +30,8 @@ from contracts.operations import (
     TrainingBatch,
     UnloadModel,
 )
+from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
-from engine.training.base import BaseModel
 from engine.training.trainer import PassItem, Trainer
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication

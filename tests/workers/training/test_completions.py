@@ -8,8 +8,8 @@ from sqlalchemy import event, text
 
 from contracts.ids import RequestId, RunId
 from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, OptimStepped, TrainingBatch
+from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
-from engine.training.base import BaseModel
 from migrations.upgrade import upgrade
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed

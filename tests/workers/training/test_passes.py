@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.pass_operation import PassPiece
 from engine.training.trainer import ComputedPass
 from tests.engine.training.conftest import make_batch

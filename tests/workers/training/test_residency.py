@@ -5,8 +5,8 @@ import torch
 
 from contracts.ids import RunId
 from contracts.operations import LoraSettings, LossName, OptimStep, OptimStepped, TrainingBatch
+from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, largest_nbytes
-from engine.training.base import BaseModel
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import NewRig, busy_file_threads, undisturbed
 

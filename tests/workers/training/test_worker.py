@@ -19,7 +19,7 @@ from contracts.operations import (
     TrainingBatch,
     WeightsSaved,
 )
-from engine.training.base import BaseModel
+from engine.model.base import BaseModel
 from engine.training.group import GroupLost
 from engine.training.pass_operation import PassPiece, PassReport
 from migrations.upgrade import upgrade

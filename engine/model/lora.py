@@ -16,7 +16,7 @@ from torch import Tensor
 from contracts.operations import LoraSettings
 
 if TYPE_CHECKING:
-    from engine.training.base import BaseModel
+    from engine.model.base import BaseModel
 
 ProjectionGroup = Literal["attn", "mlp", "unembed"]
 

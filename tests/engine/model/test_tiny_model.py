@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from contracts.operations import Datum, LossName, LossSpec, OptimStep, TrainingBatch
+from engine.model.base import BaseModel
+from engine.model.lora import AdapterSegment
+from engine.model.tiny_model import write_tiny_model
 from engine.sampling.vocabulary import read_vocabulary
-from engine.training.base import BaseModel
-from engine.training.lora import AdapterSegment
-from engine.training.tiny_model import write_tiny_model
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import RUN, backward, settings
 

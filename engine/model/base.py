@@ -20,8 +20,8 @@ from transformers.pytorch_utils import Conv1D
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
-from engine.training.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, trains
-from engine.training.row_layout import InputLayout, observe_layouts, restore_rows
+from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, trains
+from engine.model.row_layout import InputLayout, observe_layouts, restore_rows
 
 _LAYER = re.compile(r"\.\d+\.")
 _ATTENTION = re.compile(r"(^|[._])(self_?)?(attn|attention)", re.IGNORECASE)

@@ -8,7 +8,7 @@ import signal
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from engine.model.base import BaseModel
-from engine.training.group import TrainerGroup, is_group
+from engine.training.executors.group import TrainerGroup, is_group
 from store.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from cli.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
-from engine.training.group import TrainerGroup
+from engine.training.executors.group import TrainerGroup
 from ledger.wakeups import placements_topic
 from store.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue

@@ -19,8 +19,8 @@ from engine.model.lora import LoraWeights
 from engine.training.adamw import AdamWTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.batch_checks import check_batch
+from engine.training.executors.threads import MicroBatchThreads
 from engine.training.fused_pass import ComputedPass, FusedPass, MicroBatchExecutor
-from engine.training.micro_batch_threads import MicroBatchThreads
 from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PassReport, PieceResult
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import torch
 
 from engine.model.base import BaseModel
 from engine.training.budgets import default_adapter_memory, default_pass_token_budget
-from engine.training.group import TrainerGroup
-from engine.training.micro_batch_process import BaseOrder
-from engine.training.micro_batch_processes import MOST_PARAMETERS, MicroBatchProcesses
+from engine.training.executors.group import TrainerGroup
+from engine.training.executors.micro_batch_process import BaseOrder
+from engine.training.executors.micro_batch_processes import MOST_PARAMETERS, MicroBatchProcesses
 from engine.training.trainer import Trainer
 from store.settings import Settings
 from workers.compute import ComputeThread

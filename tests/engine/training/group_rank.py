@@ -16,7 +16,7 @@ from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import WeftError
 from contracts.operations import ForwardBackwardOutput, LossName, OptimStep
 from engine.model.base import BaseModel
-from engine.training.group import TrainerGroup
+from engine.training.executors.group import TrainerGroup
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, make_batch, randomise, settings
 

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.operations import ForwardBackwardOutput, LossName
 from engine.model.base import BaseModel
+from engine.training.executors.threads import MicroBatchThreads
 from engine.training.micro_batch import LEAST_POSITIONS, MAX_PADDING_RATIO, SMALL_WASTE, Row, padded_tokens, split_rows
-from engine.training.micro_batch_threads import MicroBatchThreads
 from engine.training.target_logprobs import CHUNK_LOGITS
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings

@@ -16,8 +16,8 @@ import torch
 
 from contracts.operations import ForwardBackwardOutput, LossName
 from engine.model.base import BaseModel
-from engine.training.micro_batch_process import BaseOrder
-from engine.training.micro_batch_processes import MicroBatchProcesses
+from engine.training.executors.micro_batch_process import BaseOrder
+from engine.training.executors.micro_batch_processes import MicroBatchProcesses
 from engine.training.pass_operation import PassOperation
 from engine.training.trainer import Trainer
 from tests.conftest import ROOT
@@ -144,14 +144,18 @@ def test_where_no_process_can_be_started_threads_compute_until_one_can(
 
 def computing() -> set[psutil.Process]:
     """This process's children that compute micro-batches."""
-    return {child for child in psutil.Process().children() if "engine.training.micro_batch_process" in child.cmdline()}
+    return {
+        child
+        for child in psutil.Process().children()
+        if "engine.training.executors.micro_batch_process" in child.cmdline()
+    }
 
 
 def test_a_process_ends_with_its_parent(tiny_model_dir: Path) -> None:
     """However that ends."""
     script = (
         "from pathlib import Path; from contracts.base_model import read_base_model_facts\n"
-        "from engine.training.micro_batch_process import BaseOrder, MicroBatchProcess\n"
+        "from engine.training.executors.micro_batch_process import BaseOrder, MicroBatchProcess\n"
         f"facts = read_base_model_facts('weft/tiny', Path({str(tiny_model_dir)!r}), None)\n"
         "process = MicroBatchProcess(BaseOrder(facts, 'auto', gradient_checkpointing=False))\n"
         "process.wait_ready(); print('ready', flush=True); input()"

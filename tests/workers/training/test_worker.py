@@ -20,7 +20,7 @@ from contracts.operations import (
     WeightsSaved,
 )
 from engine.model.base import BaseModel
-from engine.training.group import GroupLost
+from engine.training.executors.group import GroupLost
 from engine.training.pass_operation import PassPiece, PassReport
 from migrations.upgrade import upgrade
 from tests.engine.training.conftest import make_batch

@@ -23,10 +23,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from contracts.base_model import BaseModelFacts
 from engine.model.base import BaseModel, read_model
+from engine.training.executors.group_work import Beat, Message, SentAttempt, Stop, Work
+from engine.training.executors.sharding import ShardedLayers
 from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
-from engine.training.group_work import Beat, Message, SentAttempt, Stop, Work
 from engine.training.micro_batch import Row, split_for
-from engine.training.sharding import ShardedLayers
 
 log = logging.getLogger(__name__)
 

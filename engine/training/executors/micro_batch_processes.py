@@ -10,10 +10,10 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
 from engine.model.base import BaseModel
+from engine.training.executors.micro_batch_process import BaseOrder, MicroBatchProcess
+from engine.training.executors.threads import MicroBatchThreads
 from engine.training.fused_micro_batch import Attempt, Clocks, FusedMicroBatches
 from engine.training.micro_batch import Row
-from engine.training.micro_batch_process import BaseOrder, MicroBatchProcess
-from engine.training.micro_batch_threads import MicroBatchThreads
 
 log = logging.getLogger(__name__)
 

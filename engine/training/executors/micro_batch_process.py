@@ -1,4 +1,4 @@
-"""A process that computes micro-batches with a base of its own: ``python -m engine.training.micro_batch_process``.
+"""A process that computes micro-batches with a base of its own: ``python -m engine.training.executors.micro_batch_process``.
 
 Threads of one process share the interpreter's lock, and a small base's operations are so short that they wait for it. Work
 and results go through a pipe, weights and gradients through memory that both processes map. The process ends with the
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from contracts.base_model import BaseModelFacts
 from engine.model.base import BaseModel
+from engine.training.executors.group_work import SentAttempt, Work
 from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
-from engine.training.group_work import SentAttempt, Work
 from engine.training.micro_batch import Row
 
 _FLOAT_BYTES = 4
@@ -81,7 +81,7 @@ class MicroBatchProcess:
         self._shared = _SharedFloats(os.memfd_create("weft-micro-batches"))
         self._sizes: dict[int, int] = {}
         self._weights = 0
-        command = [sys.executable, "-m", "engine.training.micro_batch_process"]
+        command = [sys.executable, "-m", "engine.training.executors.micro_batch_process"]
         with theirs:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(self._shared.file)],
@@ -187,6 +187,6 @@ def main(pipe: int, memory: int) -> None:
 
 if __name__ == "__main__":
     # The parent unpickles what this process sends: its classes must not be ``__main__``'s.
-    from engine.training.micro_batch_process import main as run
+    from engine.training.executors.micro_batch_process import main as run
 
     run(int(sys.argv[1]), int(sys.argv[2]))

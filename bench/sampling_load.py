@@ -18,8 +18,8 @@ from tinker import types
 
 from bench.weft_client import LearningRun, WeftClient, sample_body
 from contracts.base_model import BaseModelFacts
+from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, GenerateRequest, NewToken
-from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vllm_messages import Chunk, EventLines
 from engine.sampling.vllm_request import VllmRequest
 from engine.sampling.vllm_sequence import GENERATE

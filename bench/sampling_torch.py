@@ -11,7 +11,7 @@ from bench.sampling_load import Adapters, Contestant, StraightToTorch, asks, ser
 from bench.weft_client import WeftClient
 from contracts.base_model import BaseModelFacts
 from engine.model.base import BaseModel
-from engine.sampling.torch_replica import TorchReplica
+from engine.sampling.in_process.replica import TorchReplica
 from tenants.checkpoints import CHECKPOINTS
 
 _ADAPTERS, _SAMPLES, _TOKENS = 4, 16, 64

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from bench.token_streams import Arrival, Sample, Span
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
+from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, GenerateRequest, PromptScored, PromptScoring
-from engine.sampling.torch_replica import TorchReplica
 
 TOLERANCE = 1e-3
 """Between vLLM's and torch's logprob of a token, both in float32."""

@@ -1,8 +1,8 @@
 """The replica of a service without vLLM: the base that this process has loaded."""
 
 from engine.model.base import BaseModel
+from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import SamplerReplica
-from engine.sampling.torch_replica import TorchReplica
 from store.settings import Settings
 from workers.sampling.replica_sources import replica_name
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from contracts.errors import EngineFailure
-from engine.sampling.background import Background
+from engine.sampling.background_tasks import Background
 from engine.sampling.vllm_http import VllmHttp
 
 ABORT = "/inference/v1/abort_requests"

@@ -10,7 +10,7 @@ from typing import Any
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.adapter_files import check_adapter
-from engine.sampling.background import Background
+from engine.sampling.background_tasks import Background
 from engine.sampling.replica import AdapterVersion
 from engine.sampling.vllm_http import Answer, VllmHttp
 from engine.sampling.vllm_messages import ModelList

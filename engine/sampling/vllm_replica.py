@@ -11,8 +11,8 @@ import numpy as np
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.adapter_files import write_zero_adapter
-from engine.sampling.background import Background
-from engine.sampling.failures import as_weft_error
+from engine.sampling.background_tasks import Background
+from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.replica import (
     AdapterVersion,
     GenerateEvent,

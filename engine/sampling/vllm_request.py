@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.errors import InvalidRequest
-from engine.sampling.delivery import EventStream
+from engine.sampling.event_stream import EventStream
 from engine.sampling.replica import GenerateRequest
 from engine.sampling.request_checks import check_request
 from engine.sampling.vllm_logprobs import likely_asked

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.delivery import EventStream
+from engine.sampling.event_stream import EventStream
 from engine.sampling.replica import Ended, EndReason, NewToken
 from engine.sampling.vllm_aborts import VllmAborts
 from engine.sampling.vllm_http import Answer, VllmHttp

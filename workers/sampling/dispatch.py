@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import NotFound, Unavailable, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
-from engine.sampling.background import Background
+from engine.sampling.background_tasks import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
 from ledger.ledger import Ledger
 from ledger.token_feed import FeedKey

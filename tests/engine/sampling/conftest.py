@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model
+from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion
-from engine.sampling.torch_replica import TorchReplica
 from tests.engine.sampling.drawing import DEADLINE_S, Client
 
 T = TypeVar("T")

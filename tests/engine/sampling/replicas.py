@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import SamplerReplica
-from engine.sampling.torch_replica import TorchReplica
 
 SEQUENCES = 8
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.operations import LoraSettings
 from engine.model.lora import LoraWeights
-from engine.sampling import prefill
-from engine.sampling.adapter_store import AdapterStore
+from engine.sampling.in_process import prefill
+from engine.sampling.in_process.adapter_store import AdapterStore
+from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, PromptScoring, SamplerReplica
-from engine.sampling.torch_replica import TorchReplica
 from engine.training.checkpoint_files import read_lora_weights
 from tests.engine.sampling.drawing import GREEDY, Running
 
@@ -122,7 +122,7 @@ def test_cut_while_the_adapter_loads(world: Any, serve: Any, monkeypatch: pytest
         barrier()
         return read_lora_weights(*inputs)
 
-    monkeypatch.setattr("engine.sampling.torch_replica.read_lora_weights", read)
+    monkeypatch.setattr("engine.sampling.in_process.replica.read_lora_weights", read)
 
     async def task(client: Any) -> None:
         running = client.start(PROMPT, world.cat, SHORT)

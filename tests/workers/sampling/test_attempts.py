@@ -16,6 +16,7 @@ from contracts.operations import SampleOutput, SampleRequest, SamplingParams
 from contracts.sample_report import VersionSpan
 from contracts.vocabulary import BaseVocabulary
 from engine.model.base import BaseModel
+from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import (
     AdapterVersion,
     Ended,
@@ -25,7 +26,6 @@ from engine.sampling.replica import (
     ReplicaHealth,
     SamplerReplica,
 )
-from engine.sampling.torch_replica import TorchReplica
 from engine.sampling.vocabulary import read_vocabulary
 from workers.sampling.attempts import MOST_FRUITLESS_ATTEMPTS, Patience, run_attempt
 from workers.sampling.continuation import Continuation

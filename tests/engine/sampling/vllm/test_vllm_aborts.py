@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from contracts.errors import EngineFailure
-from engine.sampling.background import Background
+from engine.sampling.background_tasks import Background
 from engine.sampling.vllm_aborts import VllmAborts
 from engine.sampling.vllm_http import VllmHttp
 from tests.engine.sampling.vllm.scripted import ScriptedServer, scripted_server

@@ -3,11 +3,11 @@
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from engine.sampling.batch import DecodeBatch, Join
-from engine.sampling.failures import as_weft_error
-from engine.sampling.forward_pass import ForwardPass
-from engine.sampling.prefill import MAX_CELLS, Prefill, Prefilled
-from engine.sampling.sequences import Job
+from engine.sampling.engine_failure import as_weft_error
+from engine.sampling.in_process.batch import DecodeBatch, Join
+from engine.sampling.in_process.forward_pass import ForwardPass
+from engine.sampling.in_process.prefill import MAX_CELLS, Prefill, Prefilled
+from engine.sampling.in_process.sequences import Job
 
 
 class FairQueue:

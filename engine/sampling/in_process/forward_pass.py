@@ -9,8 +9,8 @@ from torch import Tensor
 from contracts.errors import InvalidRequest
 from engine.model.base import BaseModel
 from engine.model.lora import AdapterSegment, LoraWeights
-from engine.sampling.kv_cache import KvCache
-from engine.sampling.stacked_adapters import MAX_STACKED_RANK, AdapterStack, RowAdapters, StackHooks
+from engine.sampling.in_process.kv_cache import KvCache
+from engine.sampling.in_process.stacked_adapters import MAX_STACKED_RANK, AdapterStack, RowAdapters, StackHooks
 
 _CACHEABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from contracts.errors import EngineFailure
-from engine.sampling.batch import Join, extend_rows, left_padding
-from engine.sampling.forward_pass import ForwardPass, adapter_segments
-from engine.sampling.kv_cache import CachePart, KvCache, assemble
-from engine.sampling.sequences import Job
-from engine.sampling.token_choice import ChoiceRules
+from engine.sampling.in_process.batch import Join, extend_rows, left_padding
+from engine.sampling.in_process.forward_pass import ForwardPass, adapter_segments
+from engine.sampling.in_process.kv_cache import CachePart, KvCache, assemble
+from engine.sampling.in_process.sequences import Job
+from engine.sampling.in_process.token_choice import ChoiceRules
 
 MAX_CELLS = 2048
 """Tokens (padding included) of one forward."""

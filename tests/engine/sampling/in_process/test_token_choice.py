@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from contracts.operations import SamplingParams
-from engine.sampling.token_choice import ChoiceRules, choose_tokens, uniform_stream
+from engine.sampling.in_process.token_choice import ChoiceRules, choose_tokens, uniform_stream
 
 GRID = 4000
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0, 0.0, -torch.inf])

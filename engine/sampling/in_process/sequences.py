@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from contracts.errors import EngineFailure, WeftError
 from engine.model.lora import LoraWeights
-from engine.sampling.adapter_store import Lease
-from engine.sampling.delivery import EventStream, Outbox
-from engine.sampling.prompt_scores import NOT_FINITE, PromptScores
+from engine.sampling.event_stream import EventStream, Outbox
+from engine.sampling.in_process.adapter_store import Lease
+from engine.sampling.in_process.prompt_scores import NOT_FINITE, PromptScores
+from engine.sampling.in_process.token_choice import uniform_stream
 from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken, PromptScored
-from engine.sampling.token_choice import uniform_stream
 
 
 class Job:

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.forward_pass import ActiveAdapters, DecodeAdapters, ForwardPass
-from engine.sampling.kv_cache import CachePart, KvCache, assemble
-from engine.sampling.sequences import Row
-from engine.sampling.token_choice import ChoiceRules, choose_tokens
+from engine.sampling.in_process.forward_pass import ActiveAdapters, DecodeAdapters, ForwardPass
+from engine.sampling.in_process.kv_cache import CachePart, KvCache, assemble
+from engine.sampling.in_process.sequences import Row
+from engine.sampling.in_process.token_choice import ChoiceRules, choose_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LM
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.operations import TopkLogprobs
 from engine.model.base import BaseModel
-from engine.sampling import prefill
+from engine.sampling.in_process import prefill
 from engine.sampling.replica import PromptScoring
 from tests.engine.sampling.drawing import GREEDY, RANDOM, Drawn, DrawnSequence
 
@@ -72,7 +72,7 @@ def test_many_adapters_of_a_large_total_rank_take_the_segment_path(
     async def task(client: Any) -> list[Drawn]:
         return await asyncio.gather(*(client.ask(PROMPTS[0], who, GREEDY) for who in world.everyone))
 
-    monkeypatch.setattr("engine.sampling.forward_pass.MAX_STACKED_RANK", 1)
+    monkeypatch.setattr("engine.sampling.in_process.forward_pass.MAX_STACKED_RANK", 1)
     for who, output in zip(world.everyone, serve(world.base, task), strict=True):
         assert output.only.ids == who.greedy(PROMPTS[0], 24)
 

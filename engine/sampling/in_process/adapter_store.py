@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from contracts.errors import EngineFailure
 from engine.model.lora import LoraWeights
-from engine.sampling.failures import as_weft_error
+from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.replica import AdapterVersion
 
 

@@ -20,9 +20,9 @@ from bench.weft_client import LearningRun, WeftClient, sample_body
 from contracts.base_model import BaseModelFacts
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, GenerateRequest, NewToken
-from engine.sampling.vllm_messages import Chunk, EventLines
-from engine.sampling.vllm_request import VllmRequest
-from engine.sampling.vllm_sequence import GENERATE
+from engine.sampling.vllm.messages import Chunk, EventLines
+from engine.sampling.vllm.request import VllmRequest
+from engine.sampling.vllm.sequence import GENERATE
 from testing.service_process import ServiceProcess
 
 PROMPT_TOKENS = 16

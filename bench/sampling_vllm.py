@@ -14,7 +14,7 @@ from bench.process_cpu import cpu_seconds, group_cpu_seconds, pin, pin_group
 from bench.sampling_load import Adapters, Contestant, StraightToVllm, ThroughSdk, asks, keeping_session, serving, turn
 from bench.weft_client import WeftClient
 from contracts.base_model import BaseModelFacts
-from workers.vllm_process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 ADAPTERS = 4
 _LENGTHS = (32, 96, 48, 80, 64)

@@ -25,9 +25,9 @@ from bench.swap_figures import Figures, bare_figures, swap_figures
 from bench.swap_tenant import Round, SwapTenant
 from bench.version_check import score, undue_tokens, unlike_tokens
 from contracts.base_model import read_base_model_facts
+from engine.sampling.vllm.process import VllmProcess
 from tenants.checkpoints import CHECKPOINTS
 from testing.service_process import ServiceProcess
-from workers.vllm_process import VllmProcess
 
 BASE = "weft/tiny"
 _CONTEXT = 1024

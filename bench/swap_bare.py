@@ -17,11 +17,11 @@ import orjson
 
 from bench.sampling_load import keeping_session
 from bench.swap_tenant import Round, Swap
-from engine.sampling.token_pace import PaceTurn, TokenPace
-from engine.sampling.vllm_aborts import ABORT
-from engine.sampling.vllm_adapters import LOAD, UNLOAD
-from engine.sampling.vllm_messages import Chunk, EventLines
-from engine.sampling.vllm_sequence import GENERATE
+from engine.sampling.vllm.aborts import ABORT
+from engine.sampling.vllm.adapters import LOAD, UNLOAD
+from engine.sampling.vllm.messages import Chunk, EventLines
+from engine.sampling.vllm.prompt_pacing import PaceTurn, TokenPace
+from engine.sampling.vllm.sequence import GENERATE
 
 _ID_PREFIX = "generate-tokens-"
 _JSON = {"Content-Type": "application/json"}

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from cli.finding import Finding
 from contracts.errors import EngineFailure, InvalidRequest
-from engine.sampling.vllm_http import VllmHttp
+from engine.sampling.vllm.http import VllmHttp
 from store.settings import Settings
 from workers.sampling.replica_sources import split_url
 

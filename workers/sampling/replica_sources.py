@@ -8,11 +8,11 @@ from typing import Protocol
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from engine.sampling.replica import SamplerReplica
-from engine.sampling.vllm_replica import VllmReplica
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
+from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.settings import VllmSettings
 from store.data_folder import DataFolder
 from store.settings import Settings
-from workers.vllm_process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 RESIDENT_PER_SLOT = 8
 _OWN_SPARE_PLACES = 1

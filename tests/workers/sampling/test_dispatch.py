@@ -19,8 +19,8 @@ from contracts.ids import CheckpointId, RequestId, RunId, SamplerId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, SampleRequest, SamplingParams
 from contracts.paths import Segment
-from engine.sampling.vllm_replica import VllmReplica
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.settings import VllmSettings
 from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups
 from store.clock import utc_now

@@ -12,8 +12,8 @@ from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion, SamplerReplica
-from engine.sampling.vllm_replica import VllmReplica
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.settings import VllmSettings
 from store.clock import utc_now
 from tenants.replica_orders import ReplicaOrder, StandingOrder
 from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter

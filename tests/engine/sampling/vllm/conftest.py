@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.sampling.vllm_replica import VllmReplica
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, server_command
+from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.settings import VllmSettings
 from tests.conftest import ROOT, missing_service
 from tests.engine.sampling.conftest import Adapted
 from tests.engine.sampling.drawing import Client, DrawnSequence
 from tests.engine.sampling.replicas import SEQUENCES
-from workers.vllm_process import VllmProcess, VllmProcessSettings, server_command
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 SERVED = "weft/tiny"

@@ -7,8 +7,8 @@ import pytest
 
 from contracts.errors import EngineFailure
 from engine.sampling.background_tasks import Background
-from engine.sampling.vllm_aborts import VllmAborts
-from engine.sampling.vllm_http import VllmHttp
+from engine.sampling.vllm.aborts import VllmAborts
+from engine.sampling.vllm.http import VllmHttp
 from tests.engine.sampling.vllm.scripted import ScriptedServer, scripted_server
 
 SECONDS = 20.0

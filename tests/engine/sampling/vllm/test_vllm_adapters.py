@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from contracts.errors import InvalidRequest
 from engine.sampling.replica import AdapterVersion
-from engine.sampling.vllm_adapters import LOAD, UNLOAD
-from engine.sampling.vllm_http import VllmHttp
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.adapters import LOAD, UNLOAD
+from engine.sampling.vllm.http import VllmHttp
+from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.conftest import Adapted, make_adapter
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.vllm.conftest import MAX_RANK, SERVED, assert_greedy, serving

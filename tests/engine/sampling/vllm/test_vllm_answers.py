@@ -10,8 +10,8 @@ import pytest
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.replica import PromptScoring
-from engine.sampling.vllm_replica import VllmReplica
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.vllm.scripted import GOOD, SERVED, ScriptedServer, chunk, scripted_server
 

@@ -15,7 +15,8 @@ import pytest
 
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.replica import PromptScoring
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.process import VllmProcess
+from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY
 from tests.engine.sampling.vllm.conftest import (
     assert_greedy,
@@ -24,7 +25,6 @@ from tests.engine.sampling.vllm.conftest import (
     running_server,
     serving,
 )
-from workers.vllm_process import VllmProcess
 
 PROMPT = [72, 101, 108, 108, 111]
 LONG = replace(GREEDY, max_tokens=1500)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from contracts.errors import EngineFailure
-from engine.sampling.vllm_http import VllmHttp
-from workers import vllm_guard
-from workers.vllm_cores import bind_engine
+from engine.sampling.vllm import guard as vllm_guard
+from engine.sampling.vllm.cores import bind_engine
+from engine.sampling.vllm.http import VllmHttp
 
 _HOST = "127.0.0.1"
 _TAIL_BYTES = 4000
@@ -122,7 +122,7 @@ def has_accelerator() -> bool:
 class VllmProcess:
     """One start of a server; for another, make another. Use within one event loop.
 
-    It runs under a guard process (``workers.vllm_guard``), which ends it when weft ends, however that dies, and leaves
+    It runs under a guard process (``engine.sampling.vllm.guard``), which ends it when weft ends, however that dies, and leaves
     nothing of it behind. Should both be killed at once, the server still gets SIGTERM; one that ignores it stays.
     A process forked off weft without exec counts as weft: the server lives on until that ends, too.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.vllm_cores import bind_engine
+from engine.sampling.vllm.cores import bind_engine
 
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 

@@ -4,7 +4,7 @@ import asyncio
 
 from contracts.errors import EngineFailure
 from engine.sampling.background_tasks import Background
-from engine.sampling.vllm_http import VllmHttp
+from engine.sampling.vllm.http import VllmHttp
 
 ABORT = "/inference/v1/abort_requests"
 _GATHER_S = 0.001

@@ -11,10 +11,10 @@ import aiohttp
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.event_stream import EventStream
 from engine.sampling.replica import Ended, EndReason, NewToken
-from engine.sampling.vllm_aborts import VllmAborts
-from engine.sampling.vllm_http import Answer, VllmHttp
-from engine.sampling.vllm_logprobs import checked, topk_of
-from engine.sampling.vllm_messages import Choice, Chunk, EventLines
+from engine.sampling.vllm.aborts import VllmAborts
+from engine.sampling.vllm.http import Answer, VllmHttp
+from engine.sampling.vllm.logprobs import checked, topk_of
+from engine.sampling.vllm.messages import Choice, Chunk, EventLines
 
 GENERATE = "/inference/v1/generate"
 _ID_PREFIX = "generate-tokens-"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.sampling.shared_lock import SharedLock
+from engine.sampling.vllm.shared_lock import SharedLock
 
 
 class Holder:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from contracts.errors import EngineFailure
 from contracts.operations import empty_topk
 from engine.sampling.replica import PromptScored, PromptScoring
-from engine.sampling.vllm_messages import PromptToken, Sampled
+from engine.sampling.vllm.messages import PromptToken, Sampled
 
 # vLLM writes it for minus infinity, for NaN and for a token it has no logprob of.
 _CLAMPED = -9999.0

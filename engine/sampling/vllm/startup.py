@@ -1,10 +1,10 @@
 """Whether a vLLM server is what the settings say, before anything is sampled on it."""
 
 from contracts.errors import EngineFailure, InvalidRequest
-from engine.sampling.vllm_adapters import MODELS
-from engine.sampling.vllm_http import VllmHttp
-from engine.sampling.vllm_messages import LoraLimits, ModelList, ServerInfo
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.adapters import MODELS
+from engine.sampling.vllm.http import VllmHttp
+from engine.sampling.vllm.messages import LoraLimits, ModelList, ServerInfo
+from engine.sampling.vllm.settings import VllmSettings
 
 _INFO = "/server_info?config_format=json"
 _RAW = "raw_logprobs"

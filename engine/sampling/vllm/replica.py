@@ -10,7 +10,6 @@ from uuid import uuid4
 import numpy as np
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.adapter_files import write_zero_adapter
 from engine.sampling.background_tasks import Background
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.replica import (
@@ -21,17 +20,18 @@ from engine.sampling.replica import (
     PromptScoring,
     ReplicaHealth,
 )
-from engine.sampling.shared_lock import SharedLock
-from engine.sampling.token_pace import TokenPace
-from engine.sampling.vllm_aborts import VllmAborts
-from engine.sampling.vllm_adapters import Hold, VllmAdapters
-from engine.sampling.vllm_http import VllmHttp
-from engine.sampling.vllm_logprobs import prompt_scores
-from engine.sampling.vllm_messages import Paused, ScoredPrompt, Sleeping
-from engine.sampling.vllm_request import VllmRequest, check
-from engine.sampling.vllm_sequence import GENERATE, AdapterLost, VllmSequence
-from engine.sampling.vllm_settings import VllmSettings
-from engine.sampling.vllm_startup import check_server
+from engine.sampling.vllm.aborts import VllmAborts
+from engine.sampling.vllm.adapter_files import write_zero_adapter
+from engine.sampling.vllm.adapters import Hold, VllmAdapters
+from engine.sampling.vllm.http import VllmHttp
+from engine.sampling.vllm.logprobs import prompt_scores
+from engine.sampling.vllm.messages import Paused, ScoredPrompt, Sleeping
+from engine.sampling.vllm.prompt_pacing import TokenPace
+from engine.sampling.vllm.request import VllmRequest, check
+from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
+from engine.sampling.vllm.settings import VllmSettings
+from engine.sampling.vllm.shared_lock import SharedLock
+from engine.sampling.vllm.startup import check_server
 
 # A CPU build of vLLM answers requests for the bare base with whichever adapter is in its last slot as soon as the
 # batch holds one, so the base is sampled through an adapter that changes nothing: exact on every build.

@@ -8,9 +8,9 @@ from contracts.errors import InvalidRequest
 from engine.sampling.event_stream import EventStream
 from engine.sampling.replica import GenerateRequest
 from engine.sampling.request_checks import check_request
-from engine.sampling.vllm_logprobs import likely_asked
-from engine.sampling.vllm_sequence import VllmSequence
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.logprobs import likely_asked
+from engine.sampling.vllm.sequence import VllmSequence
+from engine.sampling.vllm.settings import VllmSettings
 
 # vLLM takes -1 for no seed, and no more than 63 bits.
 _SEEDS = 2**63

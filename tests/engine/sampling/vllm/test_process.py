@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from contracts.errors import EngineFailure
-from workers import vllm_process
-from workers.vllm_process import VllmProcess, VllmProcessSettings, cpu_defaults
+from engine.sampling.vllm import process as vllm_process
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, cpu_defaults
 
 # A server with a worker, like vLLM's. It writes its worker's and its own process ids; ``stubborn`` ignores SIGTERM.
 STAND_IN = """
@@ -146,8 +146,8 @@ async def test_it_does_not_outlive_weft(tmp_path: Path, mode: str) -> None:
     """A process that starts a server and is killed."""
     program = (
         "import asyncio, pathlib, signal\n"
-        "from tests.workers.test_vllm_process import settings_of\n"
-        "from workers.vllm_process import VllmProcess\n"
+        "from tests.engine.sampling.vllm.test_process import settings_of\n"
+        "from engine.sampling.vllm.process import VllmProcess\n"
         "async def main():\n"
         f"    process = VllmProcess(settings_of(pathlib.Path({str(tmp_path)!r}), {mode!r}))\n"
         "    await process.start()\n"

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.vllm_messages import ErrorAnswer
+from engine.sampling.vllm.messages import ErrorAnswer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.adapter_files import check_adapter
 from engine.sampling.background_tasks import Background
 from engine.sampling.replica import AdapterVersion
-from engine.sampling.vllm_http import Answer, VllmHttp
-from engine.sampling.vllm_messages import ModelList
-from engine.sampling.vllm_settings import VllmSettings
+from engine.sampling.vllm.adapter_files import check_adapter
+from engine.sampling.vllm.http import Answer, VllmHttp
+from engine.sampling.vllm.messages import ModelList
+from engine.sampling.vllm.settings import VllmSettings
 
 LOAD, UNLOAD, MODELS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models"
 _log = logging.getLogger(__name__)

@@ -15,9 +15,13 @@ RUN /opt/weft/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.to
     print('\n'.join(p['dependencies'] + p['optional-dependencies']['cluster'] + p['optional-dependencies']['traces']))" > wanted.txt \
     && /opt/weft/bin/pip install -c constraints.txt -r wanted.txt
 COPY api api
-COPY clients clients
+COPY cli cli
+COPY contracts contracts
 COPY engine engine
+COPY ledger ledger
 COPY migrations migrations
+COPY store store
+COPY telemetry telemetry
 COPY tenants tenants
 COPY workers workers
 RUN /opt/weft/bin/pip install --no-deps .

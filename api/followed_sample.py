@@ -8,11 +8,10 @@ from api.services import ApiServices
 from api.tinker.sampling import accept_sample
 from contracts.errors import FutureGone
 from contracts.ids import RequestId, TenantId
-from contracts.ledger_records import NewOperation, OperationStatus
+from contracts.ledger_records import NewOperation, OperationState, OperationStatus
 from contracts.operations import SampleOutput
 from ledger.ledger import Ledger
 from ledger.token_feed import TokensMade
-from store.tables import OperationState
 
 SILENCE_SECONDS = 15.0
 """After so long without a token, followers hear that the sample goes on: no proxy takes the connection for dead."""

@@ -15,12 +15,12 @@ from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest
 from ledger.ledger import Ledger
+from ledger.queue_depth import read_queue
 from ledger.statements import SAMPLES_PENDING
 from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.database import Database, create_engine
 from telemetry.telemetry import Telemetry
-from telemetry.watches import read_queue
 
 Call = Callable[[], Awaitable[object]]
 _MOST_SAMPLES = 1024

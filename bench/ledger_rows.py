@@ -11,7 +11,7 @@ from psycopg import Connection, sql
 
 from contracts.codec import digest, encode
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
-from contracts.ledger_records import RunLease
+from contracts.ledger_records import OperationState, RunLease
 from contracts.operations import (
     Datum,
     ForwardBackwardOutput,
@@ -28,7 +28,7 @@ from contracts.operations import (
     TrainingBatch,
 )
 from ledger.statements import operations, payloads, results, runs
-from store.tables import OperationState, RunState
+from store.tables import RunState
 from tenants.runs import run_id_for
 
 LEASE = RunLease("a trainer", 1)

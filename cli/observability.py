@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from ledger.queue_depth import watch_queue
 from store.database import Database
 from store.settings import Settings
 from telemetry.exposition import Exposition
+from telemetry.loop_lag import watch_loop_lag
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
-from telemetry.watches import watch_loop, watch_queue
 
 
 @asynccontextmanager
@@ -28,7 +29,7 @@ async def observed(
             telemetry.metrics.registry, readiness, host=settings.metrics_host, port=settings.metrics_port
         )
         await exposition.start()
-        tasks.append(asyncio.create_task(watch_loop(telemetry.metrics, stopping), name="loop lag"))
+        tasks.append(asyncio.create_task(watch_loop_lag(telemetry.metrics, stopping), name="loop lag"))
         if reads_queue:
             tasks.append(asyncio.create_task(watch_queue(database, telemetry.metrics, stopping), name="queue metrics"))
     try:

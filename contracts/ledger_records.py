@@ -2,14 +2,22 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result
-from store.tables import OperationState
 
 UNLOAD_SEQ_ID = 2**62
 """``unload_model`` carries no seq_id: it takes this one, after everything the lane has ready."""
+
+
+class OperationState(StrEnum):
+    """Life of an operation. ``done`` and ``failed`` are final."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import (
     Completion,
     NewOperation,
+    OperationState,
     OperationStatus,
     PendingOperation,
     ReadyOperation,
@@ -38,12 +39,12 @@ from ledger.wakeups import (
     sampling_topic,
     trainer_topic,
     versions_topic,
-    wait_for,
 )
 from store.batcher import Together, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
-from store.tables import Operation, OperationState
+from store.repeat import wait_for
+from store.tables import Operation
 from telemetry.telemetry import Telemetry
 from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up

@@ -9,14 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.codec import encode
 from contracts.errors import TooManySamples, WeftError
 from contracts.ids import RequestId, TenantId
-from contracts.ledger_records import NewOperation
+from contracts.ledger_records import NewOperation, OperationState
 from ledger import statements as sql
 from ledger.ledger import Ledger, operation_values
 from ledger.wakeups import sampling_topic
 from store.batcher import Together, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
-from store.tables import OperationState
 from telemetry.telemetry import Telemetry
 
 

@@ -9,16 +9,8 @@ from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, lit
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from store.tables import (
-    Operation,
-    OperationPayload,
-    OperationResult,
-    OperationState,
-    Placement,
-    Run,
-    RunState,
-    Tenant,
-)
+from contracts.ledger_records import OperationState
+from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, RunState, Tenant
 
 MAX_READY = 256
 """Operations decoded in one claim: bounds memory, the rest are found by the next one."""

@@ -1,7 +1,7 @@
 """Wake-ups: a topic is announced, whoever listens is woken. They carry no truth, only a hint to look."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 PLACEMENTS = "placements:"
@@ -93,27 +93,3 @@ class Wakeups:
         """At shutdown nobody should be held."""
         self.is_closed = True
         self.announce_all()
-
-
-async def wait_for(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for ``event`` at most ``seconds``; clears it and says whether it came."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    event.clear()
-    return True
-
-
-async def wait_for_any(events: Iterable[asyncio.Event], seconds: float) -> bool:
-    """Wait for any of ``events`` at most ``seconds``; clears none and says whether one came."""
-    known = list(events)
-    if not any(event.is_set() for event in known):
-        waits = [asyncio.ensure_future(event.wait()) for event in known]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-    return any(event.is_set() for event in known)

@@ -28,6 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from contracts.ledger_records import OperationState
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """Aware UTC datetimes on every database (SQLite forgets the zone)."""
@@ -78,14 +80,6 @@ class RunState(StrEnum):
     READY = "ready"
     FAILED = "failed"
     UNLOADED = "unloaded"
-
-
-class OperationState(StrEnum):
-    """Life of an operation. ``done`` and ``failed`` are final."""
-
-    PENDING = "pending"
-    DONE = "done"
-    FAILED = "failed"
 
 
 class Tenant(Base):

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Sequence
 from time import time
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result
+from contracts.pass_report import PassReport
 from telemetry.context import working_on
 from telemetry.labels import base_label, share_class
 from telemetry.queue_waits import QueueWaits
@@ -22,50 +22,6 @@ TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PADDING = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75)
 _TRAINED = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
-
-
-class PassFigures(Protocol):
-    """What the engine reports of a pass: its ``PassReport``, which this light module must not import."""
-
-    @property
-    def adapters(self) -> int:
-        """Adapters that took part."""
-        ...
-
-    @property
-    def sequences(self) -> int:
-        """Sequences computed."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Positions computed that are somebody's."""
-        ...
-
-    @property
-    def padding_share(self) -> float:
-        """Padded positions among all that were computed."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        ...
-
-    @property
-    def base_seconds(self) -> float:
-        """Of the frozen base."""
-        ...
-
-    @property
-    def low_rank_seconds(self) -> float:
-        """Of the adapters."""
-        ...
-
-    @property
-    def loss_seconds(self) -> float:
-        """Of the losses."""
-        ...
 
 
 class TrainingMetrics:
@@ -133,7 +89,7 @@ class TrainingTelemetry:
         for operation in operations:
             self._waits.ended(operation, self._base_model)
 
-    def pass_done(self, report: PassFigures, *, tenants: int, operations: Sequence[ReadyOperation]) -> None:
+    def pass_done(self, report: PassReport, *, tenants: int, operations: Sequence[ReadyOperation]) -> None:
         """A pass, or a part of one, in which ``operations`` took part has just ended."""
         values = (report.seconds, report.sequences, report.tokens, report.padding_share, report.adapters, tenants)
         for histogram, value in zip(self._pass_histograms, values, strict=True):

@@ -11,7 +11,8 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from store.tables import Operation, OperationState, Tenant, UsageDay
+from contracts.ledger_records import OperationState
+from store.tables import Operation, Tenant, UsageDay
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 _STALE = select(

@@ -83,7 +83,18 @@ def test_dependencies_are_named_services_and_those_waited_for_have_health() -> N
 def test_the_images_copy_what_is_packaged_and_run_as_nobody_special() -> None:
     copied = re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE)
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert sorted(copied) == ["api", "clients", "engine", "migrations", "tenants", "workers"]
+    assert sorted(copied) == [
+        "api",
+        "cli",
+        "contracts",
+        "engine",
+        "ledger",
+        "migrations",
+        "store",
+        "telemetry",
+        "tenants",
+        "workers",
+    ]
     assert all(f"!{package}" in ignored and (ROOT / package).is_dir() for package in copied)
     assert re.search(r"^USER weft$", DOCKERFILE, re.MULTILINE)
     assert 'ENTRYPOINT ["weft"]' in DOCKERFILE

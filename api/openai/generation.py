@@ -19,11 +19,10 @@ from api.wire.schemas import AsampleRequest, Chunk, JsonSamplingParams, ModelInp
 from contracts.codec import digest
 from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId, TenantId
-from contracts.ledger_records import NewOperation, OperationStatus
+from contracts.ledger_records import NewOperation, OperationState, OperationStatus
 from contracts.operations import OperationKind, SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
-from store.tables import OperationState
 from telemetry.context import current_work
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session

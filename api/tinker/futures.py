@@ -11,9 +11,9 @@ from api.wire.json_body import PlainText, RequestModel, json_body
 from api.wire.results import encode_result
 from contracts.errors import FutureGone
 from contracts.ids import TenantId
-from contracts.ledger_records import OperationStatus
+from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
-from store.tables import OperationState, RunState
+from store.tables import RunState
 from tenants.runs import get_run, open_runs
 
 router = APIRouter(tags=["futures"])

@@ -13,7 +13,8 @@ from api.wire.json_body import PathId, RequestModel, json_body
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
-from ledger.wakeups import departures_topic, gates_topic, wait_for
+from ledger.wakeups import departures_topic, gates_topic
+from store.repeat import wait_for
 from store.tables import Run
 from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
 from tenants.gates import (

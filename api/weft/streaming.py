@@ -14,9 +14,8 @@ from api.wire.json_body import json_body
 from api.wire.schemas import AsampleRequest
 from contracts.errors import FutureGone
 from contracts.ids import TenantId
-from contracts.ledger_records import NewOperation
+from contracts.ledger_records import NewOperation, OperationState
 from ledger.token_feed import TokensMade
-from store.tables import OperationState
 
 router = APIRouter(tags=["sampling"])
 

@@ -8,15 +8,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from contracts.operations import LoraSettings
-
-if TYPE_CHECKING:
-    from engine.model.base import BaseModel
 
 ProjectionGroup = Literal["attn", "mlp", "unembed"]
 
@@ -106,17 +103,19 @@ class LoraWeights:
         return self.layout.pairs(self.vector)
 
     @classmethod
-    def initialise(cls, base: "BaseModel", settings: LoraSettings) -> Self:
-        """A is Kaiming-uniform with slope sqrt(5), B zero. Same seed and base: the same bits, whatever else runs."""
+    def initialise(cls, settings: LoraSettings, layout: LoraLayout, device: torch.device) -> Self:
+        """New weights: A Kaiming-uniform with slope sqrt(5), B zero. Equal seed and layout give equal bits.
+
+        Raises ``ValueError`` when the settings' seed is not resolved.
+        """
         if settings.seed is None:
             raise ValueError("resolve the seed first")
-        layout = base.layout(settings)
         generator = torch.Generator().manual_seed(settings.seed % 2**63)
         vector = torch.zeros(layout.size)
         for pair in layout.pairs(vector).values():
             bound = 1 / math.sqrt(pair.a.shape[-1])
             pair.a.uniform_(-bound, bound, generator=generator)
-        return cls(settings, layout, vector.to(base.device))
+        return cls(settings, layout, vector.to(device))
 
 
 @dataclass(frozen=True, slots=True)

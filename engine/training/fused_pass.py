@@ -13,11 +13,12 @@ import numpy as np
 from torch import Tensor
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 from engine.training.fused_micro_batch import Attempt, Clocks, Computed, FusedMicroBatches, Share
 from engine.training.micro_batch import Member, Row, padded_tokens
-from engine.training.pass_operation import PassPiece, PassReport, PieceResult
+from engine.training.pass_operation import PassPiece, PieceResult
 from engine.training.target_logprobs import CHUNK_LOGITS
 
 

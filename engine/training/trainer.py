@@ -14,6 +14,7 @@ import torch
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped
+from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 from engine.training.adamw import AdamWTask, adamw_steps, check_step
@@ -21,7 +22,7 @@ from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.batch_checks import check_batch
 from engine.training.executors.threads import MicroBatchThreads
 from engine.training.fused_pass import ComputedPass, FusedPass, MicroBatchExecutor
-from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PassReport, PieceResult
+from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PieceResult
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +231,7 @@ def fresh_state(base: BaseModel, settings: LoraSettings) -> AdapterState:
     """A new adapter's. Raises ``InvalidRequest`` when the settings leave nothing to train."""
     if not len(base.layout(settings)):
         raise InvalidRequest("lora_config: train_attn, train_mlp and train_unembed leave nothing to train")
-    return AdapterState(LoraWeights.initialise(base, settings))
+    return AdapterState(LoraWeights.initialise(settings, base.layout(settings), base.device))
 
 
 def loaded_state(held: AdapterState, found: AdapterState) -> AdapterState:

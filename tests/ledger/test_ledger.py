@@ -20,7 +20,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.codec import digest
 from contracts.errors import EngineFailure, InvalidRequest, NotFound, RunUnloaded, SequenceConflict
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
-from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, ReadyOperation, RejectedOperation
+from contracts.ledger_records import (
+    UNLOAD_SEQ_ID,
+    Completion,
+    NewOperation,
+    OperationState,
+    ReadyOperation,
+    RejectedOperation,
+)
 from contracts.operations import (
     CreateModel,
     LoraSettings,
@@ -38,7 +45,7 @@ from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups, operation_topic, placements_topic
 from migrations.upgrade import sync_url, upgrade
 from store.database import Database, create_engine
-from store.tables import Base, Operation, OperationPayload, OperationResult, OperationState, Run, RunState
+from store.tables import Base, Operation, OperationPayload, OperationResult, Run, RunState
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run

@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest_asyncio
 from sqlalchemy import insert
 
+from contracts.ledger_records import OperationState
 from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
-from store.tables import Operation, OperationState
+from store.tables import Operation
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.usage import usage

@@ -10,9 +10,10 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import or_, select, update
 
 from contracts.errors import Unavailable
-from ledger.wakeups import Wakeups, placements_topic, wait_for
+from ledger.wakeups import Wakeups, placements_topic
 from store.clock import Clock
 from store.database import Database
+from store.repeat import wait_for
 from store.tables import Placement
 from workers.cluster.celery_app import send_placement
 

@@ -17,9 +17,10 @@ from sqlalchemy import delete, insert, select, update
 from contracts.errors import EngineFailure, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from ledger.publication import Prepare, Withdraw
-from ledger.wakeups import Wakeups, version_order_topic, version_orders_topic, wait_for
+from ledger.wakeups import Wakeups, version_order_topic, version_orders_topic
 from store.clock import Clock
 from store.database import Database, after_commit
+from store.repeat import wait_for
 from store.tables import VersionOrder, WorkerProcess
 from workers.leases.processes import ProcessKind, database_now
 

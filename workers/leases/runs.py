@@ -15,11 +15,13 @@ from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RunId
+from contracts.ledger_records import OperationState
 from ledger.statements import IS_PENDING, IS_TRAINING
-from ledger.wakeups import Wakeups, placements_topic, trainer_topic, wait_for
+from ledger.wakeups import Wakeups, placements_topic, trainer_topic
 from store.clock import Clock
 from store.database import Database, after_commit, insert_unless_present
-from store.tables import Operation, OperationState, Placement, Run, RunState, Session
+from store.repeat import wait_for
+from store.tables import Operation, Placement, Run, RunState, Session
 from telemetry.readiness import NotReady
 from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, alive, forget, hold_dead
 

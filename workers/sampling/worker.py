@@ -18,9 +18,10 @@ from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.ledger import Ledger
 from ledger.statements import MAX_READY
-from ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic, wait_for
+from ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic
 from store.batcher import Together
 from store.database import Database
+from store.repeat import wait_for
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import leave

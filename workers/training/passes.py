@@ -15,7 +15,8 @@ from functools import partial
 from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, Result, TrainingBatch
-from engine.training.pass_operation import PassOperation, PassPiece, PassReport
+from contracts.pass_report import PassReport
+from engine.training.pass_operation import PassOperation, PassPiece
 from engine.training.trainer import ComputedPass, Trainer
 from telemetry.training import TrainingTelemetry
 from workers.compute import ComputeThread

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from engine.training.pass_operation import PassReport
+from contracts.pass_report import PassReport
 
 
 @dataclass(slots=True)

@@ -21,8 +21,9 @@ from contracts.operations import OptimStep, Result
 from engine.training.trainer import Trainer
 from ledger.ledger import Ledger
 from ledger.statements import MAX_PENDING
-from ledger.wakeups import Wakeups, trainer_topic, wait_for_any
+from ledger.wakeups import Wakeups, trainer_topic
 from store.database import Database
+from store.repeat import wait_for_any
 from telemetry.training import TrainingTelemetry
 from workers.compute import ComputeThread
 from workers.leases.runs import RunLeases

@@ -16,17 +16,17 @@ from functools import partial
 import torch
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from engine.model.adapter_folder import read_lora_weights
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 from engine.sampling.engine_failure import as_weft_error
-from engine.sampling.event_stream import Outbox
 from engine.sampling.in_process.adapter_store import AdapterStore
 from engine.sampling.in_process.continuous_batching import ContinuousBatcher
 from engine.sampling.in_process.forward_pass import ForwardPass
+from engine.sampling.in_process.outbox import Outbox
 from engine.sampling.in_process.sequences import Job
 from engine.sampling.replica import AdapterVersion, GenerateEvent, GenerateRequest, ReplicaHealth
 from engine.sampling.request_checks import check_request
-from engine.training.checkpoint_files import read_lora_weights
 
 DEFAULT_CACHE_BYTES = 4 << 30
 ONE_CORE_PARAMETERS = 100_000_000

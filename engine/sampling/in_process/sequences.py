@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from contracts.errors import EngineFailure, WeftError
 from engine.model.lora import LoraWeights
-from engine.sampling.event_stream import EventStream, Outbox
+from engine.sampling.event_stream import EventStream
 from engine.sampling.in_process.adapter_store import Lease
+from engine.sampling.in_process.outbox import Outbox
 from engine.sampling.in_process.prompt_scores import NOT_FINITE, PromptScores
 from engine.sampling.in_process.token_choice import uniform_stream
 from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken, PromptScored

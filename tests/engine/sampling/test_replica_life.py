@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.operations import LoraSettings
+from engine.model.adapter_folder import read_lora_weights
 from engine.model.lora import LoraWeights
 from engine.sampling.in_process import prefill
 from engine.sampling.in_process.adapter_store import AdapterStore
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, PromptScoring, SamplerReplica
-from engine.training.checkpoint_files import read_lora_weights
 from tests.engine.sampling.drawing import GREEDY, Running
 
 PROMPT = [72, 101, 108, 108, 111]
@@ -352,7 +352,8 @@ def test_load_and_unload(world: Any, serve: Any) -> None:
 def test_a_version_is_read_once_however_many_ask(world: Any) -> None:
     reads: list[str] = []
     may_read = threading.Event()
-    weights = LoraWeights.initialise(world.base, LoraSettings(rank=2, seed=0))
+    settings = LoraSettings(rank=2, seed=0)
+    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
 
     def read(version: AdapterVersion) -> LoraWeights:
         assert may_read.wait(30)
@@ -369,7 +370,8 @@ def test_a_version_is_read_once_however_many_ask(world: Any) -> None:
 
 
 def test_held_versions_are_not_evicted_and_the_oldest_idle_one_is(world: Any) -> None:
-    weights = LoraWeights.initialise(world.base, LoraSettings(rank=2, seed=0))
+    settings = LoraSettings(rank=2, seed=0)
+    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
     store = AdapterStore(lambda _: weights, capacity=2)
 
     def lease(name: str) -> Any:

@@ -16,9 +16,9 @@ from contracts.base_model import read_base_model_facts
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, LoraSettings, LossName, OptimStep, TrainingBatch
+from engine.model.adapter_folder import read_lora_weights
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, read_state, write_state
-from engine.training.checkpoint_files import read_lora_weights
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import (
     NEIGHBOUR,

@@ -13,12 +13,12 @@ from sqlalchemy import func, select, update
 from contracts.codec import digest
 from contracts.errors import LeaseLost
 from contracts.ids import RunId, SessionId, TenantId
-from contracts.ledger_records import Completion, NewOperation, ReadyOperation
+from contracts.ledger_records import Completion, NewOperation, OperationState, ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
 from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
-from store.tables import Operation, OperationState, Placement, Run, RunState, WorkerProcess
+from store.tables import Operation, Placement, Run, RunState, WorkerProcess
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run

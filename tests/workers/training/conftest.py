@@ -18,7 +18,7 @@ from contracts.base_model import read_base_model_facts
 from contracts.codec import digest
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RequestId, RunId, SessionId, TenantId
-from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation
+from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, OperationState
 from contracts.operations import (
     CreateModel,
     LoraSettings,
@@ -39,7 +39,6 @@ from ledger.wakeups import Wakeups
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
-from store.tables import OperationState
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.training.pass_operation import PassReport
+from contracts.pass_report import PassReport
 from workers.training.statistics import TrainingStatistics
 
 REPORT = PassReport(

@@ -19,9 +19,10 @@ from contracts.operations import (
     TrainingBatch,
     WeightsSaved,
 )
+from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.training.executors.group import GroupLost
-from engine.training.pass_operation import PassPiece, PassReport
+from engine.training.pass_operation import PassPiece
 from migrations.upgrade import upgrade
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import DEADLINE, NewRig, busy_file_threads, undisturbed

@@ -1,0 +1,176 @@
+"""Adapter folders in PEFT's own format: written from LoRA weights and read onto a base.
+
+adapter_config.json, adapter_model.safetensors   what any PEFT user loads
+weft.json                                        base model and LoRA settings, exactly
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, TaskType
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from contracts.errors import InvalidRequest
+from contracts.operations import LoraSettings
+from engine.model.base import BaseModel
+from engine.model.lora import LoraLayout, LoraPair, LoraWeights
+
+CONFIG, WEIGHTS, WEFT = "adapter_config.json", "adapter_model.safetensors", "weft.json"
+FORMAT_VERSION = 1
+_PREFIX = "base_model.model."
+_BASE_WEIGHT = ".base_layer.weight"
+
+
+def write_adapter_files(folder: Path, base: BaseModel, weights: LoraWeights) -> None:
+    """Write config, matrices and settings of ``weights`` into ``folder``. Raises ``OSError``."""
+    _peft_config(base, weights).save_pretrained(folder)
+    save_file(matrices_by_key(weights.layout, weights.vector), folder / WEIGHTS, {"format": "pt"})
+    described = {"format": FORMAT_VERSION, "base_model": base.facts.name, "lora": asdict(weights.settings)}
+    (folder / WEFT).write_text(json.dumps(described, indent=2))
+
+
+def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
+    """Read an adapter, weft's or plain PEFT's, onto the base's device.
+
+    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
+    """
+    config = _read_json(directory / CONFIG)
+    tensors = read_tensors(directory / WEIGHTS, str(base.device))
+    pairs: dict[str, LoraPair] = {}
+    for name, projection in base.projections.items():
+        a, b = (tensors.pop(f"{_PREFIX}{name}.lora_{part}.weight", None) for part in "AB")
+        if a is None or b is None:
+            continue
+        rank = b.shape[-1]
+        if a.shape != (rank, projection.in_features) or b.shape != (projection.out_features, rank):
+            raise InvalidRequest(f"the adapter's {name} does not fit base model {base.facts.name!r}")
+        pairs[name] = LoraPair(a.float(), b.float())
+    _drop_base_weights(tensors, base)
+    if tensors or not pairs:
+        unexpected = next(iter(tensors), "nothing")
+        raise InvalidRequest(f"the adapter does not fit base model {base.facts.name!r}: it holds {unexpected}")
+    settings = _settings(directory, config, base, pairs)
+    if any(pair.a.shape[0] != settings.rank for pair in pairs.values()):
+        raise InvalidRequest(f"the adapter says rank {settings.rank}, and holds tensors of another")
+    layout = LoraLayout(settings.rank, {name: base.projections[name] for name in pairs})
+    return LoraWeights(settings, layout, layout.vector(pairs))
+
+
+def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
+    """PEFT stores the frozen head along with an adapter on it: fine where it is this base's own."""
+    # What a group has sharded is no plain parameter, and no head.
+    own = {name: weight for name, weight in base.model.named_parameters() if type(weight) is nn.Parameter}
+    for key in [key for key in tensors if key.endswith(_BASE_WEIGHT)]:
+        weight = own.get(key.removeprefix(_PREFIX).removesuffix(_BASE_WEIGHT) + ".weight")
+        if weight is not None and weight.shape == tensors[key].shape and torch.equal(weight, tensors[key].to(weight)):
+            del tensors[key]
+
+
+def matrices_by_key(layout: LoraLayout, vector: Tensor) -> dict[str, Tensor]:
+    """The vector's matrices by PEFT's names, on the CPU, each of its own storage."""
+    pairs = layout.pairs(vector.cpu())
+    return {
+        f"{_PREFIX}{name}.lora_{part}.weight": tensor.clone()
+        for name, pair in pairs.items()
+        for part, tensor in (("A", pair.a), ("B", pair.b))
+    }
+
+
+def vector_from_keys(layout: LoraLayout, tensors: Mapping[str, Tensor], prefix: str) -> Tensor:
+    """The vector float32 (layout.size,) of matrices named as ``matrices_by_key`` does, each name behind ``prefix``.
+
+    Raises ``InvalidRequest`` when a matrix is missing or of another shape.
+    """
+    pairs = {}
+    for name, shapes in layout.shapes().items():
+        a, b = (tensors.get(f"{prefix}{_PREFIX}{name}.lora_{part}.weight") for part in "AB")
+        if a is None or b is None or (a.shape, b.shape) != shapes:
+            raise damaged()
+        pairs[name] = LoraPair(a, b)
+    return layout.vector(pairs)
+
+
+def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name. Raises ``InvalidRequest`` when it cannot be read."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path, device=device)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise damaged() from error
+    return tensors
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise damaged() from error
+    if not isinstance(content, dict):
+        raise damaged()
+    return content
+
+
+def damaged() -> InvalidRequest:
+    """The error of a folder whose files are missing or cannot be read."""
+    return InvalidRequest("the adapter cannot be read: its files are missing or damaged")
+
+
+def _peft_config(base: BaseModel, weights: LoraWeights) -> LoraConfig:
+    return LoraConfig(
+        r=weights.settings.rank,
+        lora_alpha=_integral(weights.settings.alpha),
+        target_modules=_target_modules(base, weights),
+        lora_dropout=0.0,
+        bias="none",
+        fan_in_fan_out=base.is_conv1d,
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=base.facts.name,
+        inference_mode=True,
+    )
+
+
+def _integral(alpha: float) -> Any:
+    """PEFT types alpha as int but computes with any number."""
+    return int(alpha) if alpha == int(alpha) else alpha
+
+
+def _target_modules(base: BaseModel, weights: LoraWeights) -> list[str]:
+    """Last parts of the names (``q_proj``) where they name exactly the adapted layers, else whole names."""
+    suffixes = {name.rpartition(".")[2] for name in weights.tensors}
+    named = {name for name in base.linear_names if name.rpartition(".")[2] in suffixes}
+    return sorted(suffixes) if named == set(weights.tensors) else sorted(weights.tensors)
+
+
+def _settings(
+    directory: Path, config: Mapping[str, Any], base: BaseModel, pairs: Mapping[str, LoraPair]
+) -> LoraSettings:
+    """Exact settings of weft's own folders; told from the tensors for plain PEFT's."""
+    for refused in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save"):
+        if config.get(refused):
+            raise InvalidRequest(f"the adapter uses PEFT's {refused}, which weft does not train")
+    if (directory / WEFT).is_file():
+        return _own_settings(_read_json(directory / WEFT))
+    groups = {base.projections[name].group for name in pairs}
+    return LoraSettings(
+        rank=next(iter(pairs.values())).a.shape[0],
+        alpha=float(config.get("lora_alpha", 1.0)),
+        train_attn="attn" in groups,
+        train_mlp="mlp" in groups,
+        train_unembed="unembed" in groups,
+    )
+
+
+def _own_settings(described: Mapping[str, Any]) -> LoraSettings:
+    if described.get("format") != FORMAT_VERSION:
+        raise InvalidRequest(
+            f"the adapter is of format {described.get('format')}; this weft reads format {FORMAT_VERSION}"
+        )
+    try:
+        return LoraSettings(**described["lora"])
+    except (KeyError, TypeError) as error:
+        raise damaged() from error

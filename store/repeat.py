@@ -1,0 +1,56 @@
+"""Periodic loops: one ``repeat`` for all of them, and waits for an event that have a limit."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+log = logging.getLogger(__name__)
+
+
+async def repeat(
+    work: Callable[[], Awaitable[object]],
+    *,
+    seconds: Callable[[], float | None] | float,
+    stopping: asyncio.Event,
+    failed: str,
+    wake: asyncio.Event | None = None,
+) -> None:
+    """Run ``work`` until ``stopping``: at once, then after each ``wake`` and at the latest ``seconds`` after it ended.
+
+    ``seconds`` may be asked for anew each time; None means no limit. A failure of ``work`` is logged as ``failed`` and
+    the loop goes on: this is the one broad ``except`` of periodic work.
+    """
+    events = [stopping] if wake is None else [stopping, wake]
+    while not stopping.is_set():
+        if wake is not None:
+            # Before the work: a wake-up that comes while it runs is about something it may not have seen.
+            wake.clear()
+        try:
+            await work()
+        except Exception:
+            log.exception("%s; trying again", failed)
+        await wait_for_any(events, seconds() if callable(seconds) else seconds)
+
+
+async def wait_for(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for ``event`` at most ``seconds`` (None: no limit). Clear it and return whether it came."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    event.clear()
+    return True
+
+
+async def wait_for_any(events: Iterable[asyncio.Event], seconds: float | None) -> bool:
+    """Wait for any of ``events`` at most ``seconds`` (None: no limit). Clear none and return whether one came."""
+    known = list(events)
+    if not any(event.is_set() for event in known):
+        waits = [asyncio.ensure_future(event.wait()) for event in known]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+    return any(event.is_set() for event in known)

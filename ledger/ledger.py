@@ -40,7 +40,7 @@ from ledger.wakeups import (
     trainer_topic,
     versions_topic,
 )
-from store.batcher import Together, few_lengths
+from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.repeat import wait_for
@@ -58,7 +58,7 @@ class Ledger:
         self._telemetry = telemetry
         self.wakeups = wakeups
         self._clock = clock
-        self._statuses: Together[tuple[TenantId, str], OperationStatus] = Together(self._read_statuses)
+        self._statuses: Batcher[tuple[TenantId, str], OperationStatus] = Batcher(self._read_statuses)
 
     # --- accepting -------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from contracts.ledger_records import NewOperation, OperationState
 from ledger import statements as sql
 from ledger.ledger import Ledger, operation_values
 from ledger.wakeups import sampling_topic
-from store.batcher import Together, few_lengths
+from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from telemetry.telemetry import Telemetry
@@ -31,7 +31,7 @@ class SampleIntake:
         self._clock = clock
         self._telemetry = telemetry
         self._most = most_pending
-        self._together: Together[NewOperation, RequestId] = Together(self._accept)
+        self._batcher: Batcher[NewOperation, RequestId] = Batcher(self._accept)
 
     async def accept(self, sample: NewOperation) -> RequestId:
         """Record ``sample``, or find its earlier self; own transaction, committed on return.
@@ -39,7 +39,7 @@ class SampleIntake:
         Raises ``SequenceConflict``, and ``TooManySamples``, the SDK's sign to hold back.
         """
         started = time()
-        request_id = await self._together.ask(sample)
+        request_id = await self._batcher.ask(sample)
         if self._telemetry.traces.is_on:
             self._telemetry.accepted(request_id, sample.kind, started=started)
         return request_id

@@ -19,7 +19,7 @@ MOST = 128
 """Questions of one round: bounds how long one statement, and what follows each answer, keeps the event loop."""
 
 
-class Together(Generic[Q, A]):
+class Batcher(Generic[Q, A]):
     """Answers questions in rounds, one round at a time. Used from one event loop."""
 
     def __init__(self, work: Callable[[Sequence[Q]], Awaitable[Sequence[A | WeftError]]], *, most: int = MOST) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, Unauthenticated
 from contracts.ids import TenantId
-from store.batcher import Together, few_lengths
+from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database
 from store.tables import ApiKey, Tenant
@@ -112,7 +112,7 @@ class KeyReader:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._rows: Together[str, Any] = Together(self._read)
+        self._rows: Batcher[str, Any] = Batcher(self._read)
 
     async def authenticate(self, secret: str | None) -> TenantId:
         """The tenant whose live key ``secret`` is. Raises ``Unauthenticated``; one message for every cause."""

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
 from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
-from store.batcher import Together, few_lengths
+from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database, insert_unless_present
 from store.tables import Checkpoint, Sampler, Session
@@ -143,11 +143,11 @@ class SamplerReader:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._together: Together[tuple[TenantId, str], SamplerStanding] = Together(self._read)
+        self._batcher: Batcher[tuple[TenantId, str], SamplerStanding] = Batcher(self._read)
 
     async def standing(self, tenant: TenantId, sampler_id: str) -> SamplerStanding:
         """Of the tenant's sampler. Raises ``NotFound``."""
-        return await self._together.ask((tenant, sampler_id))
+        return await self._batcher.ask((tenant, sampler_id))
 
     async def _read(self, asked: Sequence[tuple[TenantId, str]]) -> list[SamplerStanding | WeftError]:
         keys = {"ids": few_lengths(sorted({sampler_id for _, sampler_id in asked})), "now": self._clock()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from contracts.errors import NotFound, Unavailable, WeftError
-from store.batcher import Together, few_lengths
+from store.batcher import Batcher, few_lengths
 
 
 class Answers:
@@ -33,7 +33,7 @@ class Answers:
 
 async def test_what_is_asked_while_a_round_runs_goes_into_the_next() -> None:
     answers = Answers()
-    together: Together[int, int] = Together(answers.work, most=3)
+    together: Batcher[int, int] = Batcher(answers.work, most=3)
     answers.is_held = True
     first = asyncio.create_task(together.ask(1))
     await answers.begun.wait()
@@ -47,7 +47,7 @@ async def test_what_is_asked_while_a_round_runs_goes_into_the_next() -> None:
 
 async def test_one_that_is_refused_or_breaks_does_not_take_the_others_down() -> None:
     answers = Answers()
-    together: Together[int, int] = Together(answers.work)
+    together: Batcher[int, int] = Batcher(answers.work)
     ends = await asyncio.gather(*(together.ask(number) for number in (1, -1, 13, 2)), return_exceptions=True)
     assert (ends[0], ends[3]) == (2, 4)
     assert isinstance(ends[1], NotFound)
@@ -56,7 +56,7 @@ async def test_one_that_is_refused_or_breaks_does_not_take_the_others_down() -> 
 
 async def test_an_outage_is_told_to_everybody_at_once() -> None:
     answers = Answers()
-    together: Together[int, int] = Together(answers.work)
+    together: Batcher[int, int] = Batcher(answers.work)
     answers.outage = Unavailable("the database does not answer")
     ends = await asyncio.gather(*(together.ask(number) for number in range(3)), return_exceptions=True)
     assert all(isinstance(end, Unavailable) for end in ends)
@@ -67,7 +67,7 @@ async def test_an_outage_is_told_to_everybody_at_once() -> None:
 
 async def test_one_who_leaves_takes_nobody_along() -> None:
     answers = Answers()
-    together: Together[int, int] = Together(answers.work)
+    together: Batcher[int, int] = Batcher(answers.work)
     answers.is_held = True
     asked = [asyncio.create_task(together.ask(number)) for number in (1, 2)]
     await answers.begun.wait()

@@ -19,7 +19,7 @@ from engine.sampling.background_tasks import Background
 from engine.sampling.replica import AdapterVersion, GenerateRequest
 from ledger.ledger import Ledger
 from ledger.token_feed import FeedKey
-from store.batcher import Together
+from store.batcher import Batcher
 from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
@@ -142,8 +142,8 @@ class Dispatcher:
         self._data_folder = data_folder
         self._clock = clock
         self._process = process
-        self._rounds: Together[_Asked, _Answer] = Together(self._round)
-        self._moves: Together[Attempt, None] = Together(self._note_moves)
+        self._rounds: Batcher[_Asked, _Answer] = Batcher(self._round)
+        self._moves: Batcher[Attempt, None] = Batcher(self._note_moves)
         self._background = Background()
         self.attempts: set[Attempt] = set()
         """Those that are not over."""

@@ -19,7 +19,7 @@ from contracts.vocabulary import BaseVocabulary
 from ledger.ledger import Ledger
 from ledger.statements import MAX_READY
 from ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic
-from store.batcher import Together
+from store.batcher import Batcher
 from store.database import Database
 from store.repeat import wait_for
 from telemetry.context import working_on
@@ -70,7 +70,7 @@ class SamplingWorker:
         self._presence = presence
         self._most_taken = most_taken
         self._telemetry = telemetry
-        self._endings: Together[tuple[ReadyOperation, Outcome], None] = Together(self._record)
+        self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(self._record)
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._has_room = asyncio.Event()
         self._position = 0

@@ -163,7 +163,7 @@ class _Process:
     host: str
     pid: int
     left: timedelta
-    """Of its lease; below zero when it is dead and nobody has buried it yet."""
+    """Of its lease; below zero when it is dead and nobody has reaped it yet."""
 
     @property
     def is_alive(self) -> bool:

@@ -36,8 +36,8 @@ async def sample(settings: Settings) -> None:
                 await parts.pool.start()
                 running.append(asyncio.create_task(_orders(parts).run(), name="version orders"))
                 running.append(asyncio.create_task(parts.worker.run(), name="sampling"))
-                cluster.readiness.add(_part(parts.presence.identity.base_model), parts.presence.check)
-                typer.echo(f"ready; {parts.presence.identity.id} samples {parts.presence.identity.base_model}")
+                cluster.readiness.add(_part(parts.heartbeat.identity.base_model), parts.heartbeat.check)
+                typer.echo(f"ready; {parts.heartbeat.identity.id} samples {parts.heartbeat.identity.base_model}")
             keep_pauses_short()
             await until_asked_to_end(running)
         finally:
@@ -82,7 +82,7 @@ async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSourc
 def _orders(parts: SamplingParts) -> VersionOrders:
     fabric = parts.fabric
     return VersionOrders(
-        parts.presence.identity.id,
+        parts.heartbeat.identity.id,
         parts.prepare,
         parts.runner.withdraw,
         database=fabric.database,

@@ -1,4 +1,4 @@
-"""Sweeps on a timer: silent sessions end, expired checkpoints go, old results are pruned, the dead are buried."""
+"""Sweeps on a timer: silent sessions end, expired checkpoints go, old results are pruned, the dead are reaped."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.sessions import end_silent_sessions
 from workers.fabric import Fabric
-from workers.leases.burial import bury_forsaken
+from workers.leases.reaper import reap_forsaken
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Housekeeping:
             await delete_expired_links(transaction, self._clock)
             await transaction.execute(delete(VersionOrder).where(VersionOrder.created_at < now - _STALE_ORDER))
             folders = await delete_expired(transaction, now=now, orphaned_before=now - self._settings.result_grace)
-        await bury_forsaken(
+        await reap_forsaken(
             self._database,
             self._wakeups,
             self._clock,

@@ -1,6 +1,6 @@
 """Getting versions onto the replicas of sampling processes, and off: orders in the database, a row a process.
 
-A process that dies has its orders deleted with the rest of what it had (``bury_pools``): nobody waits for it.
+A process that dies has its orders deleted with the rest of what it had (``reap_pools``): nobody waits for it.
 """
 
 import asyncio

@@ -96,7 +96,7 @@ async def alive(session: AsyncSession, kind: ProcessKind, base_model: str, clock
 async def hold_dead(
     transaction: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock, *, known_only: bool
 ) -> list[str]:
-    """Ids of the dead whose rows are still there, locked; those that another transaction is about to bury are left out.
+    """Ids of the dead whose rows are still there, locked; those that another transaction is about to reap are left out.
 
     Their connections to PostgreSQL are ended, so that nothing of theirs is in the way.
     ``known_only``: those that somebody saw end, and not those that were merely not heard of.
@@ -146,7 +146,7 @@ async def declare_dead(transaction: AsyncSession, pid: int) -> None:
     )
 
 
-class SignOfLife:
+class Heartbeat:
     """One process's renewals, and what they entitle it to."""
 
     def __init__(self, identity: WorkerIdentity, *, database: Database, clock: Clock, lease: timedelta) -> None:

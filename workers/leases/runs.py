@@ -23,7 +23,7 @@ from store.database import Database, after_commit, insert_unless_present
 from store.repeat import wait_for
 from store.tables import Operation, Placement, Run, RunState, Session
 from telemetry.readiness import NotReady
-from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, alive, forget, hold_dead
+from workers.leases.processes import Heartbeat, ProcessKind, WorkerIdentity, alive, forget, hold_dead
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RunLeases:
         self._database = database
         self._wakeups = wakeups
         self._clock = clock
-        self._sign = SignOfLife(identity, database=database, clock=clock, lease=lease)
+        self._heartbeat = Heartbeat(identity, database=database, clock=clock, lease=lease)
         self._moved = moved
         self._on_claimed: Callable[[], None] = _nobody_to_tell
         self._stopping = False
@@ -71,7 +71,7 @@ class RunLeases:
                     await self.look()
                 except Exception:
                     log.exception("leases of %s could not be looked after; trying again", self.identity.id)
-                await wait_for(event, _NET_SECONDS if self._sign.is_alone else self._sign.renewal_seconds)
+                await wait_for(event, _NET_SECONDS if self._heartbeat.is_alone else self._heartbeat.renewal_seconds)
 
     def stop(self) -> None:
         """End ``run``; what is leased stays so until ``release_all``, or until the lease ends."""
@@ -80,9 +80,9 @@ class RunLeases:
 
     async def look(self) -> None:
         """Renew if it is time, take from the dead, claim this trainer's share of what waits."""
-        if self._sign.is_due:
-            await self._sign.renew()
-            await self._bury()
+        if self._heartbeat.is_due:
+            await self._heartbeat.renew()
+            await self._reap()
         if monotonic() - self._swept >= _NET_SECONDS:
             self._swept = monotonic()
             await self._place_unplaced()
@@ -92,11 +92,11 @@ class RunLeases:
     @property
     def may_judge(self) -> bool:
         """Whether who was not heard of for long is dead: it was not cut off together with this trainer."""
-        return self._sign.is_given and self._sign.may_judge
+        return self._heartbeat.is_given and self._heartbeat.may_judge
 
     async def check(self) -> None:
         """Others know that this trainer lives. Raises ``NotReady``."""
-        if not self._sign.is_given:
+        if not self._heartbeat.is_given:
             raise NotReady("this trainer cannot renew its lease")
 
     async def _place_unplaced(self) -> None:
@@ -107,13 +107,13 @@ class RunLeases:
             async with self._database.write() as transaction:
                 await _place(transaction, runs, self._clock())
 
-    async def _bury(self) -> None:
+    async def _reap(self) -> None:
         """Runs of dead trainers wait for another one."""
         kind, base_model = ProcessKind.TRAINER, self.identity.base_model
         async with self._database.write() as transaction:
-            known_only = not self._sign.may_judge
+            known_only = not self._heartbeat.may_judge
             dead = await hold_dead(transaction, kind, base_model, self._clock, known_only=known_only)
-            await bury_trainers(transaction, dead, self._clock(), self._moved)
+            await reap_trainers(transaction, dead, self._clock(), self._moved)
 
     async def _claim(self) -> int:
         """Claim runs, those that wait longest first, as long as this trainer has no more than its share; says how many."""
@@ -212,7 +212,7 @@ class RunLeases:
             after_commit(transaction, lambda: self._wakeups.announce(topic))
 
 
-async def bury_trainers(
+async def reap_trainers(
     transaction: AsyncSession, dead: Sequence[str], now: datetime, moved: Callable[[str], None]
 ) -> None:
     """Free the runs of dead trainers, whose rows the caller holds, and remove these."""

@@ -10,8 +10,8 @@ from contracts.vocabulary import BaseVocabulary
 from tenants.checkpoints import directory_of
 from tenants.replica_orders import StandingOrder, standing_orders
 from workers.fabric import Fabric
+from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import ProcessKind, new_identity
-from workers.leases.samples import PoolPresence
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.publishing import prepare
@@ -29,7 +29,7 @@ class SamplingParts:
     worker: SamplingWorker
     pool: ReplicaPool
     runner: SampleRunner
-    presence: PoolPresence
+    heartbeat: PoolHeartbeat
     fabric: Fabric
 
     async def prepare(self, run: RunId, version: CheckpointId) -> None:
@@ -42,7 +42,7 @@ def compose_sampling(
 ) -> SamplingParts:
     """The sampling of one base model on ``sources``; nothing runs yet."""
     settings = fabric.settings
-    presence = PoolPresence(
+    presence = PoolHeartbeat(
         new_identity(ProcessKind.POOL, facts.name),
         database=fabric.database,
         wakeups=fabric.wakeups,
@@ -61,7 +61,7 @@ def compose_sampling(
         ledger=fabric.ledger,
         data_folder=fabric.data_folder,
         clock=fabric.clock,
-        process=presence.identity.id,
+        process=heartbeat.identity.id,
     )
     runner = SampleRunner(
         dispatcher=dispatcher,
@@ -80,11 +80,11 @@ def compose_sampling(
         database=fabric.database,
         ledger=fabric.ledger,
         wakeups=fabric.wakeups,
-        presence=presence,
+        heartbeat=heartbeat,
         telemetry=telemetry,
         most_taken=None if fabric.database.has_one_service else settings.pool_samples,
     )
-    return SamplingParts(worker, pool, runner, presence, fabric)
+    return SamplingParts(worker, pool, runner, heartbeat, fabric)
 
 
 async def _orders(fabric: Fabric, base_model: str) -> Mapping[str, StandingOrder]:

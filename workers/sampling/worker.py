@@ -26,7 +26,7 @@ from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import leave
 from tenants.sample_reports import record_reports
-from workers.leases.samples import PoolPresence
+from workers.leases.pools import PoolHeartbeat
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.sample_request import stop_rules
@@ -55,7 +55,7 @@ class SamplingWorker:
         database: Database,
         ledger: Ledger,
         wakeups: Wakeups,
-        presence: PoolPresence,
+        heartbeat: PoolHeartbeat,
         most_taken: int | None,
         telemetry: SamplingTelemetry,
     ) -> None:
@@ -67,7 +67,7 @@ class SamplingWorker:
         self._database = database
         self._ledger = ledger
         self._wakeups = wakeups
-        self._presence = presence
+        self._heartbeat = presence
         self._most_taken = most_taken
         self._telemetry = telemetry
         self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(self._record)
@@ -79,7 +79,7 @@ class SamplingWorker:
     async def run(self) -> None:
         """Work until ``stop``; samples in flight are then left to the next process."""
         watching = [
-            asyncio.create_task(self._presence.run()),
+            asyncio.create_task(self._heartbeat.run()),
             asyncio.create_task(self._watch(gates_topic(self._base.name), self._apply_gates)),
             asyncio.create_task(self._watch(versions_topic(self._base.name), self._runner.apply_versions)),
         ]
@@ -97,13 +97,13 @@ class SamplingWorker:
                     log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
                     swept = float("-inf")
                 await wait_for(event, SWEEP_SECONDS)
-        self._presence.stop()
+        self._heartbeat.stop()
         ending = [*watching, *self._in_flight.values()]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         await self._runner.settle()
-        await self._presence.leave()
+        await self._heartbeat.leave()
 
     def stop(self) -> None:
         """End; nothing accepted is lost."""
@@ -131,7 +131,7 @@ class SamplingWorker:
         """
         self._position = 0
         if self._most_taken is not None:
-            process, known = self._presence.identity.id, list(self._in_flight)
+            process, known = self._heartbeat.identity.id, list(self._in_flight)
             async with self._database.write() as transaction:
                 await self._ledger.give_back_samples(transaction, self._base.name, process=process, but=known)
 
@@ -159,7 +159,7 @@ class SamplingWorker:
         if room <= 0:
             return [], True
         async with self._database.write() as transaction:
-            process = self._presence.identity.id
+            process = self._heartbeat.identity.id
             found = await self._ledger.take_samples(transaction, self._base.name, process=process, most=room)
         return found, len(found) < min(room, MAX_READY)
 
@@ -206,7 +206,7 @@ class SamplingWorker:
                 reports.append((operation.tenant, operation.id, outcome[1]))
         async with self._database.write() as transaction:
             await self._ledger.complete(transaction, completions)
-            await leave(transaction, [operation.id for operation, _ in ends], self._presence.identity.id)
+            await leave(transaction, [operation.id for operation, _ in ends], self._heartbeat.identity.id)
             await record_reports(transaction, reports)
             self._ledger.announce_departure(transaction, self._base.name)
         return [None] * len(ends)

@@ -200,7 +200,7 @@ async def test_a_trainer_seen_to_end_is_not_waited_for(trainers: Trainers) -> No
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_who_was_cut_off_with_all_the_others_buries_nobody_at_once(trainers: Trainers) -> None:
+async def test_who_was_cut_off_with_all_the_others_reaps_nobody_at_once(trainers: Trainers) -> None:
     """After an outage of the database every lease has ended; the first one back must not take the others for dead."""
     run = await trainers.run(0)
     one, two = trainers.leases("one"), trainers.leases("two", lease=SHORT)
@@ -220,7 +220,7 @@ async def test_who_was_cut_off_with_all_the_others_buries_nobody_at_once(trainer
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("skew", [timedelta(hours=-1), timedelta(hours=1)])
-async def test_clock_skew_neither_keeps_the_dead_nor_buries_the_living(trainers: Trainers, skew: timedelta) -> None:
+async def test_clock_skew_neither_keeps_the_dead_nor_reaps_the_living(trainers: Trainers, skew: timedelta) -> None:
     run = await trainers.run(0)
     one, two = trainers.leases("one"), trainers.leases("two")
     await one.look()
@@ -263,7 +263,7 @@ async def test_an_orderly_end_hands_over_at_once(trainers: Trainers) -> None:
 
 async def test_an_operation_accepted_for_a_trainer_that_just_died_is_found(trainers: Trainers) -> None:
     run = await trainers.run(0, has_work=False)
-    # The API read the run's row before the trainer died, and wrote after it was buried.
+    # The API read the run's row before the trainer died, and wrote after it was reaped.
     await trainers.accept(run, 1, trainer="trainer-that-is-gone")
     assert await trainers.count(Placement) == 0
     one = trainers.leases("one")

@@ -16,12 +16,12 @@ from store.database import Database, after_commit
 from store.tables import Operation, VersionOrder
 from telemetry.readiness import NotReady
 from tenants.gates import leave_all
-from workers.leases.processes import ProcessKind, SignOfLife, WorkerIdentity, forget, hold_dead
+from workers.leases.processes import Heartbeat, ProcessKind, WorkerIdentity, forget, hold_dead
 
 log = logging.getLogger(__name__)
 
 
-class PoolPresence:
+class PoolHeartbeat:
     """One sampling process's sign of life."""
 
     def __init__(
@@ -32,7 +32,7 @@ class PoolPresence:
         self._database = database
         self._wakeups = wakeups
         self._clock = clock
-        self._sign = SignOfLife(identity, database=database, clock=clock, lease=lease)
+        self._heartbeat = Heartbeat(identity, database=database, clock=clock, lease=lease)
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
@@ -43,7 +43,7 @@ class PoolPresence:
             except Exception:
                 log.exception("no sign of life of %s could be given; trying again", self.identity.id)
             try:
-                async with asyncio.timeout(None if self._sign.is_alone else self._sign.renewal_seconds):
+                async with asyncio.timeout(None if self._heartbeat.is_alone else self._heartbeat.renewal_seconds):
                     await self._ending.wait()
             except TimeoutError:
                 continue
@@ -54,15 +54,15 @@ class PoolPresence:
 
     async def look(self) -> None:
         """Renew, and free what the dead had taken."""
-        await self._sign.renew()
+        await self._heartbeat.renew()
         async with self._database.write() as transaction:
-            kind, base_model, known_only = ProcessKind.POOL, self.identity.base_model, not self._sign.may_judge
+            kind, base_model, known_only = ProcessKind.POOL, self.identity.base_model, not self._heartbeat.may_judge
             dead = await hold_dead(transaction, kind, base_model, self._clock, known_only=known_only)
-            await bury_pools(transaction, dead, base_model, self._wakeups)
+            await reap_pools(transaction, dead, base_model, self._wakeups)
 
     async def check(self) -> None:
         """Others know that this process lives. Raises ``NotReady``."""
-        if not self._sign.is_given:
+        if not self._heartbeat.is_given:
             raise NotReady("this sampling process cannot renew its lease")
 
     async def leave(self) -> None:
@@ -71,7 +71,7 @@ class PoolPresence:
             await _free(transaction, [self.identity.id], self.identity.base_model, self._wakeups)
 
 
-async def bury_pools(transaction: AsyncSession, dead: Sequence[str], base_model: str, wakeups: Wakeups) -> None:
+async def reap_pools(transaction: AsyncSession, dead: Sequence[str], base_model: str, wakeups: Wakeups) -> None:
     """Free what dead sampling processes of a base model had taken, whose rows the caller holds, and remove these."""
     if dead:
         log.warning("sampling processes %s are dead; their samples go to others", ", ".join(dead))

@@ -1,4 +1,4 @@
-"""The dead of whom nobody of their kind is left: whoever keeps house buries them.
+"""The dead of whom nobody of their kind is left: whoever keeps house reaps them.
 
 Usually a living process of the same kind and base model does, at once. Where there is none, what the dead had taken would
 be theirs for ever.
@@ -10,15 +10,15 @@ from datetime import timedelta
 from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.database import Database
+from workers.leases.pools import reap_pools
 from workers.leases.processes import ProcessKind, database_now, hold_expired
-from workers.leases.runs import bury_trainers
-from workers.leases.samples import bury_pools
+from workers.leases.runs import reap_trainers
 
 _LEASES = 10
 """How long after its end a lease is nobody's any more: everybody who lives has renewed in this time."""
 
 
-async def bury_forsaken(
+async def reap_forsaken(
     database: Database,
     wakeups: Wakeups,
     clock: Clock,
@@ -39,7 +39,7 @@ async def bury_forsaken(
             return
         dead = await hold_expired(transaction, now - _LEASES * lease)
         trainers = [one.id for one in dead if one.kind is ProcessKind.TRAINER]
-        await bury_trainers(transaction, trainers, clock(), moved)
+        await reap_trainers(transaction, trainers, clock(), moved)
         for base_model in sorted({one.base_model for one in dead}):
             pools = [one.id for one in dead if (one.kind, one.base_model) == (ProcessKind.POOL, base_model)]
-            await bury_pools(transaction, pools, base_model, wakeups)
+            await reap_pools(transaction, pools, base_model, wakeups)

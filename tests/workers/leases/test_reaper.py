@@ -23,8 +23,8 @@ from tenants.gates import Dispatch, enter, in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
-from workers.leases.burial import bury_forsaken
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
+from workers.leases.reaper import reap_forsaken
 from workers.leases.runs import RunLeases
 
 GONE, KEPT = "test/gone", "test/kept"
@@ -56,7 +56,7 @@ class House:
 
     async def sweep(self, *, may_judge: bool = True) -> None:
         """As housekeeping does."""
-        await bury_forsaken(
+        await reap_forsaken(
             self.database,
             Wakeups(),
             self.clock,
@@ -160,7 +160,7 @@ async def test_who_may_still_come_back_keeps_what_it_has(house: House) -> None:
     assert await house.has_all(GONE)
 
 
-async def test_who_was_cut_off_itself_buries_nobody(house: House) -> None:
+async def test_who_was_cut_off_itself_reaps_nobody(house: House) -> None:
     await house.end(GONE, ago=11 * LEASE)
     await house.end(KEPT, ago=11 * LEASE)
     await house.sweep(may_judge=False)

@@ -8,7 +8,7 @@ import typer
 
 from api.services import ApiServices, JointCalls
 from cli.base_models import read_base_models
-from cli.cluster_runtime import API, ClusterFabric, open_cluster
+from cli.cluster_runtime import API, ClusterRuntime, open_cluster
 from cli.http_server import ApiServer, address, bind
 from cli.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary
@@ -25,24 +25,24 @@ async def serve_api(settings: Settings) -> None:
     vocabularies = {name: await asyncio.to_thread(read_vocabulary, facts.path) for name, facts in bases.items()}
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(open_cluster(settings, API, bases))
-        fabric = cluster.fabric
+        runtime = cluster.runtime
         services = ApiServices(
             settings=settings,
-            database=fabric.database,
-            joint=JointCalls.over(settings, fabric.database, fabric.ledger, fabric.clock, fabric.telemetry),
-            ledger=fabric.ledger,
-            clock=fabric.clock,
-            data_folder=fabric.data_folder,
+            database=runtime.database,
+            joint=JointCalls.over(settings, runtime.database, runtime.ledger, runtime.clock, runtime.telemetry),
+            ledger=runtime.ledger,
+            clock=runtime.clock,
+            data_folder=runtime.data_folder,
             bases=bases,
             vocabularies=vocabularies,
-            feed=fabric.feed,
-            publication=fabric.publication,
-            telemetry=fabric.telemetry,
+            feed=runtime.feed,
+            publication=runtime.publication,
+            telemetry=runtime.telemetry,
             readiness=cluster.readiness,
         )
         announcing = asyncio.create_task(_announcer(cluster).run(bases), name="placements")
         stack.callback(announcing.cancel)
-        server = ApiServer(services, settings, fabric.wakeups)
+        server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
         listener.listen(server.config.backlog)
         keep_pauses_short()
@@ -50,6 +50,6 @@ async def serve_api(settings: Settings) -> None:
         await server.serve(sockets=[listener])
 
 
-def _announcer(cluster: ClusterFabric) -> PlacementAnnouncer:
-    fabric = cluster.fabric
-    return PlacementAnnouncer(cluster.celery, database=fabric.database, wakeups=fabric.wakeups, clock=fabric.clock)
+def _announcer(cluster: ClusterRuntime) -> PlacementAnnouncer:
+    runtime = cluster.runtime
+    return PlacementAnnouncer(cluster.celery, database=runtime.database, wakeups=runtime.wakeups, clock=runtime.clock)

@@ -23,7 +23,7 @@ from workers.cluster.celery_app import make_celery
 from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups, open_redis
 from workers.cluster.version_orders import ClusterPublication
-from workers.fabric import Fabric
+from workers.runtime import Runtime
 
 API, WORKER, POOL = "api", "worker", "pool"
 """What processes are called in logs and metrics."""
@@ -31,10 +31,10 @@ _LOAD_PATIENCE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterFabric:
-    """A fabric over PostgreSQL and Redis, and the Celery of the cluster."""
+class ClusterRuntime:
+    """A runtime over PostgreSQL and Redis, and the Celery of the cluster."""
 
-    fabric: Fabric
+    runtime: Runtime
     readiness: Readiness
     celery: Celery
 
@@ -50,7 +50,7 @@ def check_cluster(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def open_cluster(settings: Settings, process: str, bases: Collection[str]) -> AsyncIterator[ClusterFabric]:
+async def open_cluster(settings: Settings, process: str, bases: Collection[str]) -> AsyncIterator[ClusterRuntime]:
     """Open everything, close it afterwards. ``process`` is what logs and metrics call it.
 
     Raises ``InvalidRequest`` for settings or a schema that do not fit.
@@ -65,7 +65,7 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
     feed = RedisTokenFeed(redis, settings.redis_namespace)
     publication = ClusterPublication(database, wakeups, utc_now, patience=_LOAD_PATIENCE)
     telemetry, ready = open_telemetry(settings, process, utc_now), readiness(settings, database, bases)
-    fabric = Fabric(
+    runtime = Runtime(
         settings=settings,
         database=database,
         ledger=Ledger(database, wakeups, utc_now, telemetry),
@@ -86,7 +86,7 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
     tasks = [asyncio.create_task(wakeups.run(), name="wakeups"), asyncio.create_task(feed.run(), name="tokens")]
     try:
         async with observed(telemetry, settings, database, ready, reads_queue=process == API):
-            yield ClusterFabric(fabric, ready, make_celery(settings))
+            yield ClusterRuntime(runtime, ready, make_celery(settings))
     finally:
         for task in tasks:
             task.cancel()

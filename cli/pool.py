@@ -15,7 +15,7 @@ from engine.sampling.vocabulary import read_vocabulary
 from store.database import this_host
 from store.settings import Settings
 from workers.cluster.version_orders import VersionOrders
-from workers.fabric import Fabric
+from workers.runtime import Runtime
 from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import ReplicaSource, vllm_sources
 
@@ -29,7 +29,7 @@ async def sample(settings: Settings) -> None:
     async with open_cluster(settings, POOL, bases) as cluster:
         for base_model in bases:
             cluster.readiness.expect(_part(base_model), f"starting: loading base model {base_model}")
-        pools = [await _sampling(cluster.fabric, facts) for facts in bases.values()]
+        pools = [await _sampling(cluster.runtime, facts) for facts in bases.values()]
         running: list[asyncio.Task[None]] = []
         try:
             for parts in pools:
@@ -64,10 +64,10 @@ async def _ended(running: "list[asyncio.Task[None]]") -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _sampling(fabric: Fabric, facts: BaseModelFacts) -> SamplingParts:
+async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> SamplingParts:
     vocabulary = await asyncio.to_thread(read_vocabulary, facts.path)
-    sources = vllm_sources(fabric.settings, facts, fabric.data_folder) or [await _in_process(fabric.settings, facts)]
-    return compose_sampling(fabric, facts, vocabulary, sources)
+    sources = vllm_sources(runtime.settings, facts, runtime.data_folder) or [await _in_process(runtime.settings, facts)]
+    return compose_sampling(runtime, facts, vocabulary, sources)
 
 
 async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
@@ -80,12 +80,12 @@ async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSourc
 
 
 def _orders(parts: SamplingParts) -> VersionOrders:
-    fabric = parts.fabric
+    runtime = parts.runtime
     return VersionOrders(
         parts.heartbeat.identity.id,
         parts.prepare,
         parts.runner.withdraw,
-        database=fabric.database,
-        wakeups=fabric.wakeups,
-        clock=fabric.clock,
+        database=runtime.database,
+        wakeups=runtime.wakeups,
+        clock=runtime.clock,
     )

@@ -26,7 +26,7 @@ from store.settings import Settings
 from telemetry.telemetry import open_telemetry
 from tenants.keys import create_key, create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner
-from workers.fabric import Fabric
+from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ async def serve(settings: Settings) -> None:
     data_folder = DataFolder(settings.data_dir)
     telemetry, ready = open_telemetry(settings, PROCESS, utc_now), readiness(settings, database, bases)
     ledger = Ledger(database, wakeups, utc_now, telemetry)
-    fabric = Fabric(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
-    runner = EmbeddedRunner(fabric, publication, bases, vocabularies)
+    runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
+    runner = EmbeddedRunner(runtime, publication, bases, vocabularies)
     services = ApiServices(
         settings=settings,
         database=database,

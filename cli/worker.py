@@ -13,7 +13,7 @@ from uuid import uuid4
 import typer
 
 from cli.base_models import read_base_models
-from cli.cluster_runtime import WORKER, ClusterFabric, open_cluster
+from cli.cluster_runtime import WORKER, ClusterRuntime, open_cluster
 from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from cli.trainer_group import follow, join_group, load_base
@@ -24,8 +24,8 @@ from store.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
 from workers.cluster.placements import PlacementAnnouncer
-from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
+from workers.runtime import Runtime
 from workers.training.composition import TrainingParts, compose_training
 
 log = logging.getLogger(__name__)
@@ -42,10 +42,10 @@ async def work(settings: Settings) -> None:
         await follow(group, facts, settings)
         return
     async with open_cluster(settings, WORKER, bases) as cluster:
-        fabric = cluster.fabric
+        runtime = cluster.runtime
         for base_model in bases:
             cluster.readiness.expect(_part(base_model), f"starting: loading base model {base_model}")
-        trainers = [await _trainer(fabric, facts, group) for facts in bases.values()]
+        trainers = [await _trainer(runtime, facts, group) for facts in bases.values()]
         running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
         for parts in trainers:
             cluster.readiness.add(_part(parts.leases.identity.base_model), parts.leases.check)
@@ -72,18 +72,20 @@ def _part(base_model: str) -> str:
     return f"trainer of {base_model}"
 
 
-async def _trainer(fabric: Fabric, facts: BaseModelFacts, group: TrainerGroup | None) -> TrainingParts:
-    base = await asyncio.to_thread(load_base, facts, fabric.settings, group)
-    return compose_training(fabric, base, group)
+async def _trainer(runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup | None) -> TrainingParts:
+    base = await asyncio.to_thread(load_base, facts, runtime.settings, group)
+    return compose_training(runtime, base, group)
 
 
-def _celery_worker(cluster: ClusterFabric, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:
-    fabric = cluster.fabric
-    housekeeping = Housekeeping(fabric, may_judge)
-    announcer = PlacementAnnouncer(cluster.celery, database=fabric.database, wakeups=fabric.wakeups, clock=fabric.clock)
+def _celery_worker(cluster: ClusterRuntime, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:
+    runtime = cluster.runtime
+    housekeeping = Housekeeping(runtime, may_judge)
+    announcer = PlacementAnnouncer(
+        cluster.celery, database=runtime.database, wakeups=runtime.wakeups, clock=runtime.clock
+    )
 
     async def place(base_model: str) -> None:
-        fabric.wakeups.announce(placements_topic(base_model))
+        runtime.wakeups.announce(placements_topic(base_model))
 
     handlers: dict[str, Handler] = {
         PLACE: place,

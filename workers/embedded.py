@@ -10,9 +10,9 @@ from contracts.vocabulary import BaseVocabulary
 from engine.model.base import BaseModel
 from ledger.publication import LocalPublication
 from telemetry.readiness import NotReady
-from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
 from workers.leases.processes import declare_all_dead
+from workers.runtime import Runtime
 from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import vllm_sources
 from workers.torch_source import TorchSource
@@ -34,19 +34,19 @@ class EmbeddedRunner:
 
     def __init__(
         self,
-        fabric: Fabric,
+        runtime: Runtime,
         publication: LocalPublication,
         bases: Mapping[str, BaseModelFacts],
         vocabularies: Mapping[str, BaseVocabulary],
     ) -> None:
-        """``publication`` is the fabric's."""
-        self._fabric = fabric
+        """``publication`` is the runtime's."""
+        self._fabric = runtime
         self._publication = publication
         self._bases = bases
         self._vocabularies = vocabularies
         self._workers: list[_BaseWorkers] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._housekeeping = Housekeeping(fabric, self._may_judge)
+        self._housekeeping = Housekeeping(runtime, self._may_judge)
 
     async def start(self) -> None:
         """Load every base model and start its workers; what was accepted before is taken up. Raises ``WeftError``."""

@@ -14,8 +14,8 @@ from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_ex
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.sessions import end_silent_sessions
-from workers.fabric import Fabric
 from workers.leases.reaper import reap_forsaken
+from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -28,17 +28,17 @@ _STALE_ORDER = timedelta(hours=1)
 class Housekeeping:
     """The periodic sweep of one service."""
 
-    def __init__(self, fabric: Fabric, may_judge: Callable[[], bool]) -> None:
+    def __init__(self, runtime: Runtime, may_judge: Callable[[], bool]) -> None:
         """``may_judge``: whether processes that were not heard of for long are dead, as far as this one can tell."""
         self._may_judge = may_judge
-        self._wakeups = fabric.wakeups
-        self._moved = fabric.telemetry.metrics.lease_moved
-        self._settings = fabric.settings
-        self._database = fabric.database
-        self._ledger = fabric.ledger
-        self._publication = fabric.publication
-        self._data_folder = fabric.data_folder
-        self._clock = fabric.clock
+        self._wakeups = runtime.wakeups
+        self._moved = runtime.telemetry.metrics.lease_moved
+        self._settings = runtime.settings
+        self._database = runtime.database
+        self._ledger = runtime.ledger
+        self._publication = runtime.publication
+        self._data_folder = runtime.data_folder
+        self._clock = runtime.clock
         self._stop = asyncio.Event()
 
     async def run(self) -> None:

@@ -43,7 +43,7 @@ from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads
 from workers.embedded import EmbeddedRunner
-from workers.fabric import Fabric
+from workers.runtime import Runtime
 
 TOKENS = [72, 101, 108, 108, 111]
 DEADLINE = 60.0
@@ -172,8 +172,8 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
         "vocabularies": {BASE_NAME: await asyncio.to_thread(read_vocabulary, tiny_model_dir)},
     }
     feed: TokenFeed = shared["feed"]  # type: ignore[assignment]
-    fabric = Fabric(settings, database, ledger, wakeups, feed, publication, folder, utc_now, telemetry)
-    runner = EmbeddedRunner(fabric, publication, shared["bases"], shared["vocabularies"])  # type: ignore[arg-type]
+    runtime = Runtime(settings, database, ledger, wakeups, feed, publication, folder, utc_now, telemetry)
+    runner = EmbeddedRunner(runtime, publication, shared["bases"], shared["vocabularies"])  # type: ignore[arg-type]
     services = ApiServices(
         **shared, joint=JointCalls.over(settings, database, ledger, utc_now, telemetry), readiness=Readiness()
     )  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
-from workers.fabric import Fabric
 from workers.housekeeping import Housekeeping
+from workers.runtime import Runtime
 
 
 @dataclass
@@ -83,8 +83,8 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     made = House(database, folder, None, datetime(2030, 1, 1, tzinfo=UTC))  # type: ignore[arg-type]
     settings, wakeups, telemetry = Settings(data_dir=tmp_path), Wakeups(), Telemetry.of("test", made.clock)
     ledger, feed = Ledger(database, wakeups, made.clock, telemetry), TokenFeed()
-    fabric = Fabric(settings, database, ledger, wakeups, feed, made.publication, folder, made.clock, telemetry)
-    made.keeping = Housekeeping(fabric, lambda: True)
+    runtime = Runtime(settings, database, ledger, wakeups, feed, made.publication, folder, made.clock, telemetry)
+    made.keeping = Housekeeping(runtime, lambda: True)
     yield made
     await database.close()
 

@@ -9,9 +9,9 @@ from contracts.ids import CheckpointId, RunId
 from contracts.vocabulary import BaseVocabulary
 from tenants.checkpoints import directory_of
 from tenants.replica_orders import StandingOrder, standing_orders
-from workers.fabric import Fabric
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import ProcessKind, new_identity
+from workers.runtime import Runtime
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_board import GateBoard
 from workers.sampling.publishing import prepare
@@ -30,45 +30,45 @@ class SamplingParts:
     pool: ReplicaPool
     runner: SampleRunner
     heartbeat: PoolHeartbeat
-    fabric: Fabric
+    runtime: Runtime
 
     async def prepare(self, run: RunId, version: CheckpointId) -> None:
         """Load the version beside the run's others wherever it is sampled. Raises ``WeftError``: then none has it."""
-        await prepare(self.pool.router, run, version, self.fabric.data_folder.path(directory_of(version)))
+        await prepare(self.pool.router, run, version, self.runtime.data_folder.path(directory_of(version)))
 
 
 def compose_sampling(
-    fabric: Fabric, facts: BaseModelFacts, vocabulary: BaseVocabulary, sources: Sequence[ReplicaSource]
+    runtime: Runtime, facts: BaseModelFacts, vocabulary: BaseVocabulary, sources: Sequence[ReplicaSource]
 ) -> SamplingParts:
     """The sampling of one base model on ``sources``; nothing runs yet."""
-    settings = fabric.settings
+    settings = runtime.settings
     presence = PoolHeartbeat(
         new_identity(ProcessKind.POOL, facts.name),
-        database=fabric.database,
-        wakeups=fabric.wakeups,
-        clock=fabric.clock,
+        database=runtime.database,
+        wakeups=runtime.wakeups,
+        clock=runtime.clock,
         lease=settings.lease,
     )
-    telemetry = fabric.telemetry.sampling(facts.name)
-    pool = ReplicaPool(Router(), sources, partial(_orders, fabric, facts.name))
-    fabric.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)
-    board = GateBoard(facts.name, fabric.database, fabric.clock)
+    telemetry = runtime.telemetry.sampling(facts.name)
+    pool = ReplicaPool(Router(), sources, partial(_orders, runtime, facts.name))
+    runtime.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)
+    board = GateBoard(facts.name, runtime.database, runtime.clock)
     dispatcher = Dispatcher(
         base_model=facts.name,
         router=pool.router,
         board=board,
-        database=fabric.database,
-        ledger=fabric.ledger,
-        data_folder=fabric.data_folder,
-        clock=fabric.clock,
+        database=runtime.database,
+        ledger=runtime.ledger,
+        data_folder=runtime.data_folder,
+        clock=runtime.clock,
         process=heartbeat.identity.id,
     )
     runner = SampleRunner(
         dispatcher=dispatcher,
         router=pool.router,
         board=board,
-        database=fabric.database,
-        feed=fabric.feed,
+        database=runtime.database,
+        feed=runtime.feed,
         continues_on_new_version=settings.swap_policy == "continue",
         telemetry=telemetry,
     )
@@ -77,16 +77,16 @@ def compose_sampling(
         vocabulary=vocabulary,
         runner=runner,
         board=board,
-        database=fabric.database,
-        ledger=fabric.ledger,
-        wakeups=fabric.wakeups,
+        database=runtime.database,
+        ledger=runtime.ledger,
+        wakeups=runtime.wakeups,
         heartbeat=heartbeat,
         telemetry=telemetry,
-        most_taken=None if fabric.database.has_one_service else settings.pool_samples,
+        most_taken=None if runtime.database.has_one_service else settings.pool_samples,
     )
-    return SamplingParts(worker, pool, runner, heartbeat, fabric)
+    return SamplingParts(worker, pool, runner, heartbeat, runtime)
 
 
-async def _orders(fabric: Fabric, base_model: str) -> Mapping[str, StandingOrder]:
-    async with fabric.database.read() as session:
+async def _orders(runtime: Runtime, base_model: str) -> Mapping[str, StandingOrder]:
+    async with runtime.database.read() as session:
         return await standing_orders(session, base_model)

@@ -12,10 +12,10 @@ from engine.training.executors.micro_batch_process import BaseOrder
 from engine.training.executors.micro_batch_processes import MOST_PARAMETERS, MicroBatchProcesses
 from engine.training.trainer import Trainer
 from store.settings import Settings
-from workers.compute import ComputeThread
-from workers.fabric import Fabric
+from workers.compute_thread import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
+from workers.runtime import Runtime
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
 from workers.training.statistics import TrainingStatistics
@@ -38,53 +38,53 @@ class TrainingParts:
             self.processes.close()
 
 
-def compose_training(fabric: Fabric, base: BaseModel, group: TrainerGroup | None = None) -> TrainingParts:
+def compose_training(runtime: Runtime, base: BaseModel, group: TrainerGroup | None = None) -> TrainingParts:
     """The trainer of ``base``, which is ``group``'s, whose first rank this is, or this process's own; nothing runs yet."""
-    settings = fabric.settings
+    settings = runtime.settings
     ranks = 1 if group is None else group.size
     token_budget = settings.pass_token_budget or ranks * default_pass_token_budget(base)
-    statistics, telemetry = TrainingStatistics(), fabric.telemetry.training(base.facts.name)
+    statistics, telemetry = TrainingStatistics(), runtime.telemetry.training(base.facts.name)
     processes = None if group is not None else _processes(base, settings)
     trainer = Trainer(base, pass_token_budget=token_budget, executor=group or processes)
     compute = ComputeThread(f"trainer-{base.facts.name}")
     leases = RunLeases(
         new_identity(ProcessKind.TRAINER, base.facts.name),
-        database=fabric.database,
-        wakeups=fabric.wakeups,
-        clock=fabric.clock,
+        database=runtime.database,
+        wakeups=runtime.wakeups,
+        clock=runtime.clock,
         lease=settings.lease,
-        moved=fabric.telemetry.metrics.lease_moved,
+        moved=runtime.telemetry.metrics.lease_moved,
     )
     residency = AdapterResidency(
         trainer=trainer,
         compute=compute,
-        database=fabric.database,
-        ledger=fabric.ledger,
-        data_folder=fabric.data_folder,
-        clock=fabric.clock,
+        database=runtime.database,
+        ledger=runtime.ledger,
+        data_folder=runtime.data_folder,
+        clock=runtime.clock,
         snapshot_operations=settings.snapshot_operations,
         memory_bytes=settings.adapter_memory_bytes or default_adapter_memory(base),
         statistics=statistics,
         telemetry=telemetry,
     )
-    fabric.telemetry.metrics.watch_residents(base.facts.name, lambda: len(residency.residents()))
+    runtime.telemetry.metrics.watch_residents(base.facts.name, lambda: len(residency.residents()))
     checkpoints = CheckpointOperations(
         trainer=trainer,
-        database=fabric.database,
-        ledger=fabric.ledger,
-        data_folder=fabric.data_folder,
-        clock=fabric.clock,
+        database=runtime.database,
+        ledger=runtime.ledger,
+        data_folder=runtime.data_folder,
+        clock=runtime.clock,
         residency=residency,
-        publication=fabric.publication,
+        publication=runtime.publication,
         telemetry=telemetry,
     )
     worker = TrainingWorker(
         base_model=base.facts.name,
         trainer=trainer,
         compute=compute,
-        database=fabric.database,
-        ledger=fabric.ledger,
-        wakeups=fabric.wakeups,
+        database=runtime.database,
+        ledger=runtime.ledger,
+        wakeups=runtime.wakeups,
         leases=leases,
         residency=residency,
         checkpoints=checkpoints,

@@ -19,7 +19,7 @@ from contracts.pass_report import PassReport
 from engine.training.pass_operation import PassOperation, PassPiece
 from engine.training.trainer import ComputedPass, Trainer
 from telemetry.training import TrainingTelemetry
-from workers.compute import ComputeThread
+from workers.compute_thread import ComputeThread
 from workers.training.adapter_tasks import failure_of
 from workers.training.lanes import Lane, Lanes
 from workers.training.residency import AdapterResidency

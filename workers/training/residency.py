@@ -31,7 +31,7 @@ from store.tables import Run, RunState
 from telemetry.training import TrainingTelemetry
 from tenants.checkpoints import SNAPSHOTS, find_checkpoint, new_checkpoint_id
 from tenants.runs import get_run, lora_settings
-from workers.compute import ComputeThread
+from workers.compute_thread import ComputeThread
 from workers.training.statistics import TrainingStatistics
 
 log = logging.getLogger(__name__)

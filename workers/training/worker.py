@@ -25,7 +25,7 @@ from ledger.wakeups import Wakeups, trainer_topic
 from store.database import Database
 from store.repeat import wait_for_any
 from telemetry.training import TrainingTelemetry
-from workers.compute import ComputeThread
+from workers.compute_thread import ComputeThread
 from workers.leases.runs import RunLeases
 from workers.training.adapter_tasks import AdapterTasks, failure_of
 from workers.training.checkpoint_operations import CheckpointOperations

@@ -43,7 +43,7 @@ from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
-from workers.compute import ComputeThread
+from workers.compute_thread import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
 from workers.training.checkpoint_operations import CheckpointOperations

@@ -14,7 +14,7 @@ from telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class Runtime:
     """Settings, database, ledger, and the ways to other parts of the service, wherever they run."""
 
     settings: Settings

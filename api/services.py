@@ -26,7 +26,7 @@ from tenants.samplers import SamplerReader
 
 
 @dataclass(frozen=True, slots=True)
-class JointCalls:
+class BatchedReads:
     """What many requests ask of the database at once, each kind on one connection: a flood of them leaves the others free."""
 
     keys: KeyReader
@@ -47,7 +47,7 @@ class ApiServices:
 
     settings: Settings
     database: Database
-    joint: JointCalls
+    batched_reads: BatchedReads
     ledger: Ledger
     clock: Clock
     data_folder: DataFolder
@@ -79,7 +79,7 @@ Services = Annotated[ApiServices, Depends(get_services)]
 async def get_caller(request: Request, services: Services) -> TenantId:
     """The tenant whose key came in ``X-API-Key``, or as a bearer token. Raises ``Unauthenticated``."""
     secret = request.headers.get("x-api-key") or _bearer(request.headers.get("authorization", ""))
-    tenant = await services.joint.keys.authenticate(secret)
+    tenant = await services.batched_reads.keys.authenticate(secret)
     note_tenant(tenant)
     return tenant
 

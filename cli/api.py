@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import typer
 
-from api.services import ApiServices, JointCalls
+from api.services import ApiServices, BatchedReads
 from cli.base_models import read_base_models
 from cli.cluster_runtime import API, ClusterRuntime, open_cluster
 from cli.http_server import ApiServer, address, bind
@@ -29,7 +29,9 @@ async def serve_api(settings: Settings) -> None:
         services = ApiServices(
             settings=settings,
             database=runtime.database,
-            joint=JointCalls.over(settings, runtime.database, runtime.ledger, runtime.clock, runtime.telemetry),
+            batched_reads=BatchedReads.over(
+                settings, runtime.database, runtime.ledger, runtime.clock, runtime.telemetry
+            ),
             ledger=runtime.ledger,
             clock=runtime.clock,
             data_folder=runtime.data_folder,

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import typer
 
-from api.services import ApiServices, JointCalls
+from api.services import ApiServices, BatchedReads
 from cli.base_models import read_base_models
 from cli.http_server import ApiServer, address, bind
 from cli.observability import observed
@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> None:
     services = ApiServices(
         settings=settings,
         database=database,
-        joint=JointCalls.over(settings, database, ledger, utc_now, telemetry),
+        batched_reads=BatchedReads.over(settings, database, ledger, utc_now, telemetry),
         ledger=ledger,
         clock=utc_now,
         data_folder=data_folder,

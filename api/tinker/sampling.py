@@ -101,7 +101,7 @@ async def sample_operation(
     """The operation that ``body`` asks for, and why its sampler takes no new work. Raises as ``asample``."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise InvalidRequest("sampling_session_id and seq_id are needed; open one with create_sampling_session")
-    sampler = await services.joint.samplers.standing(caller, body.sampling_session_id)
+    sampler = await services.batched_reads.samplers.standing(caller, body.sampling_session_id)
     payload = sample_request(body, services.base(sampler.base_model), services.settings)
     operation = NewOperation(
         tenant=caller,
@@ -123,7 +123,7 @@ async def accept_sample(services: ApiServices, operation: NewOperation, obstacle
     Raises ``TooManySamples``, the SDK's sign to hold back, when the tenant has too many pending.
     """
     if obstacle is None:
-        return await services.joint.samples.accept(operation)
+        return await services.batched_reads.samples.accept(operation)
     async with services.database.read() as session:
         earlier = await services.ledger.find(
             session, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest

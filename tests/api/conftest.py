@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from sqlalchemy import update
 
 from api.app import create_app
-from api.services import ApiServices, JointCalls
+from api.services import ApiServices, BatchedReads
 from contracts.base_model import read_base_model_facts
 from contracts.codec import digest
 from contracts.errors import WeftError
@@ -203,7 +203,7 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
     services = ApiServices(
         settings=settings,
         database=database,
-        joint=JointCalls.over(settings, database, ledger, clock, telemetry),
+        batched_reads=BatchedReads.over(settings, database, ledger, clock, telemetry),
         ledger=ledger,
         clock=clock,
         data_folder=DataFolder(settings.data_dir),

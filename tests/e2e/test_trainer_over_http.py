@@ -21,7 +21,7 @@ import pytest_asyncio
 import uvicorn
 
 from api.app import create_app
-from api.services import ApiServices, JointCalls
+from api.services import ApiServices, BatchedReads
 from bench.sdk_clients import SdkClients, make_tenants
 from bench.workload import OperationShape
 from cli.administration import new_tenant
@@ -175,7 +175,7 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, folder, utc_now, telemetry)
     runner = EmbeddedRunner(runtime, publication, shared["bases"], shared["vocabularies"])  # type: ignore[arg-type]
     services = ApiServices(
-        **shared, joint=JointCalls.over(settings, database, ledger, utc_now, telemetry), readiness=Readiness()
+        **shared, batched_reads=BatchedReads.over(settings, database, ledger, utc_now, telemetry), readiness=Readiness()
     )  # type: ignore[arg-type]
     await runner.start()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -157,7 +157,7 @@ async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | 
     return _gate(found, now)
 
 
-async def enter(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[bool]:
+async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[bool]:
     """Note which of the samples are in flight: those without a closed gate before them; says so for each, in order.
 
     Takes the place of a note that there is, also of one by a process that has lost the sample.
@@ -195,7 +195,7 @@ async def enter(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock
     return [dispatch.operation in entering for dispatch in dispatches]
 
 
-async def leave(transaction: AsyncSession, operations: Sequence[RequestId], process: str) -> set[str]:
+async def clear_in_flight(transaction: AsyncSession, operations: Sequence[RequestId], process: str) -> set[str]:
     """The samples are no longer in flight in that process; returns which of them were."""
     if not operations:
         return set()
@@ -203,7 +203,7 @@ async def leave(transaction: AsyncSession, operations: Sequence[RequestId], proc
     return set(left)
 
 
-async def move(
+async def update_in_flight(
     session: AsyncSession, operations: Sequence[RequestId], process: str, *, version: str | None, replica: str
 ) -> None:
     """The samples, in flight in that process, are drawn from ``version`` on ``replica`` now. A single statement."""
@@ -211,7 +211,7 @@ async def move(
     await session.execute(_MOVE, keys)
 
 
-async def leave_all(transaction: AsyncSession, process: str) -> None:
+async def clear_all_in_flight(transaction: AsyncSession, process: str) -> None:
     """Nothing is in flight in that process: it begins, or is dead."""
     await transaction.execute(delete(SampleInFlight).where(SampleInFlight.process == process))
 

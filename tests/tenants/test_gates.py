@@ -17,12 +17,12 @@ from tenants.gates import (
     Gate,
     GateMode,
     Pause,
+    clear_all_in_flight,
+    clear_in_flight,
     closed_gates,
-    enter,
     gate_of,
     in_flight,
-    leave,
-    leave_all,
+    mark_in_flight,
     open_expired,
     pause_gate,
     pool_gate,
@@ -70,12 +70,14 @@ class Gates:
         async with self.database.read() as session:
             return await gate_of(session, key, self.clock)
 
-    async def enter(self, operation: str, run: RunId | None, replica: str = "one", process: str = "here") -> bool:
+    async def mark_in_flight(
+        self, operation: str, run: RunId | None, replica: str = "one", process: str = "here"
+    ) -> bool:
         """Ask to run a sample."""
         tenant = self.other if run == DOG else self.tenant
         dispatch = Dispatch(RequestId(operation), tenant, BASE, run, "v1" if run else None, replica, process)
         async with self.database.write() as transaction:
-            (is_in,) = await enter(transaction, [dispatch], self.clock)
+            (is_in,) = await mark_in_flight(transaction, [dispatch], self.clock)
             return is_in
 
     async def count(self, key: str) -> int:
@@ -103,21 +105,21 @@ async def test_a_paused_adapter_lets_nobody_in_and_its_neighbour_goes_on(gates: 
     assert await gates.gate(CAT) == Gate()
     paused = await gates.pause(CAT, GateMode.KEEP, reason="swap")
     assert (paused.generation, paused.mode, paused.reason, paused.since) == (1, GateMode.KEEP, "swap", gates.now)
-    assert not await gates.enter("1", CAT)
-    assert await gates.enter("2", DOG)
-    assert await gates.enter("3", None)
+    assert not await gates.mark_in_flight("1", CAT)
+    assert await gates.mark_in_flight("2", DOG)
+    assert await gates.mark_in_flight("3", None)
     await gates.resume(CAT)
-    assert await gates.enter("1", CAT)
+    assert await gates.mark_in_flight("1", CAT)
     assert (await gates.count(CAT), await gates.count(DOG), await gates.count(pool_gate(BASE))) == (1, 1, 3)
 
 
 async def test_a_paused_pool_lets_nobody_in(gates: Gates) -> None:
     await gates.pause(pool_gate(BASE), GateMode.WAIT)
-    assert not await gates.enter("1", CAT)
-    assert not await gates.enter("2", DOG)
-    assert not await gates.enter("3", None)
+    assert not await gates.mark_in_flight("1", CAT)
+    assert not await gates.mark_in_flight("2", DOG)
+    assert not await gates.mark_in_flight("3", None)
     await gates.resume(pool_gate(BASE))
-    assert await gates.enter("1", CAT)
+    assert await gates.mark_in_flight("1", CAT)
 
 
 async def test_pausing_what_is_paused_takes_it_over(gates: Gates) -> None:
@@ -143,10 +145,10 @@ async def test_resuming_what_is_open_changes_nothing(gates: Gates) -> None:
 async def test_a_pause_expires_by_itself(gates: Gates) -> None:
     await gates.pause(CAT, GateMode.KEEP, ttl=timedelta(seconds=30))
     await gates.pause(DOG, GateMode.KEEP)
-    assert not await gates.enter("1", CAT)
+    assert not await gates.mark_in_flight("1", CAT)
     gates.now += timedelta(seconds=31)
     assert (await gates.gate(CAT)).mode is None
-    assert await gates.enter("1", CAT)
+    assert await gates.mark_in_flight("1", CAT)
     async with gates.database.read() as session:
         assert set(await closed_gates(session, BASE, gates.clock)) == {DOG}
     async with gates.database.write() as transaction:
@@ -156,15 +158,15 @@ async def test_a_pause_expires_by_itself(gates: Gates) -> None:
 
 
 async def test_a_dead_process_leaves_nothing_in_flight(gates: Gates) -> None:
-    await gates.enter("1", CAT, process="dead")
-    await gates.enter("2", CAT, replica="two", process="alive")
+    await gates.mark_in_flight("1", CAT, process="dead")
+    await gates.mark_in_flight("2", CAT, replica="two", process="alive")
     async with gates.database.read() as session:
         assert await versions_in_flight(session, CAT) == {"one": ["v1"], "two": ["v1"]}
     async with gates.database.write() as transaction:
-        await leave_all(transaction, "dead")
+        await clear_all_in_flight(transaction, "dead")
     assert await gates.count(CAT) == 1
     async with gates.database.write() as transaction:
-        assert await leave(transaction, [RequestId("1"), RequestId("2")], "alive") == {"2"}
+        assert await clear_in_flight(transaction, [RequestId("1"), RequestId("2")], "alive") == {"2"}
     assert await gates.count(CAT) == 0
 
 
@@ -172,13 +174,13 @@ async def test_whoever_entered_before_a_pause_is_counted_by_it(gates: Gates) -> 
     """A pause that commits while samples enter: each either is refused or is seen in flight after the commit."""
     for attempt in range(10):
         names = [f"{attempt}.{number}" for number in range(6)]
-        entering = [asyncio.create_task(gates.enter(name, CAT)) for name in names[:3]]
+        entering = [asyncio.create_task(gates.mark_in_flight(name, CAT)) for name in names[:3]]
         paused = asyncio.create_task(gates.pause(CAT, GateMode.WAIT))
-        entering += [asyncio.create_task(gates.enter(name, CAT)) for name in names[3:]]
+        entering += [asyncio.create_task(gates.mark_in_flight(name, CAT)) for name in names[3:]]
         await paused
         seen = await gates.count(CAT)
         entered = sum(await asyncio.gather(*entering))
         assert await gates.count(CAT) == seen == entered
         async with gates.database.write() as transaction:
-            await leave_all(transaction, "here")
+            await clear_all_in_flight(transaction, "here")
         await gates.resume(CAT)

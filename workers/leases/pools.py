@@ -15,7 +15,7 @@ from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import Operation, VersionOrder
 from telemetry.readiness import NotReady
-from tenants.gates import leave_all
+from tenants.gates import clear_all_in_flight
 from workers.leases.processes import Heartbeat, ProcessKind, WorkerIdentity, forget, hold_dead
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ async def _free(transaction: AsyncSession, processes: Sequence[str], base_model:
         .execution_options(synchronize_session=False)
     )
     for process in processes:
-        await leave_all(transaction, process)
+        await clear_all_in_flight(transaction, process)
     await transaction.execute(delete(VersionOrder).where(VersionOrder.process_id.in_(processes)))
     await forget(transaction, processes)
     for topic in (sampling_topic(base_model), departures_topic(base_model)):

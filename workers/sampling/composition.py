@@ -13,7 +13,7 @@ from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import ProcessKind, new_identity
 from workers.runtime import Runtime
 from workers.sampling.dispatch import Dispatcher
-from workers.sampling.gate_board import GateBoard
+from workers.sampling.gate_cache import GateCache
 from workers.sampling.publishing import prepare
 from workers.sampling.replica_pool import ReplicaPool
 from workers.sampling.replica_sources import ReplicaSource
@@ -52,11 +52,11 @@ def compose_sampling(
     telemetry = runtime.telemetry.sampling(facts.name)
     pool = ReplicaPool(Router(), sources, partial(_orders, runtime, facts.name))
     runtime.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)
-    board = GateBoard(facts.name, runtime.database, runtime.clock)
+    board = GateCache(facts.name, runtime.database, runtime.clock)
     dispatcher = Dispatcher(
         base_model=facts.name,
         router=pool.router,
-        board=board,
+        gate_cache=gate_cache,
         database=runtime.database,
         ledger=runtime.ledger,
         data_folder=runtime.data_folder,
@@ -66,7 +66,7 @@ def compose_sampling(
     runner = SampleRunner(
         dispatcher=dispatcher,
         router=pool.router,
-        board=board,
+        gate_cache=gate_cache,
         database=runtime.database,
         feed=runtime.feed,
         continues_on_new_version=settings.swap_policy == "continue",
@@ -76,7 +76,7 @@ def compose_sampling(
         base=facts,
         vocabulary=vocabulary,
         runner=runner,
-        board=board,
+        gate_cache=gate_cache,
         database=runtime.database,
         ledger=runtime.ledger,
         wakeups=runtime.wakeups,

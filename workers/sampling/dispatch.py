@@ -23,9 +23,9 @@ from store.batcher import Batcher
 from store.clock import Clock
 from store.data_folder import DataFolder
 from store.database import Database
-from tenants.gates import Dispatch, GateMode, enter, leave, move
+from tenants.gates import Dispatch, GateMode, clear_in_flight, mark_in_flight, update_in_flight
 from tenants.samplers import SampledVersion, Staleness, sampled_versions, versions_followed
-from workers.sampling.gate_board import GateBoard
+from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import RoutedReplica, Router
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Dispatcher:
         *,
         base_model: str,
         router: Router,
-        board: GateBoard,
+        gate_cache: GateCache,
         database: Database,
         ledger: Ledger,
         data_folder: DataFolder,
@@ -136,7 +136,7 @@ class Dispatcher:
         """``process`` names this process among those that sample."""
         self._base_model = base_model
         self._router = router
-        self._board = board
+        self._gate_cache = board
         self._database = database
         self._ledger = ledger
         self._data_folder = data_folder
@@ -196,15 +196,15 @@ class Dispatcher:
                     return attempt
                 # An operator's order came meanwhile.
                 self.end(attempt)
-            elif was_in_flight and any(gate.mode is GateMode.ABORT for gate in self._board.before(run)):
+            elif was_in_flight and any(gate.mode is GateMode.ABORT for gate in self._gate_cache.before(run)):
                 return None
             elif attempt is not None:
                 # A gate that this process had not heard of.
-                await self._board.refresh()
-            elif self._board.before(run):
+                await self._gate_cache.refresh()
+            elif self._gate_cache.before(run):
                 # Other gates change, too; this one is looked at in memory.
-                while self._board.before(run):
-                    await self._board.wait_for_change(run)
+                while self._gate_cache.before(run):
+                    await self._gate_cache.wait_for_change(run)
             else:
                 await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
 
@@ -281,7 +281,7 @@ class Dispatcher:
 
     def _attempt(self, operation: ReadyOperation, sequences: int, source: Source) -> Attempt | None:
         """Known before it is in flight: a gate that closes from now on finds it. None: it cannot run now."""
-        routed = None if self._board.before(source.run) else self._router.choose(operation.lane, source.name)
+        routed = None if self._gate_cache.before(source.run) else self._router.choose(operation.lane, source.name)
         if routed is None:
             return None
         # Already its load: the next one of the round is to see it.
@@ -294,7 +294,7 @@ class Dispatcher:
         """Note that they are in flight; returns those that gates let in."""
         if not attempts:
             return set()
-        entered = await enter(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
+        entered = await mark_in_flight(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
         return {attempt for attempt, is_in in zip(attempts, entered, strict=True) if is_in}
 
     def _dispatch(self, attempt: Attempt) -> Dispatch:
@@ -309,7 +309,7 @@ class Dispatcher:
         )
 
     async def _leave(self, transaction: AsyncSession, operations: Sequence[ReadyOperation]) -> set[str]:
-        left = await leave(transaction, [operation.id for operation in operations], self._process)
+        left = await clear_in_flight(transaction, [operation.id for operation in operations], self._process)
         if left:
             self._ledger.announce_departure(transaction, self._base_model)
         return left
@@ -330,7 +330,7 @@ class Dispatcher:
         for (version, replica), attempts in places.items():
             if operations := [attempt.operation.id for attempt in attempts if attempt in self.attempts]:
                 async with self._database.write_one() as session:
-                    await move(session, operations, self._process, version=version, replica=replica)
+                    await update_in_flight(session, operations, self._process, version=version, replica=replica)
         return [None] * len(moved)
 
     def _source_of(self, sampled: SampledVersion) -> Source:

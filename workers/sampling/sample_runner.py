@@ -22,7 +22,7 @@ from tenants.samplers import OnStale
 from workers.sampling.attempts import Patience, run_attempt
 from workers.sampling.continuation import Continuation
 from workers.sampling.dispatch import Attempt, Dispatcher, Source
-from workers.sampling.gate_board import GateBoard
+from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import Router
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class SampleRunner:
         *,
         dispatcher: Dispatcher,
         router: Router,
-        board: GateBoard,
+        gate_cache: GateCache,
         database: Database,
         feed: TokenFeed,
         continues_on_new_version: bool,
@@ -80,7 +80,7 @@ class SampleRunner:
         """``continues_on_new_version`` is the swap's policy."""
         self._dispatcher = dispatcher
         self._router = router
-        self._board = board
+        self._gate_cache = board
         self._database = database
         self._feed = feed
         self._continues_on_new_version = continues_on_new_version
@@ -151,7 +151,7 @@ class SampleRunner:
         """Cut what is in flight behind gates that are closed, as their modes say; what is cut already stays so."""
         cuts = []
         for attempt in list(self._dispatcher.attempts):
-            modes = {gate.mode for gate in self._board.before(attempt.source.run)}
+            modes = {gate.mode for gate in self._gate_cache.before(attempt.source.run)}
             if GateMode.ABORT in modes:
                 attempt.is_aborted = True
             if not attempt.is_cut and modes & {GateMode.ABORT, GateMode.KEEP}:

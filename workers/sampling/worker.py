@@ -24,11 +24,11 @@ from store.database import Database
 from store.repeat import wait_for
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
-from tenants.gates import leave
+from tenants.gates import clear_in_flight
 from tenants.sample_reports import record_reports
 from workers.leases.pools import PoolHeartbeat
 from workers.sampling.continuation import Continuation
-from workers.sampling.gate_board import GateBoard
+from workers.sampling.gate_cache import GateCache
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import History, SampleRunner
 
@@ -51,7 +51,7 @@ class SamplingWorker:
         base: BaseModelFacts,
         vocabulary: BaseVocabulary,
         runner: SampleRunner,
-        board: GateBoard,
+        gate_cache: GateCache,
         database: Database,
         ledger: Ledger,
         wakeups: Wakeups,
@@ -63,7 +63,7 @@ class SamplingWorker:
         self._base = base
         self._vocabulary = vocabulary
         self._runner = runner
-        self._board = board
+        self._gate_cache = board
         self._database = database
         self._ledger = ledger
         self._wakeups = wakeups
@@ -122,7 +122,7 @@ class SamplingWorker:
                 await wait_for(event, SWEEP_SECONDS)
 
     async def _apply_gates(self) -> None:
-        await self._board.refresh()
+        await self._gate_cache.refresh()
         await self._runner.apply_gates()
 
     async def _sweep(self) -> None:
@@ -206,7 +206,7 @@ class SamplingWorker:
                 reports.append((operation.tenant, operation.id, outcome[1]))
         async with self._database.write() as transaction:
             await self._ledger.complete(transaction, completions)
-            await leave(transaction, [operation.id for operation, _ in ends], self._heartbeat.identity.id)
+            await clear_in_flight(transaction, [operation.id for operation, _ in ends], self._heartbeat.identity.id)
             await record_reports(transaction, reports)
             self._ledger.announce_departure(transaction, self._base.name)
         return [None] * len(ends)

@@ -19,7 +19,7 @@ from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, VersionOrder, WorkerProcess
 from telemetry.telemetry import Telemetry
-from tenants.gates import Dispatch, enter, in_flight, pool_gate
+from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
@@ -100,7 +100,7 @@ class House:
 
     async def _enter(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
         dispatch = Dispatch(sample, tenant, base_model, None, None, "vllm-0", process)
-        assert await enter(transaction, [dispatch], self.clock) == [True]
+        assert await mark_in_flight(transaction, [dispatch], self.clock) == [True]
 
     async def end(self, base_model: str, *, ago: timedelta) -> None:
         """The leases of the base's processes ended so long ago."""

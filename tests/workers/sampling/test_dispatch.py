@@ -32,10 +32,10 @@ from tenants.gates import (
     Dispatch,
     GateMode,
     Pause,
-    enter,
+    clear_all_in_flight,
+    clear_in_flight,
     in_flight,
-    leave,
-    leave_all,
+    mark_in_flight,
     pause_gate,
     resume_gate,
     versions_in_flight,
@@ -45,7 +45,7 @@ from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
 from workers.sampling.dispatch import Attempt, Dispatcher
-from workers.sampling.gate_board import GateBoard
+from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import Router
 
 BASE = "weft/tiny"
@@ -74,7 +74,7 @@ class Dispatches:
     """Two tenants' runs and who dispatches their samples."""
 
     database: Database
-    board: GateBoard
+    gate_cache: GateCache
     dispatcher: Dispatcher
     cat: LiveRun
     dog: LiveRun
@@ -150,11 +150,11 @@ def replica(name: str, facts: BaseModelFacts, folder: Path) -> VllmReplica:
 async def dispatches(database_url: str, tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Dispatches]:
     database = Database(create_engine(database_url))
     facts = replace(read_base_model_facts(BASE, tiny_model_dir, None), context_length=64)
-    board = GateBoard(BASE, database, utc_now)
+    board = GateCache(BASE, database, utc_now)
     dispatcher = Dispatcher(
         base_model=BASE,
         router=Router([replica(name, facts, tmp_path) for name in ("a", "b")]),
-        board=board,
+        gate_cache=gate_cache,
         database=database,
         ledger=Ledger(database, Wakeups(), utc_now, Telemetry.of("test", utc_now)),
         data_folder=DataFolder(tmp_path),
@@ -162,7 +162,7 @@ async def dispatches(database_url: str, tiny_model_dir: Path, tmp_path: Path) ->
         process="here",
     )
     cat, dog = await live_run(database, "cat"), await live_run(database, "dog")
-    yield Dispatches(database, board, dispatcher, cat, dog)
+    yield Dispatches(database, gate_cache, dispatcher, cat, dog)
     await database.close()
 
 
@@ -215,7 +215,7 @@ async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_rou
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
     async with dispatches.database.write() as transaction:
         await resume_gate(transaction, cat.run, generation=None, clock=utc_now)
-    await dispatches.board.refresh()
+    await dispatches.gate_cache.refresh()
     assert await asyncio.wait_for(paused, SECONDS) in dispatcher.attempts
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
 
@@ -240,7 +240,9 @@ async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatch
     """A round goes on when all its samples are given up: notes that came later would be of a process that is gone."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     async with dispatches.database.write() as transaction:
-        await enter(transaction, [Dispatch(dog.sample().id, dog.tenant, BASE, dog.run, "v", "a", "another")], utc_now)
+        await mark_in_flight(
+            transaction, [Dispatch(dog.sample().id, dog.tenant, BASE, dog.run, "v", "a", "another")], utc_now
+        )
     async with dispatches.database.write() as publication:
         version = await record(publication, cat.tenant, cat.run)
         await publish_live(publication, cat.tenant, cat.run, version, utc_now)
@@ -252,7 +254,7 @@ async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatch
         assert not settling.done()
     await asyncio.wait_for(settling, SECONDS)
     async with dispatches.database.write() as transaction:
-        await leave_all(transaction, "here")
+        await clear_all_in_flight(transaction, "here")
     await asyncio.wait([asyncio.create_task(dispatcher.settle())], timeout=BLOCKED_SECONDS)
     assert dispatcher.attempts == set()
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
@@ -324,7 +326,7 @@ async def test_a_sample_behind_a_gate_does_not_go_on_and_its_neighbours_does(dis
     async with dispatches.database.write() as transaction:
         pause = Pause(GateMode.KEEP)
         await pause_gate(transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=pause, clock=utc_now)
-    await dispatches.board.refresh()
+    await dispatches.gate_cache.refresh()
     held, gone = (gone_on(dispatches, attempt) for attempt in left)
     assert held is None
     assert gone is not None
@@ -343,7 +345,7 @@ async def test_a_sample_that_is_over_is_not_noted_again(dispatches: Dispatches) 
     async with asyncio.timeout(SECONDS):
         if not dispatches.database.has_one_service:
             async with dispatches.database.write() as transaction:
-                await leave(transaction, [ending.operation.id], "here")
+                await clear_in_flight(transaction, [ending.operation.id], "here")
                 # Behind the transaction it would wait for ever.
                 await dispatcher.settle()
         await dispatcher.settle()

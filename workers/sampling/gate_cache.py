@@ -1,7 +1,7 @@
 """The gates of one base model as one process knows them: a picture of the database's, taken again at every wake-up.
 
 The picture only decides when to look and what to cut. Whether a sample may run is decided in the database
-(``tenants.gates.enter``).
+(``tenants.gates.mark_in_flight``).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from store.database import Database
 from tenants.gates import Gate, closed_gates, pool_gate
 
 
-class GateBoard:
+class GateCache:
     """Closed gates by key. Used from one event loop."""
 
     def __init__(self, base_model: str, database: Database, clock: Clock) -> None:

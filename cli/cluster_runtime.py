@@ -22,7 +22,7 @@ from telemetry.telemetry import open_telemetry
 from workers.cluster.celery_app import make_celery
 from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups, open_redis
-from workers.cluster.version_orders import ClusterPublication
+from workers.cluster.version_commands import ClusterPublication
 from workers.runtime import Runtime
 
 API, WORKER, POOL = "api", "worker", "pool"

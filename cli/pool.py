@@ -14,7 +14,7 @@ from contracts.base_model import BaseModelFacts
 from engine.sampling.vocabulary import read_vocabulary
 from store.database import this_host
 from store.settings import Settings
-from workers.cluster.version_orders import VersionOrders
+from workers.cluster.version_commands import VersionCommandRunner
 from workers.runtime import Runtime
 from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import ReplicaSource, vllm_sources
@@ -79,9 +79,9 @@ async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSourc
     return TorchSource(base, settings)
 
 
-def _orders(parts: SamplingParts) -> VersionOrders:
+def _orders(parts: SamplingParts) -> VersionCommandRunner:
     runtime = parts.runtime
-    return VersionOrders(
+    return VersionCommandRunner(
         parts.heartbeat.identity.id,
         parts.prepare,
         parts.runner.withdraw,

@@ -37,12 +37,12 @@ def departures_topic(base_model: str) -> str:
     return f"departures:{base_model}"
 
 
-def version_orders_topic(process: str) -> str:
+def version_commands_topic(process: str) -> str:
     """A sampling process is asked to load or forget versions."""
     return f"version-orders:{process}"
 
 
-def version_order_topic(order: str) -> str:
+def version_command_topic(order: str) -> str:
     """An order is carried out, or could not be."""
     return f"version-order:{order}"
 

@@ -313,7 +313,7 @@ class AdapterGate(Base):
     expires_at: Mapped[datetime | None]
 
 
-class OrderedReplica(Base):
+class DirectedReplica(Base):
     """What operators want of one replica of a base model; without a row it works."""
 
     __tablename__ = "ordered_replicas"
@@ -376,7 +376,7 @@ class Placement(Base):
     announced_at: Mapped[datetime | None]
 
 
-class VersionOrder(Base):
+class VersionCommand(Base):
     """What the sampling process ``process_id`` shall do with a version: load it beside others, or forget it.
 
     ``done_at`` is None while it is asked; ``error_message`` says why it could not be done.

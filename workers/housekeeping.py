@@ -9,7 +9,7 @@ from time import time
 from sqlalchemy import delete, select
 
 from ledger.statements import PRUNE_BATCH
-from store.tables import Checkpoint, Run, VersionOrder
+from store.tables import Checkpoint, Run, VersionCommand
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
@@ -96,7 +96,7 @@ class Housekeeping:
             for _, base_model in await open_expired(transaction, self._clock):
                 self._ledger.announce_gates(transaction, base_model)
             await delete_expired_links(transaction, self._clock)
-            await transaction.execute(delete(VersionOrder).where(VersionOrder.created_at < now - _STALE_ORDER))
+            await transaction.execute(delete(VersionCommand).where(VersionCommand.created_at < now - _STALE_ORDER))
             folders = await delete_expired(transaction, now=now, orphaned_before=now - self._settings.result_grace)
         await reap_forsaken(
             self._database,

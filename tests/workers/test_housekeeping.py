@@ -19,7 +19,7 @@ from migrations.upgrade import upgrade
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
-from store.tables import Checkpoint, Run, Session, VersionOrder
+from store.tables import Checkpoint, Run, Session, VersionCommand
 from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.keys import create_tenant
@@ -93,10 +93,10 @@ async def test_an_order_whose_giver_died_goes(house: House) -> None:
     async with house.database.write() as transaction:
         for order, age in (("old", timedelta(hours=2)), ("new", timedelta(minutes=1))):
             made = house.now - age
-            transaction.add(VersionOrder(id=order, process_id="pool", kind="prepare", version="v", created_at=made))
+            transaction.add(VersionCommand(id=order, process_id="pool", kind="prepare", version="v", created_at=made))
     await house.keeping.sweep()
     async with house.database.read() as session:
-        assert list(await session.scalars(select(VersionOrder.id))) == ["new"]
+        assert list(await session.scalars(select(VersionCommand.id))) == ["new"]
 
 
 async def test_replicas_forget_a_version_before_its_folder_goes(house: House) -> None:

@@ -13,7 +13,7 @@ from ledger.statements import IS_PENDING, IS_SAMPLE
 from ledger.wakeups import Wakeups, departures_topic, sampling_topic
 from store.clock import Clock
 from store.database import Database, after_commit
-from store.tables import Operation, VersionOrder
+from store.tables import Operation, VersionCommand
 from telemetry.readiness import NotReady
 from tenants.gates import clear_all_in_flight
 from workers.leases.processes import Heartbeat, ProcessKind, WorkerIdentity, forget, hold_dead
@@ -91,7 +91,7 @@ async def _free(transaction: AsyncSession, processes: Sequence[str], base_model:
     )
     for process in processes:
         await clear_all_in_flight(transaction, process)
-    await transaction.execute(delete(VersionOrder).where(VersionOrder.process_id.in_(processes)))
+    await transaction.execute(delete(VersionCommand).where(VersionCommand.process_id.in_(processes)))
     await forget(transaction, processes)
     for topic in (sampling_topic(base_model), departures_topic(base_model)):
         after_commit(transaction, partial(wakeups.announce, topic))

@@ -8,7 +8,7 @@ from contracts.base_model import BaseModelFacts
 from contracts.ids import CheckpointId, RunId
 from contracts.vocabulary import BaseVocabulary
 from tenants.checkpoints import directory_of
-from tenants.replica_orders import StandingOrder, standing_orders
+from tenants.replica_directives import StandingDirective, standing_directives
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import ProcessKind, new_identity
 from workers.runtime import Runtime
@@ -87,6 +87,6 @@ def compose_sampling(
     return SamplingParts(worker, pool, runner, heartbeat, runtime)
 
 
-async def _orders(runtime: Runtime, base_model: str) -> Mapping[str, StandingOrder]:
+async def _orders(runtime: Runtime, base_model: str) -> Mapping[str, StandingDirective]:
     async with runtime.database.read() as session:
-        return await standing_orders(session, base_model)
+        return await standing_directives(session, base_model)

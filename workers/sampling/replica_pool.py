@@ -5,13 +5,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from contracts.errors import EngineFailure, InvalidRequest
-from tenants.replica_orders import ReplicaOrder, StandingOrder
+from tenants.replica_directives import ReplicaDirective, StandingDirective
 from workers.sampling.replica_sources import ReplicaSource
 from workers.sampling.router import RoutedReplica, Router
 
 log = logging.getLogger(__name__)
 
-ReadOrders = Callable[[], Awaitable[Mapping[str, StandingOrder]]]
+ReadOrders = Callable[[], Awaitable[Mapping[str, StandingDirective]]]
 
 WATCH_SECONDS = 2.0
 """Time between two looks at a replica's health."""
@@ -92,7 +92,7 @@ class ReplicaPool:
         try:
             standing = (await self._orders()).get(routed.name)
             self.router.drain(routed, is_draining=standing is not None or routed.is_asleep is not False)
-            wanted = standing is not None and standing.order is ReplicaOrder.SLEEP
+            wanted = standing is not None and standing.order is ReplicaDirective.SLEEP
             if wanted is routed.is_asleep or not routed.is_alive:
                 return
             if wanted and (routed.sequences or routed.name in self._sleepless):

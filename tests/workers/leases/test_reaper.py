@@ -17,7 +17,7 @@ from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleR
 from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
-from store.tables import Operation, Placement, Run, RunState, VersionOrder, WorkerProcess
+from store.tables import Operation, Placement, Run, RunState, VersionCommand, WorkerProcess
 from telemetry.telemetry import Telemetry
 from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
@@ -94,7 +94,7 @@ class House:
             await ledger.take_samples(transaction, base_model, process=pool.id, most=9)
             await self._enter(transaction, sample, tenant, base_model, pool.id)
             transaction.add(
-                VersionOrder(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)
+                VersionCommand(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)
             )
         self.bases[base_model] = Base(trainer, pool, run, sample)
 
@@ -125,7 +125,7 @@ class House:
                 ),
                 await in_flight(session, pool_gate(base_model)),
                 await session.scalar(
-                    select(func.count()).select_from(VersionOrder).where(VersionOrder.process_id == one.pool.id)
+                    select(func.count()).select_from(VersionCommand).where(VersionCommand.process_id == one.pool.id)
                 ),
             ]
         assert counts in ([1] * 6, [0] * 6)

@@ -15,7 +15,7 @@ from engine.sampling.replica import AdapterVersion, SamplerReplica
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from store.clock import utc_now
-from tenants.replica_orders import ReplicaOrder, StandingOrder
+from tenants.replica_directives import ReplicaDirective, StandingDirective
 from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter
 from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, scripted_server
 from workers.sampling.publishing import prepare
@@ -51,7 +51,7 @@ class TwoReplicas:
 
     pool: ReplicaPool
     servers: dict[str, ScriptedServer]
-    orders: dict[str, StandingOrder] = field(default_factory=dict)
+    orders: dict[str, StandingDirective] = field(default_factory=dict)
 
     @property
     def router(self) -> Router:
@@ -62,8 +62,8 @@ class TwoReplicas:
         found = (self.router.choose(f"session {number}", None) for number in range(20))
         return {routed.name for routed in found if routed is not None}
 
-    def order(self, name: str, order: ReplicaOrder) -> None:
-        self.orders[name] = StandingOrder(name, order, None, utc_now())
+    def order(self, name: str, order: ReplicaDirective) -> None:
+        self.orders[name] = StandingDirective(name, order, None, utc_now())
 
     async def until(self, reached: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
@@ -75,7 +75,7 @@ class TwoReplicas:
 async def two(tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[TwoReplicas]:
     async with AsyncExitStack() as stack:
         servers = {name: await stack.enter_async_context(scripted_server()) for name in ("a", "b")}
-        orders: dict[str, StandingOrder] = {}
+        orders: dict[str, StandingDirective] = {}
         facts = replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64)
         pool = pool_of(servers, orders, facts, tmp_path)
         await pool.start()
@@ -84,7 +84,7 @@ async def two(tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[TwoReplicas
 
 
 def pool_of(
-    servers: dict[str, ScriptedServer], orders: dict[str, StandingOrder], facts: BaseModelFacts, folder: Path
+    servers: dict[str, ScriptedServer], orders: dict[str, StandingDirective], facts: BaseModelFacts, folder: Path
 ) -> ReplicaPool:
     settings = [
         VllmSettings(
@@ -100,7 +100,7 @@ def pool_of(
         for name, server in servers.items()
     ]
 
-    async def read() -> dict[str, StandingOrder]:
+    async def read() -> dict[str, StandingDirective]:
         return dict(orders)
 
     return ReplicaPool(Router(), [Source(one) for one in settings], read)
@@ -116,7 +116,7 @@ def new(tiny_model_dir: Path, tmp_path: Path) -> AdapterVersion:
 
 async def test_a_drained_replica_gets_no_new_samples_and_the_other_all(two: TwoReplicas) -> None:
     assert two.chosen() == {"a", "b"}
-    two.order("a", ReplicaOrder.DRAIN)
+    two.order("a", ReplicaDirective.DRAIN)
     await two.until(lambda: two.chosen() == {"b"})
     two.orders.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})
@@ -127,7 +127,7 @@ async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_
     asleep = two.router.find("a")
     assert asleep is not None
     two.router.hold(asleep, None, None, sequences=1)
-    two.order("a", ReplicaOrder.SLEEP)
+    two.order("a", ReplicaDirective.SLEEP)
     await two.until(lambda: two.chosen() == {"b"})
     assert two.servers["a"].operated == []
     two.router.let_go(asleep, 1)
@@ -140,7 +140,7 @@ async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_
 
 async def test_a_sleep_whose_answer_was_lost_is_ended_all_the_same(two: TwoReplicas) -> None:
     two.servers["a"].operate_answers = [500]
-    two.order("a", ReplicaOrder.SLEEP)
+    two.order("a", ReplicaDirective.SLEEP)
     await two.until(lambda: bool(two.servers["a"].operated))
     two.orders.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})
@@ -152,7 +152,7 @@ async def test_orders_hold_from_the_start_and_a_sleeping_server_can_start(
 ) -> None:
     """As after a restart of weft, which has put one to sleep and drained the other."""
     two.servers["a"].sleeps = True
-    two.order("b", ReplicaOrder.DRAIN)
+    two.order("b", ReplicaDirective.DRAIN)
     facts = replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64)
     again = pool_of(two.servers, two.orders, facts, tmp_path / "again")
     await again.start()
@@ -163,7 +163,7 @@ async def test_orders_hold_from_the_start_and_a_sleeping_server_can_start(
 
 async def test_samples_wait_while_an_operator_keeps_every_replica_from_work(two: TwoReplicas) -> None:
     for name in ("a", "b"):
-        two.order(name, ReplicaOrder.DRAIN)
+        two.order(name, ReplicaDirective.DRAIN)
     await two.until(lambda: not two.chosen())
     waiting = asyncio.create_task(two.router.wait_for_one(seconds=0.1))
     done, _ = await asyncio.wait([waiting], timeout=1.0)

@@ -17,11 +17,11 @@ from sqlalchemy import delete, insert, select, update
 from contracts.errors import EngineFailure, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from ledger.publication import Prepare, Withdraw
-from ledger.wakeups import Wakeups, version_order_topic, version_orders_topic
+from ledger.wakeups import Wakeups, version_command_topic, version_commands_topic
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.repeat import wait_for
-from store.tables import VersionOrder, WorkerProcess
+from store.tables import VersionCommand, WorkerProcess
 from workers.leases.processes import ProcessKind, database_now
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class ClusterPublication:
         ]
         if rows:
             async with self._database.write() as transaction:
-                await transaction.execute(insert(VersionOrder), rows)
+                await transaction.execute(insert(VersionCommand), rows)
                 for pool in pools:
-                    after_commit(transaction, partial(self._wakeups.announce, version_orders_topic(pool)))
+                    after_commit(transaction, partial(self._wakeups.announce, version_commands_topic(pool)))
         return orders
 
     async def _ends(self, orders: dict[str, str]) -> list[str | None]:
@@ -93,19 +93,19 @@ class ClusterPublication:
         ends = await asyncio.gather(*(self._end(order) for order in orders.values()))
         if orders:
             async with self._database.write() as transaction:
-                await transaction.execute(delete(VersionOrder).where(VersionOrder.id.in_(orders.values())))
+                await transaction.execute(delete(VersionCommand).where(VersionCommand.id.in_(orders.values())))
         return ends
 
     async def _end(self, order: str) -> str | None:
         ends = monotonic() + self._patience.total_seconds()
-        with self._wakeups.listen(version_order_topic(order)) as event:
+        with self._wakeups.listen(version_command_topic(order)) as event:
             while monotonic() < ends:
                 async with self._database.read() as session:
                     row = (
                         await session.execute(
-                            select(VersionOrder.done_at, VersionOrder.error_message, WorkerProcess.expires_at)
-                            .join(WorkerProcess, WorkerProcess.id == VersionOrder.process_id, isouter=True)
-                            .where(VersionOrder.id == order)
+                            select(VersionCommand.done_at, VersionCommand.error_message, WorkerProcess.expires_at)
+                            .join(WorkerProcess, WorkerProcess.id == VersionCommand.process_id, isouter=True)
+                            .where(VersionCommand.id == order)
                         )
                     ).one_or_none()
                     now = await database_now(session, self._clock)
@@ -119,7 +119,7 @@ class ClusterPublication:
         return "a sampling process did not load the version in time"
 
 
-class VersionOrders:
+class VersionCommandRunner:
     """Carries out what one sampling process is asked."""
 
     def __init__(
@@ -142,7 +142,7 @@ class VersionOrders:
 
     async def run(self) -> None:
         """Until cancelled."""
-        with self._wakeups.listen(version_orders_topic(self._process)) as event:
+        with self._wakeups.listen(version_commands_topic(self._process)) as event:
             while True:
                 event.clear()
                 try:
@@ -154,7 +154,9 @@ class VersionOrders:
     async def _begin(self) -> None:
         async with self._database.read() as session:
             orders = await session.scalars(
-                select(VersionOrder).where(VersionOrder.process_id == self._process, VersionOrder.done_at.is_(None))
+                select(VersionCommand).where(
+                    VersionCommand.process_id == self._process, VersionCommand.done_at.is_(None)
+                )
             )
             for order in orders:
                 if order.id not in self._under_way:
@@ -165,7 +167,7 @@ class VersionOrders:
     def _ended(self, order: str, _task: "asyncio.Task[None]") -> None:
         del self._under_way[order]
 
-    async def _carry_out(self, order: VersionOrder) -> None:
+    async def _carry_out(self, order: VersionCommand) -> None:
         failure: str | None = None
         version = CheckpointId(order.version)
         try:
@@ -181,11 +183,11 @@ class VersionOrders:
         try:
             async with self._database.write() as transaction:
                 await transaction.execute(
-                    update(VersionOrder)
-                    .where(VersionOrder.id == order.id)
+                    update(VersionCommand)
+                    .where(VersionCommand.id == order.id)
                     .values(done_at=self._clock(), error_message=failure)
                 )
-                after_commit(transaction, partial(self._wakeups.announce, version_order_topic(order.id)))
+                after_commit(transaction, partial(self._wakeups.announce, version_command_topic(order.id)))
         except Unavailable as outage:
             # Still open: it is carried out again.
             log.warning("order=%s could not be recorded: %s", order.id, outage.message)

@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.clock import Clock
 from store.database import insert_unless_present
-from store.tables import OrderedReplica
+from store.tables import DirectedReplica
 
 
-class ReplicaOrder(StrEnum):
+class ReplicaDirective(StrEnum):
     """``drain``: no new samples; what is there ends. ``sleep``: besides, it gives its accelerator's memory back."""
 
     DRAIN = "drain"
@@ -20,37 +20,39 @@ class ReplicaOrder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StandingOrder:
+class StandingDirective:
     """An order until it is lifted."""
 
     replica: str
-    order: ReplicaOrder
+    order: ReplicaDirective
     reason: str | None
     since: datetime
 
 
-async def order_replica(
-    transaction: AsyncSession, base_model: str, replica: str, order: ReplicaOrder, reason: str | None, clock: Clock
+async def direct_replica(
+    transaction: AsyncSession, base_model: str, replica: str, order: ReplicaDirective, reason: str | None, clock: Clock
 ) -> None:
     """Give the order, in place of the one that stood."""
-    await lift_order(transaction, base_model, replica)
+    await lift_directive(transaction, base_model, replica)
     await transaction.execute(
-        insert_unless_present(transaction, OrderedReplica).values(
+        insert_unless_present(transaction, DirectedReplica).values(
             base_model=base_model, replica=replica, wanted=order, reason=reason, since=clock()
         )
     )
 
 
-async def lift_order(transaction: AsyncSession, base_model: str, replica: str) -> None:
+async def lift_directive(transaction: AsyncSession, base_model: str, replica: str) -> None:
     """Let it work again; harmless without an order."""
     await transaction.execute(
-        delete(OrderedReplica).where(OrderedReplica.base_model == base_model, OrderedReplica.replica == replica)
+        delete(DirectedReplica).where(DirectedReplica.base_model == base_model, DirectedReplica.replica == replica)
     )
 
 
-async def standing_orders(session: AsyncSession, base_model: str) -> dict[str, StandingOrder]:
+async def standing_directives(session: AsyncSession, base_model: str) -> dict[str, StandingDirective]:
     """Every order for the base model's replicas, by the replica's name."""
     rows = await session.scalars(
-        select(OrderedReplica).where(OrderedReplica.base_model == base_model).order_by(OrderedReplica.replica)
+        select(DirectedReplica).where(DirectedReplica.base_model == base_model).order_by(DirectedReplica.replica)
     )
-    return {row.replica: StandingOrder(row.replica, ReplicaOrder(row.wanted), row.reason, row.since) for row in rows}
+    return {
+        row.replica: StandingDirective(row.replica, ReplicaDirective(row.wanted), row.reason, row.since) for row in rows
+    }

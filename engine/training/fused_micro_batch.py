@@ -18,18 +18,18 @@ from contracts.operations import Datum, LossSpec
 from engine.model.base import BaseModel
 from engine.training.losses import flat_inputs, loss_terms
 from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch
-from engine.training.micro_batch import Member, Row, real_positions, token_matrix
+from engine.training.micro_batch import Member, PackedRow, real_positions, token_matrix
 from engine.training.target_logprobs import gather_logprobs, target_logprobs
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemberSlice:
     """A member's part of one micro-batch: its rows, and its targets' places among all the micro-batch's."""
 
     member: int
-    rows: list[Row]
+    rows: list[PackedRow]
     targets: slice
 
 
@@ -40,7 +40,7 @@ class Computed:
     ``gradients`` are float32 (layout.size,) by member.
     """
 
-    shares: list[Share]
+    shares: list[MemberSlice]
     losses: list[float]
     is_sound: list[bool]
     logprobs: np.ndarray
@@ -57,7 +57,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class MicroBatchResult:
     """What came of a micro-batch; ``computed`` is None when it broke."""
 
     computed: Computed | None
@@ -71,18 +71,18 @@ class FusedMicroBatches:
         self.members = members
         self._base = base
 
-    def attempt(self, rows: list[Row], *, backward: bool) -> Attempt:
+    def attempt(self, rows: list[PackedRow], *, backward: bool) -> MicroBatchResult:
         """One fused forward (and backward)."""
         clocks = Clocks()
         try:
             with torch.set_grad_enabled(backward), clocks.all.measure():
-                return Attempt(self._compute(rows, clocks, backward=backward), clocks)
+                return MicroBatchResult(self._compute(rows, clocks, backward=backward), clocks)
         except (RuntimeError, WeftError):
             log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))
-            return Attempt(None, clocks)
+            return MicroBatchResult(None, clocks)
 
-    def _compute(self, rows: list[Row], clocks: Clocks, *, backward: bool) -> Computed:
-        by_member: dict[int, list[Row]] = {}
+    def _compute(self, rows: list[PackedRow], clocks: Clocks, *, backward: bool) -> Computed:
+        by_member: dict[int, list[PackedRow]] = {}
         for row in rows:
             by_member.setdefault(row.member, []).append(row)
         layouts = {member: self.members[member].weights.layout.key for member in by_member}
@@ -109,7 +109,11 @@ class FusedMicroBatches:
         return StackedGroup(weights[0].layout, weights, self._base.dtype, trains=trains)
 
     def _logprobs(
-        self, groups: list[StackedGroup], grouped: list[list[int]], by_member: dict[int, list[Row]], clocks: Clocks
+        self,
+        groups: list[StackedGroup],
+        grouped: list[list[int]],
+        by_member: dict[int, list[PackedRow]],
+        clocks: Clocks,
     ) -> Tensor:
         """Log-probabilities of all targets of the rows, flat, members in the order of ``grouped``."""
         rows = [row for members in grouped for member in members for row in by_member[member]]
@@ -124,21 +128,21 @@ class FusedMicroBatches:
             head_plan = LowRankPlan.of_tokens(groups, tokens, clocks.low_rank)
             return target_logprobs(self._base, hidden, plan=head_plan, targets=targets)
 
-    def _real_positions(self, rows: list[Row], plan: LowRankPlan, forward: Callable[[Tensor], Tensor]) -> Tensor:
+    def _real_positions(self, rows: list[PackedRow], plan: LowRankPlan, forward: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``forward`` gives for the rows, (real positions, features): padding left out."""
         with self._base.adapters(plan):
             states = forward(token_matrix(rows, self.members).to(self._base.device))
         return real_positions(states, rows)
 
-    def _shares(self, members: Sequence[int], by_member: dict[int, list[Row]]) -> list[Share]:
+    def _shares(self, members: Sequence[int], by_member: dict[int, list[PackedRow]]) -> list[MemberSlice]:
         shares, at = [], 0
         for member in members:
             count = sum(self._datum(row).targets.size for row in by_member[member])
-            shares.append(Share(member, by_member[member], slice(at, at + count)))
+            shares.append(MemberSlice(member, by_member[member], slice(at, at + count)))
             at += count
         return shares
 
-    def _losses(self, shares: Sequence[Share], logprobs: Tensor) -> Tensor:
+    def _losses(self, shares: Sequence[MemberSlice], logprobs: Tensor) -> Tensor:
         """Each share's loss, (shares,). Members with one loss and config are computed together."""
         alike: dict[tuple[object, ...], list[int]] = {}
         for number, share in enumerate(shares):
@@ -153,7 +157,7 @@ class FusedMicroBatches:
                 losses[number] = part.sum()
         return torch.stack([loss for loss in losses if loss is not None])
 
-    def _terms(self, spec: LossSpec, shares: Sequence[Share], logprobs: Tensor) -> Tensor:
+    def _terms(self, spec: LossSpec, shares: Sequence[MemberSlice], logprobs: Tensor) -> Tensor:
         data = [self._datum(row) for share in shares for row in share.rows]
         inputs = {
             name: torch.from_numpy(values).to(logprobs.device) for name, values in flat_inputs(spec, data).items()
@@ -161,7 +165,7 @@ class FusedMicroBatches:
         chosen = [logprobs[share.targets] for share in shares]
         return loss_terms(spec, logprobs if sum(map(len, chosen)) == len(logprobs) else torch.cat(chosen), inputs)
 
-    def _datum(self, row: Row) -> Datum:
+    def _datum(self, row: PackedRow) -> Datum:
         return self.members[row.member].data[row.datum]
 
 

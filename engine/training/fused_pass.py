@@ -16,8 +16,8 @@ from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
-from engine.training.fused_micro_batch import Attempt, Clocks, Computed, FusedMicroBatches, Share
-from engine.training.micro_batch import Member, Row, padded_tokens
+from engine.training.fused_micro_batch import Clocks, Computed, FusedMicroBatches, MemberSlice, MicroBatchResult
+from engine.training.micro_batch import Member, PackedRow, padded_tokens
 from engine.training.pass_operation import PassPiece, PieceResult
 from engine.training.target_logprobs import CHUNK_LOGITS
 
@@ -29,14 +29,14 @@ class MicroBatchExecutor(Protocol):
     def slots(self) -> int:
         """Passes of one micro-batch each that can be computed at once; a pass may have several slots for itself."""
 
-    def split(self, rows: Sequence[Row], *, token_budget: int, slots: int) -> list[list[Row]]:
+    def split(self, rows: Sequence[PackedRow], *, token_budget: int, slots: int) -> list[list[PackedRow]]:
         """Micro-batches of ``rows`` for a pass on so many slots; with all slots at work ``token_budget`` padded tokens are
         computed at once.
         """
 
     def compute(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, slots: int
-    ) -> list[Attempt]:
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, slots: int
+    ) -> list[MicroBatchResult]:
         """What came of each of ``batches``, in their order."""
 
 
@@ -117,17 +117,17 @@ class FusedPass:
         )
         return ComputedPass(self._pieces, results, report)
 
-    def _compute(self, batches: Sequence[list[Row]], *, backward: bool) -> list[Attempt]:
+    def _compute(self, batches: Sequence[list[PackedRow]], *, backward: bool) -> list[MicroBatchResult]:
         return self._executor.compute(self._micro_batches, batches, backward=backward, slots=self._slots)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[PackedRow]:
         return [
-            Row(member, number, len(piece.operation.batch.data[number].tokens))
+            PackedRow(member, number, len(piece.operation.batch.data[number].tokens))
             for member, piece in enumerate(self._pieces)
             for number in range(piece.first, piece.first + piece.sequences)
         ]
 
-    def _take(self, rows: list[Row], attempt: Attempt, *, backward: bool) -> None:
+    def _take(self, rows: list[PackedRow], attempt: MicroBatchResult, *, backward: bool) -> None:
         """Note what a micro-batch gave; where it broke, compute each member again by itself."""
         self._clocks.append(attempt.clocks)
         if attempt.computed is not None:
@@ -158,7 +158,7 @@ class FusedPass:
             else:
                 sums.error = InvalidRequest("the loss is not finite: lower the weights, advantages or learning rate")
 
-    def _add(self, share: Share, loss: float, values: np.ndarray, gradient: Tensor | None) -> None:
+    def _add(self, share: MemberSlice, loss: float, values: np.ndarray, gradient: Tensor | None) -> None:
         sums, at = self._sums[share.member], 0
         for row in share.rows:
             targets = self._pieces[row.member].operation.batch.data[row.datum].targets

@@ -22,7 +22,7 @@ LEAST_POSITIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedRow:
     """Sequence ``datum`` of the pass's member number ``member``, ``length`` tokens."""
 
     member: int
@@ -39,7 +39,7 @@ class Member:
     weights: LoraWeights
 
 
-def split_for(rows: Sequence[Row], *, at_once: int, token_budget: int) -> list[list[Row]]:
+def split_for(rows: Sequence[PackedRow], *, at_once: int, token_budget: int) -> list[list[PackedRow]]:
     """Micro-batches, the largest first, of at most ``token_budget`` padded tokens in all the ``at_once`` computed at once.
 
     Where these share the budget out to less than ``LEAST_POSITIONS`` each, of that many; one row may be longer.
@@ -55,9 +55,9 @@ def split_for(rows: Sequence[Row], *, at_once: int, token_budget: int) -> list[l
     return sorted(batches, key=padded_tokens, reverse=True)
 
 
-def split_rows(rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
+def split_rows(rows: Sequence[PackedRow], *, token_budget: int) -> list[list[PackedRow]]:
     """Micro-batches of at most ``token_budget`` padded tokens each, unless one row alone is longer."""
-    batches: list[list[Row]] = []
+    batches: list[list[PackedRow]] = []
     real = 0
     for row in sorted(rows, key=lambda row: -row.length):
         if batches:
@@ -73,12 +73,12 @@ def split_rows(rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
     return batches
 
 
-def padded_tokens(rows: Sequence[Row]) -> int:
+def padded_tokens(rows: Sequence[PackedRow]) -> int:
     """Positions that the micro-batch computes."""
     return len(rows) * max(row.length for row in rows)
 
 
-def token_matrix(rows: Sequence[Row], members: Sequence[Member] | Mapping[int, Member]) -> Tensor:
+def token_matrix(rows: Sequence[PackedRow], members: Sequence[Member] | Mapping[int, Member]) -> Tensor:
     """int64 (rows, longest), zero where padded."""
     longest = max(row.length for row in rows)
     tokens = np.zeros((len(rows), longest), dtype=np.int64)
@@ -87,7 +87,7 @@ def token_matrix(rows: Sequence[Row], members: Sequence[Member] | Mapping[int, M
     return torch.from_numpy(tokens)
 
 
-def real_positions(states: Tensor, rows: Sequence[Row]) -> Tensor:
+def real_positions(states: Tensor, rows: Sequence[PackedRow]) -> Tensor:
     """(real positions, features) of ``states`` (rows, longest, features): padding left out."""
     longest = states.shape[1]
     if all(row.length == longest for row in rows):

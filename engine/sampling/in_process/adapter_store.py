@@ -19,7 +19,7 @@ class _Entry:
     leases: int = 0
 
 
-class Lease:
+class Pin:
     """A hold on a version. ``weights`` resolves when it is loaded; the version stays resident until ``release``."""
 
     def __init__(self, entry: _Entry, release: Callable[[_Entry], None]) -> None:
@@ -49,7 +49,7 @@ class AdapterStore:
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weft-adapter-loader")
         self._closed = False
 
-    def lease(self, version: AdapterVersion) -> Lease:
+    def lease(self, version: AdapterVersion) -> Pin:
         """Hold ``version``, loading it if need be. Raises ``EngineFailure`` after ``close``."""
         with self._lock:
             if self._closed:
@@ -63,7 +63,7 @@ class AdapterStore:
                 self._resident.move_to_end(version)
             entry.leases += 1
             self._start_loads()
-        return Lease(entry, self._let_go)
+        return Pin(entry, self._let_go)
 
     def forget(self, name: str) -> None:
         """Drop the loaded versions called ``name``; whoever holds one keeps the tensors until done."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from contracts.errors import EngineFailure, WeftError
 from engine.model.lora import LoraWeights
 from engine.sampling.event_stream import EventStream
-from engine.sampling.in_process.adapter_store import Lease
+from engine.sampling.in_process.adapter_store import Pin
 from engine.sampling.in_process.outbox import Outbox
 from engine.sampling.in_process.prompt_scores import NOT_FINITE, PromptScores
 from engine.sampling.in_process.token_choice import uniform_stream
@@ -29,7 +29,7 @@ class Job:
     def __init__(self, request: GenerateRequest, outbox: Outbox, on_end: Callable[["Job"], None]) -> None:
         self.request = request
         self.stream = EventStream()
-        self.lease: Lease | None = None
+        self.lease: Pin | None = None
         self.adapter: LoraWeights | None = None
         self.scores = PromptScores(request.prompt, request.scoring) if request.scoring else None
         self.begun = False

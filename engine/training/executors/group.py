@@ -25,8 +25,8 @@ from contracts.base_model import BaseModelFacts
 from engine.model.base import BaseModel, read_model
 from engine.training.executors.group_work import Beat, Message, SentAttempt, Stop, Work
 from engine.training.executors.sharding import ShardedLayers
-from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
-from engine.training.micro_batch import Row, split_for
+from engine.training.fused_micro_batch import FusedMicroBatches, MicroBatchResult
+from engine.training.micro_batch import PackedRow, split_for
 
 log = logging.getLogger(__name__)
 
@@ -115,18 +115,18 @@ class TrainerGroup:
         """All ranks work at one pass."""
         return 1
 
-    def split(self, rows: Sequence[Row], *, token_budget: int, slots: int) -> list[list[Row]]:  # noqa: ARG002
+    def split(self, rows: Sequence[PackedRow], *, token_budget: int, slots: int) -> list[list[PackedRow]]:  # noqa: ARG002
         """Micro-batches for all ranks at once: see ``split_for``."""
         return split_for(rows, at_once=self.size, token_budget=token_budget)
 
     def compute(
         self,
         micro_batches: FusedMicroBatches,
-        batches: Sequence[list[Row]],
+        batches: Sequence[list[PackedRow]],
         *,
         backward: bool,
         slots: int,  # noqa: ARG002
-    ) -> list[Attempt]:
+    ) -> list[MicroBatchResult]:
         """What came of each of ``batches``, in their order. Raises ``GroupLost``."""
         if not batches:
             return []
@@ -155,7 +155,7 @@ class TrainerGroup:
             self._tell([Stop()] * self.size)
         self._part()
 
-    def _received(self, sent: Sequence[SentAttempt], rank: int, sizes: dict[int, int]) -> list[Attempt]:
+    def _received(self, sent: Sequence[SentAttempt], rank: int, sizes: dict[int, int]) -> list[MicroBatchResult]:
         attempts = []
         for one in sent:
             gradients = {}
@@ -216,7 +216,7 @@ class TrainerGroup:
 
     # --- every rank ------------------------------------------------------------------------------------------------
 
-    def _compute(self, micro_batches: FusedMicroBatches, work: Work) -> list[Attempt]:
+    def _compute(self, micro_batches: FusedMicroBatches, work: Work) -> list[MicroBatchResult]:
         """This rank's micro-batches, a round each, beside the other ranks'."""
         _, layers = self._base()
         attempts = []

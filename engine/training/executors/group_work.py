@@ -8,8 +8,8 @@ from torch import Tensor
 from contracts.operations import Datum, LoraSettings, LossSpec
 from engine.model.base import BaseModel
 from engine.model.lora import LoraLayout, LoraWeights
-from engine.training.fused_micro_batch import Attempt
-from engine.training.micro_batch import Member, Row
+from engine.training.fused_micro_batch import MicroBatchResult
+from engine.training.micro_batch import Member, PackedRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SentMember:
 class Work:
     """A rank's micro-batches, one a round; in the rounds beyond, it only takes part in the gathers."""
 
-    batches: list[list[Row]]
+    batches: list[list[PackedRow]]
     rounds: int
     backward: bool
     members: dict[int, SentMember]
@@ -51,7 +51,7 @@ class Work:
     def of(
         cls,
         members: Sequence[Member] | Mapping[int, Member],
-        batches: list[list[Row]],
+        batches: list[list[PackedRow]],
         *,
         rounds: int,
         backward: bool,
@@ -78,17 +78,17 @@ class Work:
 class SentAttempt:
     """An attempt without its gradients: those of ``members`` follow, each float32 (layout.size,)."""
 
-    attempt: Attempt
+    attempt: MicroBatchResult
     members: list[int]
 
     @classmethod
-    def of(cls, attempt: Attempt) -> "SentAttempt":
+    def of(cls, attempt: MicroBatchResult) -> "SentAttempt":
         """What is sent of ``attempt``."""
         if attempt.computed is None:
             return cls(attempt, [])
         return cls(replace(attempt, computed=replace(attempt.computed, gradients={})), list(attempt.computed.gradients))
 
-    def with_gradients(self, gradients: dict[int, Tensor]) -> Attempt:
+    def with_gradients(self, gradients: dict[int, Tensor]) -> MicroBatchResult:
         """The attempt whole again."""
         if self.attempt.computed is None:
             return self.attempt

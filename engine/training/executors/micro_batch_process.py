@@ -22,8 +22,8 @@ from torch import Tensor
 from contracts.base_model import BaseModelFacts
 from engine.model.base import BaseModel
 from engine.training.executors.group_work import SentAttempt, Work
-from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
-from engine.training.micro_batch import Row
+from engine.training.fused_micro_batch import FusedMicroBatches, MicroBatchResult
+from engine.training.micro_batch import PackedRow
 
 _FLOAT_BYTES = 4
 _ALIGNED_FLOATS = 16
@@ -99,7 +99,7 @@ class MicroBatchProcess:
         return True
 
     def send(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, threads: int
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, threads: int
     ) -> None:
         """Have ``batches`` computed. Raises ``OSError`` when the process is gone."""
         work = Work.of(micro_batches.members, list(batches), rounds=len(batches), backward=backward)
@@ -112,7 +112,7 @@ class MicroBatchProcess:
             at += _room(size)
         self._connection.send(WorkOrder(work, threads, floats))
 
-    def receive(self) -> list[Attempt]:
+    def receive(self) -> list[MicroBatchResult]:
         """What came of what was sent last. Raises ``OSError`` or ``EOFError`` when the process is gone."""
         found = cast(list[SentAttempt], self._connection.recv())
         attempts, at = [], self._weights
@@ -141,7 +141,7 @@ def _room(floats: int) -> int:
     return -(-floats // _ALIGNED_FLOATS) * _ALIGNED_FLOATS
 
 
-def _gradient_floats(batches: Sequence[Sequence[Row]], sizes: Mapping[int, int]) -> int:
+def _gradient_floats(batches: Sequence[Sequence[PackedRow]], sizes: Mapping[int, int]) -> int:
     return sum(_room(sizes[number]) for batch in batches for number in {row.member for row in batch})
 
 

@@ -12,8 +12,8 @@ from threading import Event, Lock, Thread
 from engine.model.base import BaseModel
 from engine.training.executors.micro_batch_process import BaseOrder, MicroBatchProcess
 from engine.training.executors.threads import MicroBatchThreads
-from engine.training.fused_micro_batch import Attempt, Clocks, FusedMicroBatches
-from engine.training.micro_batch import Row
+from engine.training.fused_micro_batch import Clocks, FusedMicroBatches, MicroBatchResult
+from engine.training.micro_batch import PackedRow
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +52,13 @@ class MicroBatchProcesses:
         """Whether processes compute within that time."""
         return self._is_ready.wait(seconds)
 
-    def split(self, rows: Sequence[Row], *, token_budget: int, slots: int) -> list[list[Row]]:
+    def split(self, rows: Sequence[PackedRow], *, token_budget: int, slots: int) -> list[list[PackedRow]]:
         """See ``MicroBatchThreads``."""
         return self._threads.split(rows, token_budget=token_budget, slots=slots)
 
     def compute(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, slots: int
-    ) -> list[Attempt]:
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, slots: int
+    ) -> list[MicroBatchResult]:
         """What came of each of ``batches``, in their order."""
         with self._lock:
             self._at_once += 1
@@ -101,8 +101,8 @@ class MicroBatchProcesses:
         log.info("%d processes compute the micro-batches of %s", len(processes), self._order.facts.name)
 
     def _by_processes(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, slots: int
-    ) -> list[Attempt]:
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, slots: int
+    ) -> list[MicroBatchResult]:
         taken = min(slots, len(batches))
         with self._taking:
             # All of them before anybody else takes one: nobody waits for one while holding another.
@@ -113,7 +113,7 @@ class MicroBatchProcesses:
             _is_sent(process, micro_batches, mine, backward=backward, threads=threads)
             for process, mine in zip(processes, dealt, strict=True)
         ]
-        found: list[list[Attempt]] = []
+        found: list[list[MicroBatchResult]] = []
         for process, mine, is_sent in zip(processes, dealt, sent, strict=True):
             attempts = _received(process) if process is not None and is_sent else None
             if attempts is None:
@@ -125,8 +125,8 @@ class MicroBatchProcesses:
         return [found[number % taken][number // taken] for number in range(len(batches))]
 
     def _by_another(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, threads: int
-    ) -> tuple[MicroBatchProcess | None, list[Attempt]]:
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, threads: int
+    ) -> tuple[MicroBatchProcess | None, list[MicroBatchResult]]:
         """Once more, by a process in the place of one that ended; when that ends too, nothing comes of them.
 
         Where none can be started, threads compute, and the next pass tries again to start one.
@@ -142,7 +142,7 @@ class MicroBatchProcesses:
             if attempts is not None:
                 return process, attempts
         process.close()
-        return None, [Attempt(None, Clocks()) for _ in batches]
+        return None, [MicroBatchResult(None, Clocks()) for _ in batches]
 
     def _made(self) -> MicroBatchProcess | None:
         try:
@@ -161,7 +161,7 @@ class MicroBatchProcesses:
 def _is_sent(
     process: MicroBatchProcess | None,
     micro_batches: FusedMicroBatches,
-    batches: Sequence[list[Row]],
+    batches: Sequence[list[PackedRow]],
     *,
     backward: bool,
     threads: int,
@@ -176,7 +176,7 @@ def _is_sent(
     return True
 
 
-def _received(process: MicroBatchProcess) -> list[Attempt] | None:
+def _received(process: MicroBatchProcess) -> list[MicroBatchResult] | None:
     """None when the process has ended."""
     try:
         return process.receive()

@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from engine.training.fused_micro_batch import Attempt, FusedMicroBatches
-from engine.training.micro_batch import Row, split_for
+from engine.training.fused_micro_batch import FusedMicroBatches, MicroBatchResult
+from engine.training.micro_batch import PackedRow, split_for
 
 
 class MicroBatchThreads:
@@ -26,13 +26,13 @@ class MicroBatchThreads:
         """One for each core."""
         return self._cores
 
-    def split(self, rows: Sequence[Row], *, token_budget: int, slots: int) -> list[list[Row]]:
+    def split(self, rows: Sequence[PackedRow], *, token_budget: int, slots: int) -> list[list[PackedRow]]:
         """Micro-batches for so many cores at once: see ``split_for``."""
         return split_for(rows, at_once=slots, token_budget=max(1, token_budget * slots // self._cores))
 
     def compute(
-        self, micro_batches: FusedMicroBatches, batches: Sequence[list[Row]], *, backward: bool, slots: int
-    ) -> list[Attempt]:
+        self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, slots: int
+    ) -> list[MicroBatchResult]:
         """What came of each of ``batches``, in their order."""
         attempt = partial(micro_batches.attempt, backward=backward)
         if self._executor is None or len(batches) < 2 or slots < 2:
@@ -44,7 +44,9 @@ class MicroBatchThreads:
         return found
 
 
-def _on_threads(threads: int, attempt: Callable[[list[Row]], Attempt], batch: list[Row]) -> Attempt:
+def _on_threads(
+    threads: int, attempt: Callable[[list[PackedRow]], MicroBatchResult], batch: list[PackedRow]
+) -> MicroBatchResult:
     # Each time: MKL has one number for the whole process, which whoever computed last has set.
     torch.set_num_threads(threads)
     return attempt(batch)

@@ -21,7 +21,14 @@ from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.operations import ForwardBackwardOutput, LossName
 from engine.model.base import BaseModel
 from engine.training.executors.threads import MicroBatchThreads
-from engine.training.micro_batch import LEAST_POSITIONS, MAX_PADDING_RATIO, SMALL_WASTE, Row, padded_tokens, split_rows
+from engine.training.micro_batch import (
+    LEAST_POSITIONS,
+    MAX_PADDING_RATIO,
+    SMALL_WASTE,
+    PackedRow,
+    padded_tokens,
+    split_rows,
+)
 from engine.training.target_logprobs import CHUNK_LOGITS
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
@@ -113,7 +120,7 @@ def check(trainer: Trainer, items: Sequence[PassItem]) -> None:
 )
 def test_padding_stays_within_its_bound_and_nothing_is_left_out(lengths: list[int], token_budget: int) -> None:
     """The bound that ``micro_batch`` states; and a micro-batch over the budget is one row alone."""
-    rows = [Row(member, member % 3, length) for member, length in enumerate(lengths)]
+    rows = [PackedRow(member, member % 3, length) for member, length in enumerate(lengths)]
     batches = split_rows(rows, token_budget=token_budget)
     assert sorted((row for batch in batches for row in batch), key=lambda row: row.member) == rows
     for batch in batches:
@@ -130,7 +137,7 @@ def test_padding_stays_within_its_bound_and_nothing_is_left_out(lengths: list[in
 )
 def test_micro_batches_at_once_stay_within_the_token_budget(lengths: list[int], token_budget: int, cores: int) -> None:
     """All that are computed beside each other, unless each has the least or is one row alone; nothing is left out."""
-    rows = [Row(member, member % 3, length) for member, length in enumerate(lengths)]
+    rows = [PackedRow(member, member % 3, length) for member, length in enumerate(lengths)]
     before = torch.get_num_threads()
     torch.set_num_threads(cores)
     try:

@@ -39,7 +39,7 @@ class Batcher(Generic[Q, A]):
         self._waiting.append((question, answer))
         if self._rounds is None:
             # Of no caller's own context: what it logs is about many.
-            self._rounds = asyncio.create_task(self._run(), name="together", context=Context())
+            self._rounds = asyncio.create_task(self._run(), name="batcher", context=Context())
         return await answer
 
     async def settle(self) -> None:

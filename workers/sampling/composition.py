@@ -42,7 +42,7 @@ def compose_sampling(
 ) -> SamplingParts:
     """The sampling of one base model on ``sources``; nothing runs yet."""
     settings = runtime.settings
-    presence = PoolHeartbeat(
+    heartbeat = PoolHeartbeat(
         new_identity(ProcessKind.POOL, facts.name),
         database=runtime.database,
         wakeups=runtime.wakeups,
@@ -52,7 +52,7 @@ def compose_sampling(
     telemetry = runtime.telemetry.sampling(facts.name)
     pool = ReplicaPool(Router(), sources, partial(_orders, runtime, facts.name))
     runtime.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)
-    board = GateCache(facts.name, runtime.database, runtime.clock)
+    gate_cache = GateCache(facts.name, runtime.database, runtime.clock)
     dispatcher = Dispatcher(
         base_model=facts.name,
         router=pool.router,

@@ -136,7 +136,7 @@ class Dispatcher:
         """``process`` names this process among those that sample."""
         self._base_model = base_model
         self._router = router
-        self._gate_cache = board
+        self._gate_cache = gate_cache
         self._database = database
         self._ledger = ledger
         self._data_folder = data_folder

@@ -80,7 +80,7 @@ class SampleRunner:
         """``continues_on_new_version`` is the swap's policy."""
         self._dispatcher = dispatcher
         self._router = router
-        self._gate_cache = board
+        self._gate_cache = gate_cache
         self._database = database
         self._feed = feed
         self._continues_on_new_version = continues_on_new_version

@@ -63,11 +63,11 @@ class SamplingWorker:
         self._base = base
         self._vocabulary = vocabulary
         self._runner = runner
-        self._gate_cache = board
+        self._gate_cache = gate_cache
         self._database = database
         self._ledger = ledger
         self._wakeups = wakeups
-        self._heartbeat = presence
+        self._heartbeat = heartbeat
         self._most_taken = most_taken
         self._telemetry = telemetry
         self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(self._record)

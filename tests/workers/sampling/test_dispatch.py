@@ -150,7 +150,7 @@ def replica(name: str, facts: BaseModelFacts, folder: Path) -> VllmReplica:
 async def dispatches(database_url: str, tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Dispatches]:
     database = Database(create_engine(database_url))
     facts = replace(read_base_model_facts(BASE, tiny_model_dir, None), context_length=64)
-    board = GateCache(BASE, database, utc_now)
+    gate_cache = GateCache(BASE, database, utc_now)
     dispatcher = Dispatcher(
         base_model=BASE,
         router=Router([replica(name, facts, tmp_path) for name in ("a", "b")]),

@@ -1,35 +1,35 @@
-"""``docs/configuration.md``, rendered from the settings class: ``python -m cli.settings_page`` writes it."""
+"""Page of every setting, rendered from the settings class."""
 
 from datetime import timedelta
-from pathlib import Path
 
+from cli.pages.markdown import GENERATED, table
 from store.settings import Settings
 
-PAGE = Path("docs/configuration.md")
-_HEAD = """# Configuration
+_HEAD = f"""# Settings
 
-Every setting is an environment variable, or a line of `weft.toml` in the current folder, there without `WEFT_` and in small
-letters (`max_rank = 16`; `examples/weft.toml`); `WEFT_CONFIG` names another file. The environment wins over the file, and the
-options `--base-model`, `--data`, `--host` and `--port` win over both. Durations are ISO 8601 (`PT25S`) or seconds. Lists are JSON
-(`["org/name=/models/name"]`), in the file TOML's own. An unknown value stops the start with a message; `weft doctor` checks them
-all. This page is generated from `store/settings.py`.
+{GENERATED.format(source="store/settings.py")}
 
-| variable | default | meaning |
-|---|---|---|
+A setting is read from three places. The first that has it wins:
+
+1. the options `--base-model`, `--data`, `--host` and `--port`
+2. an environment variable, `WEFT_MAX_RANK=16`
+3. a line of `weft.toml` in the current folder, `max_rank = 16` (`WEFT_CONFIG` names another file)
+
+`examples/weft.toml` is an example of such a file.
+
+Durations are ISO 8601 (`PT25S`) or seconds. Lists are JSON (`["org/name=/models/name"]`); in the file they are TOML's own.
+An unknown value stops the start with a message. `weft doctor` checks them all.
+
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     rows = []
     for name, field in Settings.model_fields.items():
         default = field.default
         shown = f"{default.total_seconds():g} s" if isinstance(default, timedelta) else str(default)
         if default in (None, (), ""):
             shown = "none"
-        rows.append(f"| `WEFT_{name.upper()}` | `{shown}` | {field.description} |\n")
-    return _HEAD + "".join(rows)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(render())
+        rows.append((f"`WEFT_{name.upper()}`", f"`{shown}`", field.description or ""))
+    return _HEAD + table(("variable", "default", "meaning"), rows)

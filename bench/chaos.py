@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from bench.chaos_tenant import Account, ChaosTenant
-from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 from bench.sdk_clients import make_tenants
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model
 from engine.training.adapter_state import AdapterState
 from engine.training.checkpoint_files import read_checkpoint
+from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 
 BASE = "weft/tiny"
 TARGETS = ("worker", "worker", "api", "pool", "redis")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.cluster_process import started_service
 from bench.fresh_process import in_fresh_process, prepare
 from bench.sdk_clients import LoadReport, SdkClients
 from bench.service_trainer import make_trainer, pass_tokens
@@ -26,6 +25,7 @@ from contracts.ids import RunId
 from contracts.operations import LoraSettings, OptimStep
 from engine.model.base import BaseModel
 from engine.training.trainer import PassItem
+from testing.cluster_process import started_service
 
 BASE = "weft/tiny"
 _PASS_LENGTH = 512

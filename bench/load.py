@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 from bench.json_process import JsonProcess
 from bench.load_clients import LoadTask
 from bench.load_probes import ProbeTask
@@ -32,6 +31,7 @@ from contracts.base_model import read_base_model_facts
 from engine.model.tiny_model import write_tiny_model
 from store.database import Database
 from store.settings import Settings
+from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 
 BASE = "weft/tiny"
 STEP = OperationShape(1, 64)

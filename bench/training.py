@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.cluster_process import started_service
 from bench.fresh_process import in_fresh_process, prepare
 from bench.training_row import RowTask, ServiceAddress, measure_row
 from bench.workload import OperationShape
+from testing.cluster_process import started_service
 
 Row = dict[str, float | str | None]
 _COLUMNS = (

@@ -62,7 +62,7 @@ $(VLLM_STAMP): constraints-vllm.txt
 	touch $@
 
 bench-training: setup ## many tenants in one pass against plain PEFT, one tenant, and the service
-	$(PY) -m bench.training
+	$(PY) -m bench.training.benchmark
 
 bench-fairness: setup ## what a light tenant feels of the others
 	$(PY) -m bench.fairness
@@ -71,16 +71,16 @@ bench-capacity: setup ## a thousand adapters in bounded memory
 	$(PY) -m bench.capacity
 
 bench-swap: setup vllm ## what a new version of an adapter costs its own samples and others'
-	$(PY) -m bench.swap
+	$(PY) -m bench.swap.benchmark
 
 bench-sampling: setup vllm ## samples through weft against vLLM itself
-	$(PY) -m bench.sampling
+	$(PY) -m bench.sampling.benchmark
 
 bench-ledger: setup ## the ledger at ten thousand rows and at a million, on PostgreSQL
-	$(PY) -m bench.ledger
+	$(PY) -m bench.ledger.benchmark
 
 bench-load: setup ## two thousand samples at once while others train, on a cluster
-	$(PY) -m bench.load
+	$(PY) -m bench.load.benchmark
 
 wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto

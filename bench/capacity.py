@@ -20,10 +20,10 @@ import tinker
 from tinker import types
 
 from bench.bases import write_base
-from bench.fresh_process import in_fresh_process, prepare
-from bench.process_memory import rss_mib
-from bench.sdk_clients import make_tenants
-from bench.sdk_worker import sdk_data
+from bench.clients.sdk_clients import make_tenants
+from bench.clients.sdk_worker import sdk_data
+from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.processes.memory import rss_mib
 from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from testing.service_process import ServiceProcess

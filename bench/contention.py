@@ -2,7 +2,7 @@
 
 The service shares its machine with its API, its ledger and, on one machine, its clients. Here the trainer computes steps
 while another process takes a share of one core in pieces as short as a request's; one round is without it. That bounds
-what ``bench.training`` can show as ``ratio_service_to_engine``. Prints a table and, last, one JSON line.
+what ``bench.training.benchmark`` can show as ``ratio_service_to_engine``. Prints a table and, last, one JSON line.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from bench.bases import write_base
-from bench.contestants import EngineContestant
-from bench.fresh_process import in_fresh_process, prepare
+from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.service_trainer import make_trainer
+from bench.training.contestants import EngineContestant
 from bench.workload import OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel

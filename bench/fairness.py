@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.fresh_process import in_fresh_process, prepare
-from bench.sdk_clients import LoadReport, SdkClients
+from bench.clients.sdk_clients import LoadReport, SdkClients
+from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
 from contracts.base_model import read_base_model_facts

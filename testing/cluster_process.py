@@ -17,7 +17,7 @@ import psycopg
 from redis import Redis
 from redis.exceptions import RedisError
 
-from bench.sdk_clients import make_tenants
+from bench.clients.sdk_clients import make_tenants
 from testing.service_process import ServiceProcess
 
 DEFAULT_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")

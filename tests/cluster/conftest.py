@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from bench.chaos import judge, wait_for_recovery
-from bench.chaos_tenant import ChaosTenant
+from bench.chaos.benchmark import judge, wait_for_recovery
+from bench.chaos.tenant import ChaosTenant
 from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel

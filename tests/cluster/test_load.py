@@ -1,10 +1,10 @@
-"""The load of ``bench.load``, smaller and shorter, on a real cluster: nothing fails and nothing hangs."""
+"""The load of ``bench.load.benchmark``, smaller and shorter, on a real cluster: nothing fails and nothing hangs."""
 
 import shutil
 
 import psycopg
 
-from bench.load import Load, run
+from bench.load.benchmark import Load, run
 from tests.conftest import POSTGRES_SERVER, missing_service
 
 

@@ -22,7 +22,7 @@ import uvicorn
 
 from api.app import create_app
 from api.services import ApiServices, BatchedReads
-from bench.sdk_clients import SdkClients, make_tenants
+from bench.clients.sdk_clients import SdkClients, make_tenants
 from bench.workload import OperationShape
 from cli.administration import new_tenant
 from contracts.base_model import read_base_model_facts

@@ -16,7 +16,7 @@ import numpy as np
 import tinker
 from tinker import types
 
-from bench.weft_client import LearningRun, WeftClient, sample_body
+from bench.clients.weft_client import LearningRun, WeftClient, sample_body
 from contracts.base_model import BaseModelFacts
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, GenerateRequest, NewToken

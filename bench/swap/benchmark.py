@@ -1,4 +1,4 @@
-"""What a swap of an adapter costs: ``python -m bench.swap`` (``make vllm`` first).
+"""What a swap of an adapter costs: ``python -m bench.swap.benchmark`` (``make vllm`` first).
 
 A ``weft serve`` process with one vLLM server of its own on the tiny base, in float32, and two tenants who each stream from
 a live sampler. One has a newer version of its adapter published again and again; a swap lasts from just before the request
@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.fresh_process import in_fresh_process, prepare
-from bench.sampling_vllm import server_settings
-from bench.sdk_clients import make_tenants
-from bench.swap_bare import BareLoad, bare_rounds
-from bench.swap_figures import Figures, bare_figures, swap_figures
-from bench.swap_tenant import Round, SwapTenant
-from bench.version_check import score, undue_tokens, unlike_tokens
+from bench.clients.sdk_clients import make_tenants
+from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.sampling.vllm_server import server_settings
+from bench.swap.bare_client import BareLoad, bare_rounds
+from bench.swap.figures import Figures, bare_figures, swap_figures
+from bench.swap.tenant import Round, SwapTenant
+from bench.swap.version_check import score, undue_tokens, unlike_tokens
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vllm.process import VllmProcess
 from tenants.checkpoints import CHECKPOINTS

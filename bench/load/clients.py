@@ -16,8 +16,8 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from bench.json_process import give_answer, given_task
-from bench.weft_client import LearningRun, WeftClient, sample_body
+from bench.clients.weft_client import LearningRun, WeftClient, sample_body
+from bench.processes.json_process import give_answer, given_task
 
 PROMPT_TOKENS = 16
 HUNG_SECONDS = 120.0

@@ -1,4 +1,4 @@
-"""What the streams of ``bench.swap`` have seen, as figures."""
+"""What the streams of ``bench.swap.benchmark`` have seen, as figures."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.swap_tenant import Round, Swap, SwapTenant
+from bench.swap.tenant import Round, Swap, SwapTenant
 
 Figures = dict[str, float]
 _AFTER_SECONDS = 0.05

@@ -1,10 +1,10 @@
-"""How fast many tenants train at once: ``python -m bench.training``.
+"""How fast many tenants train at once: ``python -m bench.training.benchmark``.
 
 Compares, for a number of tenants with an operation each: weft's fused pass; plain PEFT, one tenant after another; one
 tenant with the whole batch; and a ``weft serve`` process with the real SDK. Prints a table and, last, one JSON line.
 Rates are tokens a second of whole training steps, forward, backward and AdamW. Nothing else should run meanwhile.
 
-On a GPU machine: ``python -m bench.training --base large --device cuda --dtype bfloat16``.
+On a GPU machine: ``python -m bench.training.benchmark --base large --device cuda --dtype bfloat16``.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.fresh_process import in_fresh_process, prepare
-from bench.training_row import RowTask, ServiceAddress, measure_row
+from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.training.row import RowTask, ServiceAddress, measure_row
 from bench.workload import OperationShape
 from testing.cluster_process import started_service
 

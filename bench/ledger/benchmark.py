@@ -1,4 +1,4 @@
-"""How the ledger bears a long history and many tenants: ``python -m bench.ledger``.
+"""How the ledger bears a long history and many tenants: ``python -m bench.ledger.benchmark``.
 
 Makes two throw-away databases on a PostgreSQL server, one with 10 thousand operations and one with a million, and takes
 turns between them: the life of a training operation through ``ledger``, each hot call alone, and lives of 1 to 64
@@ -19,9 +19,9 @@ import psycopg
 import uvloop
 from sqlalchemy import URL, make_url
 
-from bench.ledger_calls import LedgerCalls, at_once
-from bench.ledger_plans import Sent, explain, hot_statements, is_sequential, rows_in_vain
-from bench.ledger_rows import LedgerRows, copy_into
+from bench.ledger.calls import LedgerCalls, at_once
+from bench.ledger.plans import Sent, explain, hot_statements, is_sequential, rows_in_vain
+from bench.ledger.rows import LedgerRows, copy_into
 from migrations.upgrade import upgrade
 from store.clock import utc_now
 

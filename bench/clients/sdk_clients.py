@@ -1,4 +1,4 @@
-"""A handle on a ``bench.sdk_worker`` process, and the tenants that it needs."""
+"""A handle on a ``bench.clients.sdk_worker`` process, and the tenants that it needs."""
 
 import json
 import subprocess
@@ -101,7 +101,7 @@ class SdkClients:
         return self._process
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "bench.sdk_worker"]
+        command = [sys.executable, "-m", "bench.clients.sdk_worker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._say(self._open)
         self._hear()

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from bench.ledger_rows import BASE_MODEL, GRACE, LEASE, LedgerRows, a_batch, a_pass_result
+from bench.ledger.rows import BASE_MODEL, GRACE, LEASE, LedgerRows, a_batch, a_pass_result
 from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from itertools import product
 from pathlib import Path
 
-from bench.sampling_load import Adapters, Contestant, StraightToTorch, asks, serving, turn
-from bench.weft_client import WeftClient
+from bench.clients.weft_client import WeftClient
+from bench.sampling.contestants import Adapters, Contestant, StraightToTorch, asks, serving, turn
 from contracts.base_model import BaseModelFacts
 from engine.model.base import BaseModel
 from engine.sampling.in_process.replica import TorchReplica

@@ -1,6 +1,6 @@
 """The client side of a benchmark in a process of its own: many tenants on the real ``tinker`` SDK.
 
-``python -m bench.sdk_worker`` reads one JSON command a line and answers each with one JSON line. ``bench.sdk_clients``
+``python -m bench.clients.sdk_worker`` reads one JSON command a line and answers each with one JSON line. ``bench.clients.sdk_clients``
 starts it and speaks to it. Tenants are threads: that costs the client less processor time than an event loop of its own
 beside the SDK's.
 """

@@ -1,4 +1,4 @@
-"""Who runs in ``bench.training``: each makes training steps on the same tenants' operations and says how fast.
+"""Who runs in ``bench.training.benchmark``: each makes training steps on the same tenants' operations and says how fast.
 
 A step is one ``forward_backward`` of each tenant's operation and one AdamW step of each tenant. Contestants take turns of
 a few steps; all of them run in float32 or the base's dtype, on torch's default number of threads.
@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from bench.bases import synchronise
-from bench.peft_reference import PeftReference
-from bench.process_cpu import children_cpu_seconds, cpu_seconds, idle_seconds
-from bench.process_memory import available_mib
-from bench.sdk_clients import SdkClients
+from bench.clients.sdk_clients import SdkClients
+from bench.processes.cpu import children_cpu_seconds, cpu_seconds, idle_seconds
+from bench.processes.memory import available_mib
+from bench.training.peft_reference import PeftReference
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, training_batch
 from contracts.errors import WeftError
 from contracts.ids import RunId

@@ -1,4 +1,4 @@
-"""Two thousand samples at once while others train, and what light requests feel of it: ``python -m bench.load``.
+"""Two thousand samples at once while others train, and what light requests feel of it: ``python -m bench.load.benchmark``.
 
 Starts a Redis, a throw-away PostgreSQL database and ``weft up`` with two APIs, a trainer and a pool. Sixteen tenants keep
 128 samples each open, each on an adapter of its own, four more train, one of them through the real SDK. ``/healthz`` and
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.json_process import JsonProcess
-from bench.load_clients import LoadTask
-from bench.load_probes import ProbeTask
-from bench.process_cpu import cpu_seconds
-from bench.sdk_clients import LoadReport, SdkClients
-from bench.weft_client import open_session
+from bench.clients.sdk_clients import LoadReport, SdkClients
+from bench.clients.weft_client import open_session
+from bench.load.clients import LoadTask
+from bench.load.probes import ProbeTask
+from bench.processes.cpu import cpu_seconds
+from bench.processes.json_process import JsonProcess
 from bench.workload import OperationShape
 from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
@@ -187,8 +187,8 @@ def measure(cluster: ClusterProcess, keys: Sequence[str], load: Load, *, vocabul
         )
         session = open_session(cluster.base_url, probing)
         probing_task = ProbeTask(cluster.base_url, probing, session, ends=window.end, per_second=load.probes)
-        clients = stack.enter_context(JsonProcess("bench.load_clients", asdict(task)))
-        prober = stack.enter_context(JsonProcess("bench.load_probes", asdict(probing_task)))
+        clients = stack.enter_context(JsonProcess("bench.load.clients", asdict(task)))
+        prober = stack.enter_context(JsonProcess("bench.load.probes", asdict(probing_task)))
         sdk.start_run(STEP, vocabulary=vocabulary, in_flight=1, seconds=window.end - time.monotonic())
         time.sleep(max(0.0, window.begin - time.monotonic()))
         processors = Processors(cluster, {"client": [clients.pid], "prober": [prober.pid], "sdk": [sdk.pid]})

@@ -1,4 +1,4 @@
-"""One row of ``bench.training``, measured in a process of its own: its peak of memory is then that row's."""
+"""One row of ``bench.training.benchmark``, measured in a process of its own: its peak of memory is then that row's."""
 
 import os
 import statistics
@@ -12,7 +12,10 @@ import numpy as np
 import torch
 
 from bench.bases import matmul_flops_per_second, step_flops
-from bench.contestants import (
+from bench.clients.sdk_clients import SdkClients
+from bench.processes.memory import peak_rss_mib
+from bench.service_trainer import make_trainer
+from bench.training.contestants import (
     SMALL_TOKENS,
     Contestant,
     EngineContestant,
@@ -21,10 +24,7 @@ from bench.contestants import (
     sequential_peft,
     tokens_of,
 )
-from bench.peft_reference import PeftReference
-from bench.process_memory import peak_rss_mib
-from bench.sdk_clients import SdkClients
-from bench.service_trainer import make_trainer
+from bench.training.peft_reference import PeftReference
 from bench.workload import RANK, OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel

@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from bench.json_process import give_answer, given_task
+from bench.processes.json_process import give_answer, given_task
 
 CONNECTIONS = 8
 """Of each kind of probe."""

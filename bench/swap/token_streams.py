@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import orjson
 
-from bench.weft_client import WeftClient, sample_body
+from bench.clients.weft_client import WeftClient, sample_body
 
 Span = tuple[str, int, int]
 """Version, first token, token after the last."""

@@ -1,4 +1,4 @@
-"""Processes killed at random instants while tenants train and sample: ``python -m bench.chaos``.
+"""Processes killed at random instants while tenants train and sample: ``python -m bench.chaos.benchmark``.
 
 Starts a Redis, a throw-away PostgreSQL database and ``weft up`` with two APIs, two trainers and a pool; kills trainers, APIs,
 pools and Redis with SIGKILL, one after another, each at a random moment after every tenant has recovered from the last.
@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.chaos_tenant import Account, ChaosTenant
-from bench.sdk_clients import make_tenants
+from bench.chaos.tenant import Account, ChaosTenant
+from bench.clients.sdk_clients import make_tenants
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model

@@ -7,8 +7,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from bench.token_streams import Sample, TokenStream
-from bench.weft_client import LearningRun, WeftClient
+from bench.clients.weft_client import LearningRun, WeftClient
+from bench.swap.token_streams import Sample, TokenStream
 
 _SWAP_SECONDS = 60.0
 _LAST_SAMPLES_SECONDS = 300.0

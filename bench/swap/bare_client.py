@@ -1,4 +1,4 @@
-"""The swaps of ``bench.swap`` made at a vLLM server itself, by a client that does as little as any controller must.
+"""The swaps of ``bench.swap.benchmark`` made at a vLLM server itself, by a client that does as little as any controller must.
 
 It loads the version, aborts the old one's streams and sends what is left of each under the new name, at the same pace of
 prompts as weft: what vLLM itself takes for a swap. No gate, ledger, tenant or database has a part.
@@ -15,8 +15,8 @@ import aiohttp
 import msgspec
 import orjson
 
-from bench.sampling_load import keeping_session
-from bench.swap_tenant import Round, Swap
+from bench.sampling.contestants import keeping_session
+from bench.swap.tenant import Round, Swap
 from engine.sampling.vllm.aborts import ABORT
 from engine.sampling.vllm.adapters import LOAD, UNLOAD
 from engine.sampling.vllm.messages import Chunk, EventLines

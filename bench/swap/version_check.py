@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.token_streams import Arrival, Sample, Span
+from bench.swap.token_streams import Arrival, Sample, Span
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from engine.sampling.in_process.replica import TorchReplica

@@ -11,7 +11,7 @@ from psycopg import Connection, sql
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from bench.ledger_calls import LedgerCalls
+from bench.ledger.calls import LedgerCalls
 
 _BIG = r"(operations|operation_payloads|operation_results)"
 _SEQUENTIAL = re.compile(rf"Seq Scan on {_BIG}\b")

@@ -10,9 +10,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.process_cpu import cpu_seconds, group_cpu_seconds, pin, pin_group
-from bench.sampling_load import Adapters, Contestant, StraightToVllm, ThroughSdk, asks, keeping_session, serving, turn
-from bench.weft_client import WeftClient
+from bench.clients.weft_client import WeftClient
+from bench.processes.cpu import cpu_seconds, group_cpu_seconds, pin, pin_group
+from bench.sampling.contestants import (
+    Adapters,
+    Contestant,
+    StraightToVllm,
+    ThroughSdk,
+    asks,
+    keeping_session,
+    serving,
+    turn,
+)
 from contracts.base_model import BaseModelFacts
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 

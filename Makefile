@@ -62,7 +62,7 @@ $(VLLM_STAMP): constraints-vllm.txt
 	touch $@
 
 bench-training: setup ## many tenants in one pass against plain PEFT, one tenant, and the service
-	$(PY) -m bench.training.benchmark
+	$(PY) -m bench.training
 
 bench-fairness: setup ## what a light tenant feels of the others
 	$(PY) -m bench.fairness
@@ -71,16 +71,16 @@ bench-capacity: setup ## a thousand adapters in bounded memory
 	$(PY) -m bench.capacity
 
 bench-swap: setup vllm ## what a new version of an adapter costs its own samples and others'
-	$(PY) -m bench.swap.benchmark
+	$(PY) -m bench.swap
 
 bench-sampling: setup vllm ## samples through weft against vLLM itself
-	$(PY) -m bench.sampling.benchmark
+	$(PY) -m bench.sampling
 
 bench-ledger: setup ## the ledger at ten thousand rows and at a million, on PostgreSQL
-	$(PY) -m bench.ledger.benchmark
+	$(PY) -m bench.ledger
 
 bench-load: setup ## two thousand samples at once while others train, on a cluster
-	$(PY) -m bench.load.benchmark
+	$(PY) -m bench.load
 
 wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto

@@ -20,13 +20,13 @@ import tinker
 from tinker import types
 
 from bench.bases import write_base
-from bench.clients.sdk_clients import make_tenants
 from bench.clients.sdk_worker import sdk_data
 from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.processes.memory import rss_mib
 from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from testing.service_process import ServiceProcess
+from testing.tenants import make_tenants
 
 BASE = "weft/tiny"
 ADAPTER_MEMORY_VARIABLE = "WEFT_ADAPTER_MEMORY_BYTES"

@@ -2,7 +2,7 @@
 
 The service shares its machine with its API, its ledger and, on one machine, its clients. Here the trainer computes steps
 while another process takes a share of one core in pieces as short as a request's; one round is without it. That bounds
-what ``bench.training.benchmark`` can show as ``ratio_service_to_engine``. Prints a table and, last, one JSON line.
+what ``bench.training`` can show as ``ratio_service_to_engine``. Prints a table and, last, one JSON line.
 """
 
 import argparse

@@ -17,8 +17,8 @@ import psycopg
 from redis import Redis
 from redis.exceptions import RedisError
 
-from bench.clients.sdk_clients import make_tenants
 from testing.service_process import ServiceProcess
+from testing.tenants import make_tenants
 
 DEFAULT_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 _START_SECONDS = 20.0

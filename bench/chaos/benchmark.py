@@ -1,4 +1,4 @@
-"""Processes killed at random instants while tenants train and sample: ``python -m bench.chaos.benchmark``.
+"""Processes killed at random instants while tenants train and sample: ``python -m bench.chaos``.
 
 Starts a Redis, a throw-away PostgreSQL database and ``weft up`` with two APIs, two trainers and a pool; kills trainers, APIs,
 pools and Redis with SIGKILL, one after another, each at a random moment after every tenant has recovered from the last.
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from bench.chaos.tenant import Account, ChaosTenant
-from bench.clients.sdk_clients import make_tenants
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model
 from engine.training.adapter_state import AdapterState
 from engine.training.checkpoint_files import read_checkpoint
 from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from testing.tenants import make_tenants
 
 BASE = "weft/tiny"
 TARGETS = ("worker", "worker", "api", "pool", "redis")
@@ -198,7 +198,3 @@ def main() -> None:
     options = parser.parse_args()
     figures = run(kills=options.kills, tenants=options.tenants, seed=options.seed, server=options.database)
     print(json.dumps(figures))
-
-
-if __name__ == "__main__":
-    main()

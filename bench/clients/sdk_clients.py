@@ -1,28 +1,15 @@
-"""A handle on a ``bench.clients.sdk_worker`` process, and the tenants that it needs."""
+"""SDK clients in a process of their own: the handle on a ``bench.clients.sdk_worker`` process."""
 
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from bench.workload import OperationShape
-from cli.administration import new_tenant, on_database
-from store.database import Database
-from store.settings import Settings
 
 _END_SECONDS = 30.0
-
-
-def make_tenants(data: Path, names: list[str], *, database_url: str | None = None) -> list[str]:
-    """A tenant and its key for each name, in the data folder, or the database, of a service that runs or will run."""
-
-    async def make(database: Database) -> list[str]:
-        return [await new_tenant(database, name) for name in names]
-
-    return on_database(Settings(data_dir=data, database_url=database_url), make)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How the ledger bears a long history and many tenants: ``python -m bench.ledger.benchmark``.
+"""How the ledger bears a long history and many tenants: ``python -m bench.ledger``.
 
 Makes two throw-away databases on a PostgreSQL server, one with 10 thousand operations and one with a million, and takes
 turns between them: the life of a training operation through ``ledger``, each hot call alone, and lives of 1 to 64
@@ -202,7 +202,3 @@ def main() -> None:
         print(
             json.dumps({**figures(small, large), "sequential_scans": sequential, "most_rows_in_vain": most}), flush=True
         )
-
-
-if __name__ == "__main__":
-    main()

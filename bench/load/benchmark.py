@@ -1,4 +1,4 @@
-"""Two thousand samples at once while others train, and what light requests feel of it: ``python -m bench.load.benchmark``.
+"""Two thousand samples at once while others train, and what light requests feel of it: ``python -m bench.load``.
 
 Starts a Redis, a throw-away PostgreSQL database and ``weft up`` with two APIs, a trainer and a pool. Sixteen tenants keep
 128 samples each open, each on an adapter of its own, four more train, one of them through the real SDK. ``/healthz`` and
@@ -207,7 +207,3 @@ def main() -> None:
     options = vars(parser.parse_args())
     server = options.pop("database")
     print(json.dumps(run(Load(**options), server=server)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""How fast samples go through weft: ``python -m bench.sampling.benchmark`` (``make vllm`` first).
+"""How fast samples go through weft: ``python -m bench.sampling`` (``make vllm`` first).
 
 One vLLM server on the tiny base, in float32, and a ``weft serve`` process that samples on it. The same samples over four
 adapters are asked of weft (``asample`` and ``retrieve_future``) and of the server itself, streamed as weft must ask for
@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.clients.sdk_clients import make_tenants
 from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.sampling.in_process import measure_torch
 from bench.sampling.vllm_server import Row, measure_vllm, show
 from contracts.base_model import read_base_model_facts
+from testing.tenants import make_tenants
 
 BASE = "weft/tiny"
 _RATIO_AT = 32
@@ -72,7 +72,3 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), options)
     print(json.dumps(figures))
-
-
-if __name__ == "__main__":
-    main()

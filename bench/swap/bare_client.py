@@ -1,4 +1,4 @@
-"""The swaps of ``bench.swap.benchmark`` made at a vLLM server itself, by a client that does as little as any controller must.
+"""The swaps of ``bench.swap`` made at a vLLM server itself, by a client that does as little as any controller must.
 
 It loads the version, aborts the old one's streams and sends what is left of each under the new name, at the same pace of
 prompts as weft: what vLLM itself takes for a swap. No gate, ledger, tenant or database has a part.

@@ -1,4 +1,4 @@
-"""What a swap of an adapter costs: ``python -m bench.swap.benchmark`` (``make vllm`` first).
+"""What a swap of an adapter costs: ``python -m bench.swap`` (``make vllm`` first).
 
 A ``weft serve`` process with one vLLM server of its own on the tiny base, in float32, and two tenants who each stream from
 a live sampler. One has a newer version of its adapter published again and again; a swap lasts from just before the request
@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.clients.sdk_clients import make_tenants
 from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.sampling.vllm_server import server_settings
 from bench.swap.bare_client import BareLoad, bare_rounds
@@ -28,6 +27,7 @@ from contracts.base_model import read_base_model_facts
 from engine.sampling.vllm.process import VllmProcess
 from tenants.checkpoints import CHECKPOINTS
 from testing.service_process import ServiceProcess
+from testing.tenants import make_tenants
 
 BASE = "weft/tiny"
 _CONTEXT = 1024
@@ -160,7 +160,3 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:34} {value:10.2f}")
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What the streams of ``bench.swap.benchmark`` have seen, as figures."""
+"""What the streams of ``bench.swap`` have seen, as figures."""
 
 import statistics
 from collections.abc import Sequence

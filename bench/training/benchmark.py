@@ -1,10 +1,10 @@
-"""How fast many tenants train at once: ``python -m bench.training.benchmark``.
+"""How fast many tenants train at once: ``python -m bench.training``.
 
 Compares, for a number of tenants with an operation each: weft's fused pass; plain PEFT, one tenant after another; one
 tenant with the whole batch; and a ``weft serve`` process with the real SDK. Prints a table and, last, one JSON line.
 Rates are tokens a second of whole training steps, forward, backward and AdamW. Nothing else should run meanwhile.
 
-On a GPU machine: ``python -m bench.training.benchmark --base large --device cuda --dtype bfloat16``.
+On a GPU machine: ``python -m bench.training --base large --device cuda --dtype bfloat16``.
 """
 
 import argparse
@@ -130,7 +130,3 @@ def main() -> None:
                 rows.append(rounded(row))
                 print("".join(f"{shown(row[name]):>{_WIDTH}}" for name, _ in _COLUMNS), flush=True)
     print(json.dumps({"rows": rows}))
-
-
-if __name__ == "__main__":
-    main()

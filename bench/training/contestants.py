@@ -1,4 +1,4 @@
-"""Who runs in ``bench.training.benchmark``: each makes training steps on the same tenants' operations and says how fast.
+"""Who runs in ``bench.training``: each makes training steps on the same tenants' operations and says how fast.
 
 A step is one ``forward_backward`` of each tenant's operation and one AdamW step of each tenant. Contestants take turns of
 a few steps; all of them run in float32 or the base's dtype, on torch's default number of threads.

@@ -1,4 +1,4 @@
-"""One row of ``bench.training.benchmark``, measured in a process of its own: its peak of memory is then that row's."""
+"""One row of ``bench.training``, measured in a process of its own: its peak of memory is then that row's."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""The load of ``bench.load.benchmark``, smaller and shorter, on a real cluster: nothing fails and nothing hangs."""
+"""The load of ``bench.load``, smaller and shorter, on a real cluster: nothing fails and nothing hangs."""
 
 import shutil
 

@@ -283,7 +283,7 @@ async def test_ready_heads_come_in_order_of_acceptance(bench: Bench) -> None:
 async def test_work_for_another_base_is_not_ready_here(bench: Bench) -> None:
     await bench.accept(1)
     async with bench.database.read() as session:
-        assert await ready_heads(bench.ledger.benchmark, session, "another/base") == []
+        assert await ready_heads(bench.ledger, session, "another/base") == []
 
 
 async def test_payload_comes_back_as_it_was(bench: Bench) -> None:
@@ -315,7 +315,7 @@ async def test_rejected_middle_is_stepped_over_when_its_turn_comes(bench: Bench)
 
 
 async def test_rejected_operation_reports_its_reason(bench: Bench) -> None:
-    status = await bench.ledger.benchmark.status(bench.tenant, await bench.reject(1))
+    status = await bench.ledger.status(bench.tenant, await bench.reject(1))
     assert status.state is OperationState.FAILED
     assert (status.error_code, status.error_category) == ("invalid_request", "user")
     assert status.error_message == "data must not be empty"
@@ -326,7 +326,7 @@ async def test_failed_operation_advances_the_run_too(bench: Bench) -> None:
     await bench.accept(2)
     (head,) = await bench.ready()
     await bench.finish(head, outcome=EngineFailure("the pass failed"))
-    status = await bench.ledger.benchmark.status(bench.tenant, request)
+    status = await bench.ledger.status(bench.tenant, request)
     assert (status.state, status.error_category) == (OperationState.FAILED, "server")
     assert [one.seq_id for one in await bench.ready()] == [2]
 
@@ -347,8 +347,8 @@ async def test_second_completion_is_ignored(bench: Bench) -> None:
     (head,) = await bench.ready()
     await bench.finish(head, outcome=OptimStepped({"lr": 1.0}))
     await bench.finish(head, outcome=OptimStepped({"lr": 2.0}))
-    status = await bench.ledger.benchmark.status(bench.tenant, request)
-    assert await bench.ledger.benchmark.result(bench.tenant, status) == OptimStepped({"lr": 1.0})
+    status = await bench.ledger.status(bench.tenant, request)
+    assert await bench.ledger.result(bench.tenant, status) == OptimStepped({"lr": 1.0})
     assert await bench.next_seq_id() == 2
 
 
@@ -365,7 +365,7 @@ async def test_rolled_back_acceptance_announces_nothing(bench: Bench) -> None:
 
     async def accept_and_fail() -> None:
         async with bench.database.write() as transaction:
-            await bench.ledger.benchmark.accept(transaction, new)
+            await bench.ledger.accept(transaction, new)
             raise RuntimeError("later in the same request")
 
     with bench.wakeups.listen(placements_topic(BASE)) as event:
@@ -392,10 +392,10 @@ async def test_pending_work_of_an_unloaded_run_fails_and_its_waiters_wake(bench:
     unload = await bench.accept(UNLOAD_SEQ_ID, UnloadModel(), kind=OperationKind.UNLOAD_MODEL)
     with bench.wakeups.listen(operation_topic(held_back)) as event:
         async with bench.database.write() as transaction:
-            await bench.ledger.benchmark.fail_pending(transaction, bench.run, RunUnloaded("the model was unloaded"))
+            await bench.ledger.fail_pending(transaction, bench.run, RunUnloaded("the model was unloaded"))
         assert event.is_set()
-    assert (await bench.ledger.benchmark.status(bench.tenant, held_back)).error_code == "run_unloaded"
-    assert (await bench.ledger.benchmark.status(bench.tenant, unload)).state is OperationState.PENDING
+    assert (await bench.ledger.status(bench.tenant, held_back)).error_code == "run_unloaded"
+    assert (await bench.ledger.status(bench.tenant, unload)).state is OperationState.PENDING
 
 
 async def test_create_operation_is_the_first_of_its_lane(bench: Bench) -> None:
@@ -418,8 +418,8 @@ async def test_samples_need_no_order_and_are_found_after_a_position(bench: Bench
     for seq_id in (10**18, 0, 7):
         await bench.accept_sample("s:sample:0", seq_id)
     async with bench.database.read() as session:
-        pending = await bench.ledger.benchmark.pending_samples(session, BASE, after_position=0)
-        later = await bench.ledger.benchmark.pending_samples(session, BASE, after_position=pending[0].position)
+        pending = await bench.ledger.pending_samples(session, BASE, after_position=0)
+        later = await bench.ledger.pending_samples(session, BASE, after_position=pending[0].position)
     assert [one.seq_id for one in pending] == [10**18, 0, 7]
     assert [one.seq_id for one in later] == [0, 7]
     assert isinstance(pending[0].payload, SampleRequest)
@@ -430,13 +430,13 @@ async def test_samples_need_no_order_and_are_found_after_a_position(bench: Bench
 async def test_array_results_survive(bench: Bench) -> None:
     request = await bench.accept_sample("s:sample:0", 0)
     async with bench.database.read() as session:
-        (sample,) = await bench.ledger.benchmark.pending_samples(session, BASE, after_position=0)
+        (sample,) = await bench.ledger.pending_samples(session, BASE, after_position=0)
     tokens, logprobs = np.array([4, 5], np.int32), np.array([-0.5, -1.5], np.float32)
     await bench.finish(sample, outcome=SampleOutput([SampledSequence("stop", tokens, logprobs)]))
-    status = await bench.ledger.benchmark.status(bench.tenant, request)
+    status = await bench.ledger.status(bench.tenant, request)
     assert status.state is OperationState.DONE
     assert status.result_bytes
-    result = await bench.ledger.benchmark.result(bench.tenant, status)
+    result = await bench.ledger.result(bench.tenant, status)
     assert isinstance(result, SampleOutput)
     np.testing.assert_array_equal(result.sequences[0].tokens, tokens)
     np.testing.assert_array_equal(result.sequences[0].logprobs, logprobs)
@@ -450,18 +450,18 @@ async def test_foreign_tenant_learns_nothing(bench: Bench) -> None:
     async with bench.database.write() as transaction:
         stranger = await create_tenant(transaction, name="dogs", clock=bench.clock)
     with pytest.raises(NotFound):
-        await bench.ledger.benchmark.status(stranger, request)
+        await bench.ledger.status(stranger, request)
     with pytest.raises(NotFound):
-        await bench.ledger.benchmark.wait_until_final(stranger, request, seconds=5)
+        await bench.ledger.wait_until_final(stranger, request, seconds=5)
     await bench.finish(*await bench.ready())
-    status = await bench.ledger.benchmark.status(bench.tenant, request)
-    assert await bench.ledger.benchmark.result(stranger, status) is None
-    assert await bench.ledger.benchmark.result(bench.tenant, status) is not None
+    status = await bench.ledger.status(bench.tenant, request)
+    assert await bench.ledger.result(stranger, status) is None
+    assert await bench.ledger.result(bench.tenant, status) is not None
 
 
 async def test_waiter_is_woken_by_the_completion(bench: Bench) -> None:
     request = await bench.accept(1)
-    waiting = asyncio.create_task(bench.ledger.benchmark.wait_until_final(bench.tenant, request, seconds=60))
+    waiting = asyncio.create_task(bench.ledger.wait_until_final(bench.tenant, request, seconds=60))
     (head,) = await bench.ready()
     await bench.finish(head)
     async with asyncio.timeout(10):
@@ -470,7 +470,7 @@ async def test_waiter_is_woken_by_the_completion(bench: Bench) -> None:
 
 async def test_wait_ends_pending_when_nothing_happens(bench: Bench) -> None:
     request = await bench.accept(1)
-    status = await bench.ledger.benchmark.wait_until_final(bench.tenant, request, seconds=0.01)
+    status = await bench.ledger.wait_until_final(bench.tenant, request, seconds=0.01)
     assert status.state is OperationState.PENDING
 
 
@@ -491,7 +491,7 @@ async def _set_run(bench: Bench, **values: object) -> None:
 
 async def _prune(bench: Bench) -> int:
     async with bench.database.write() as transaction:
-        return await bench.ledger.benchmark.prune(transaction, finished_before=bench.clock() - timedelta(hours=1))
+        return await bench.ledger.prune(transaction, finished_before=bench.clock() - timedelta(hours=1))
 
 
 async def test_replay_lists_done_operations_between_bounds_by_seq_id(bench: Bench) -> None:
@@ -502,10 +502,8 @@ async def test_replay_lists_done_operations_between_bounds_by_seq_id(bench: Benc
     await bench.finish(*await bench.ready())
     await bench.accept(4)
     async with bench.database.read() as session:
-        replay = await bench.ledger.benchmark.operations_to_replay(
-            session, bench.run, after_seq_id=-1, before_seq_id=100
-        )
-        after = await bench.ledger.benchmark.operations_to_replay(session, bench.run, after_seq_id=1, before_seq_id=2)
+        replay = await bench.ledger.operations_to_replay(session, bench.run, after_seq_id=-1, before_seq_id=100)
+        after = await bench.ledger.operations_to_replay(session, bench.run, after_seq_id=1, before_seq_id=2)
     assert [one.seq_id for one in replay] == [1, 2]
     assert after == []
 
@@ -522,9 +520,9 @@ async def test_pruned_result_is_gone_but_the_repeat_still_finds_its_id(bench: Be
     bench.clock.move(timedelta(hours=2))
     assert await _prune(bench) == 2
     assert await _prune(bench) == 0
-    status = await bench.ledger.benchmark.status(bench.tenant, first)
+    status = await bench.ledger.status(bench.tenant, first)
     assert (status.state, status.pruned) == (OperationState.DONE, True)
-    assert await bench.ledger.benchmark.result(bench.tenant, status) is None
+    assert await bench.ledger.result(bench.tenant, status) is None
     assert await bench.accept(1) == first
 
 
@@ -534,9 +532,7 @@ async def test_prune_keeps_payloads_that_a_replay_needs(bench: Bench) -> None:
     bench.clock.move(timedelta(hours=2))
     await _prune(bench)
     async with bench.database.read() as session:
-        replay = await bench.ledger.benchmark.operations_to_replay(
-            session, bench.run, after_seq_id=1, before_seq_id=100
-        )
+        replay = await bench.ledger.operations_to_replay(session, bench.run, after_seq_id=1, before_seq_id=100)
     assert [one.seq_id for one in replay] == [2, 3]
     assert await bench.count(OperationPayload) == 2
 
@@ -558,7 +554,7 @@ async def test_prune_drops_payloads_of_unloaded_runs_samples_and_failures(bench:
     await _finish_steps(bench, 1)
     await bench.accept_sample("s:sample:0", 0)
     async with bench.database.read() as session:
-        samples = await bench.ledger.benchmark.pending_samples(session, BASE, after_position=0)
+        samples = await bench.ledger.pending_samples(session, BASE, after_position=0)
     await bench.finish(*samples, outcome=SampleOutput([]))
     await _set_run(bench, state=RunState.UNLOADED)
     bench.clock.move(timedelta(hours=2))
@@ -572,6 +568,6 @@ async def test_prune_leaves_pending_work_and_reasons_of_failures(bench: Bench) -
     await bench.accept(2)
     bench.clock.move(timedelta(days=30))
     await _prune(bench)
-    status = await bench.ledger.benchmark.status(bench.tenant, rejected)
+    status = await bench.ledger.status(bench.tenant, rejected)
     assert status.error_message == "data must not be empty"
     assert [one.seq_id for one in await bench.ready()] == [2]

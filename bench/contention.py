@@ -97,7 +97,7 @@ def measure(task: Task) -> list[Kept]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default="tiny", help="tiny, small or large")
+    parser.add_argument("--base", default="small", help="tiny, small or large")
     parser.add_argument("--tenants", type=int, default=16)
     parser.add_argument("--operation", default="4x128", help="sequences x length of a tenant's operation")
     parser.add_argument("--shares", default="0.25,0.5,0.75", help="of one core, comma between")

@@ -1,6 +1,6 @@
 """What a light tenant feels of the others: ``python -m bench.fairness``.
 
-A ``weft serve`` process on the tiny base and real SDK clients, every tenant with its own key. Three light tenants train
+A ``weft serve`` process on the base ``small`` and real SDK clients, every tenant with its own key. Three light tenants train
 alone, beside many normal tenants, and beside one that floods; how long one full pass takes is measured on the trainer
 itself. Prints a table and, last, one JSON line. Nothing else should run meanwhile: clients and service share the machine.
 """
@@ -27,11 +27,10 @@ from engine.model.base import BaseModel
 from engine.training.trainer import PassItem
 from testing.cluster_process import started_service
 
-BASE = "weft/tiny"
+BASE = "weft/base"
 _PASS_LENGTH = 512
 _PASS_REPEATS = 5
-_WARM_UP_SECONDS = 25.0
-"""A small base's processes start after some load, and take seconds to."""
+_WARM_UP_SECONDS = 10.0
 _LEAD_SECONDS = 2.0
 """The others begin this much before the light tenants, and end this much after them."""
 
@@ -68,7 +67,7 @@ def full_pass(model: Path, tokens: int | None) -> FullPass:
     base = BaseModel.load(facts)
     trainer, budget = make_trainer(base), tokens or pass_tokens(base)
     run = RunId("bench:train:0")
-    trainer.create(run, LoraSettings(rank=RANK, alpha=ALPHA, seed=0, train_unembed=False))
+    trainer.create(run, LoraSettings(rank=RANK, alpha=ALPHA, seed=0, train_unembed=True))
     shape = OperationShape(max(1, budget // _PASS_LENGTH), min(budget, _PASS_LENGTH))
     block = token_block(shape, vocabulary=facts.vocabulary_size, seed=0)
     item = PassItem(run=run, batch=training_batch(block), backward=True)
@@ -170,8 +169,8 @@ def jain_index(values: list[float]) -> float:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Every figure: times in milliseconds, rates in tokens a second."""
-    model = folder / "tiny"
-    in_fresh_process(write_base, "tiny", model, dtype="float32")
+    model = folder / options.base
+    in_fresh_process(write_base, options.base, model, dtype="float32")
     one_pass = in_fresh_process(full_pass, model, options.pass_tokens)
     with ExitStack() as stack:
         phases = Phases(stack, folder, model, normal=options.normal, is_cluster=options.cluster)
@@ -207,7 +206,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase")
+    parser.add_argument("--base", default="small", help="tiny, small or large")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
     parser.add_argument("--normal", type=int, default=NORMAL.tenants, help="number of normal tenants")
     parser.add_argument("--pass-tokens", type=int, default=None, help="tokens of one full pass [the service's budget]")
     parser.add_argument("--cluster", action="store_true", help="the service is `weft up`, not `weft serve`")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
 
 RANK = 8
-"""Of every adapter: on all linear layers of attention and MLP, none on the head."""
+"""Rank of every adapter, on all linear layers of attention and MLP; benchmarks of training adapt the head, too."""
 ALPHA = 32.0
 LEARNING_RATE = 1e-4
 

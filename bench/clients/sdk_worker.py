@@ -44,7 +44,7 @@ class Tenants:
     def __init__(self, *, base_url: str, keys: list[str], base_model: str) -> None:
         self._services = [tinker.ServiceClient(base_url=base_url, api_key=key) for key in keys]
         futures = [
-            service.create_lora_training_client(base_model=base_model, rank=RANK, seed=number, train_unembed=False)
+            service.create_lora_training_client(base_model=base_model, rank=RANK, seed=number)
             for number, service in enumerate(self._services)
         ]
         self.trainers = [future.result() for future in futures]

@@ -1,6 +1,6 @@
 """How fast samples go through weft: ``python -m bench.sampling`` (``make vllm`` first).
 
-One vLLM server on the tiny base, in float32, and a ``weft serve`` process that samples on it. The same samples over four
+One vLLM server on the base ``small``, in float32, and a ``weft serve`` process that samples on it. The same samples over four
 adapters are asked of weft (``asample`` and ``retrieve_future``) and of the server itself, streamed as weft must ask for
 them to be able to cut a sample, and not streamed ("whole"); they take turns. ``router_ratio`` is over whichever of those
 two leaves weft the smaller one. Then the replica that weft has without vLLM, by itself and through a service. Prints tables
@@ -20,13 +20,14 @@ from bench.sampling.vllm_server import Row, measure_vllm, show
 from contracts.base_model import read_base_model_facts
 from testing.tenants import make_tenants
 
-BASE = "weft/tiny"
+BASE = "weft/base"
 _RATIO_AT = 32
 
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="small", help="tiny or small")
     parser.add_argument("--concurrent", default="1,8,32,64", help="samples at a time, one row each")
     parser.add_argument("--rounds", type=int, default=5, help="of each row: every contestant takes a turn")
     parser.add_argument("--samples-each", type=int, default=3, help="of each place of a turn, at least 4 in all")
@@ -44,8 +45,8 @@ def rounded(row: Row) -> Row:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """Every figure."""
-    model = folder / "tiny"
-    in_fresh_process(write_base, "tiny", model, dtype="float32")
+    model = folder / options.base
+    in_fresh_process(write_base, options.base, model, dtype="float32")
     facts = read_base_model_facts(BASE, model, None)
     figures: dict[str, object] = {}
     if not options.no_vllm:

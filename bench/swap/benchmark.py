@@ -1,6 +1,6 @@
 """What a swap of an adapter costs: ``python -m bench.swap`` (``make vllm`` first).
 
-A ``weft serve`` process with one vLLM server of its own on the tiny base, in float32, and two tenants who each stream from
+A ``weft serve`` process with one vLLM server of its own on the base ``small``, in float32, and two tenants who each stream from
 a live sampler. One has a newer version of its adapter published again and again; a swap lasts from just before the request
 to the first token on the new weights. Rounds without and with swaps take turns, and the neighbour's gaps between tokens
 are compared within a round. Afterwards every token's logprob is computed again with torch under the version that it is
@@ -29,7 +29,7 @@ from tenants.checkpoints import CHECKPOINTS
 from testing.service_process import ServiceProcess
 from testing.tenants import make_tenants
 
-BASE = "weft/tiny"
+BASE = "weft/base"
 _CONTEXT = 1024
 _WARM_UP_SWAPS = 2
 _ENVIRONMENT = {
@@ -52,6 +52,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--versions", type=int, default=0, help="published in turn; 0: each swap's is one that vLLM has never had"
     )
+    parser.add_argument("--base", default="small", help="tiny or small")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="WEFT_VLLM_PROMPT_TOKENS; 0: no limit")
     parser.add_argument("--vllm-arguments", default="--enforce-eager", help="more arguments of vLLM, spaces between")
     parser.add_argument("--bare", action="store_true", help="the same swaps without weft, too")
@@ -123,8 +124,8 @@ async def measure_bare(folder: Path, data: Path, model: Path, options: argparse.
 
 def measure(folder: Path, options: argparse.Namespace) -> Figures:
     """Every figure."""
-    model, data = folder / "tiny", folder / "data"
-    in_fresh_process(write_base, "tiny", model, dtype="float32")
+    model, data = folder / options.base, folder / "data"
+    in_fresh_process(write_base, options.base, model, dtype="float32")
     vocabulary = read_base_model_facts(BASE, model, None).vocabulary_size
     keys = make_tenants(data, ["swapped", "neighbour"])
     environment = _ENVIRONMENT | {"WEFT_VLLM_ARGUMENTS": json.dumps(options.vllm_arguments.split())}

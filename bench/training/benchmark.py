@@ -46,7 +46,7 @@ _WIDTH = 11
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bases", "--base", default="tiny,small", help="of tiny, small, large; comma between")
+    parser.add_argument("--bases", "--base", default="small", help="of tiny, small, large; comma between")
     parser.add_argument("--tenants", default="1,4,16,64", help="numbers of tenants")
     parser.add_argument("--operations", default="1x64,4x128", help="sequences x length of a tenant's operation")
     parser.add_argument("--repeats", type=int, default=5, help="most rounds of a row")

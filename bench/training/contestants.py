@@ -30,7 +30,7 @@ SMALL_TOKENS = 2048
 TURN_SECONDS = 0.5
 """A turn repeats steps for about this long; one step at least."""
 _MOST_STEPS = 50
-_SERVICE_WARM_UP_SECONDS = 20.0
+_SERVICE_WARM_UP_SECONDS = 8.0
 _SERVICE_TURN_SECONDS = 6.0
 _SERVICE_STEPS = (6, 60)
 _IN_FLIGHT = 2
@@ -78,7 +78,7 @@ class EngineContestant(_StepContestant):
         self._trainer = trainer
         runs = [RunId(f"bench:{name}:{number}") for number in range(len(blocks))]
         for number, run in enumerate(runs):
-            trainer.create(run, LoraSettings(rank=RANK, alpha=ALPHA, seed=number, train_unembed=False))
+            trainer.create(run, LoraSettings(rank=RANK, alpha=ALPHA, seed=number, train_unembed=True))
         self._items = [
             PassItem(run=run, batch=training_batch(block), backward=True)
             for run, block in zip(runs, blocks, strict=True)
@@ -214,7 +214,7 @@ class ServiceContestant:
         self.client_cpu_s = self.own_cpu_s = self.children_cpu_s = self.idle_s = 0.0
 
     def warm_up(self) -> None:
-        """Until the service computes as it does under load: a small base's processes take seconds to start."""
+        """Train until the service computes as it does under load."""
         self._clients.start_run(
             self._shape, vocabulary=self._vocabulary, in_flight=_IN_FLIGHT, seconds=_SERVICE_WARM_UP_SECONDS
         )

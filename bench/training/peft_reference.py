@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -23,8 +23,12 @@ class PeftReference:
 
     def __init__(self, model: Path, *, adapters: int, device: str, dtype: str) -> None:
         base = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, local_files_only=True).to(device)
+        # PEFT's "all-linear" leaves the head out; the SDK's default adapts it.
+        targets = sorted(
+            {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
+        )
         config = LoraConfig(
-            r=RANK, lora_alpha=int(ALPHA), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+            r=RANK, lora_alpha=int(ALPHA), target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
         )
         self._names = [f"tenant{number}" for number in range(adapters)]
         self._model: Any = get_peft_model(base, config, adapter_name=self._names[0])

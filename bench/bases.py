@@ -102,6 +102,6 @@ def matmul_flops_per_second(model: nn.Module, *, rows: int = 4096, seconds: floa
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for what was asked of ``device``."""
+    """Wait until ``device`` has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

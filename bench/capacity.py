@@ -1,4 +1,4 @@
-"""How many adapters one service holds: ``python -m bench.capacity``.
+"""Capacity of one service, in adapters: ``python -m bench.capacity``.
 
 Creates many rank-8 adapters of the tiny base through a ``weft serve`` process and the real SDK, trains each one step, and
 gives the service so little memory for adapters that most are paged out. Then trains one more step of some that were

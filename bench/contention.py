@@ -1,4 +1,4 @@
-"""What the engine keeps beside others on its cores: ``python -m bench.contention``.
+"""The engine's rate beside other processes on its cores: ``python -m bench.contention``.
 
 The service shares its machine with its API, its ledger and, on one machine, its clients. Here the trainer computes steps
 while another process takes a share of one core in pieces as short as a request's; one round is without it. That bounds
@@ -40,7 +40,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to measure: ``shares`` of one core that the competitor takes."""
+    """A measurement to make; ``shares`` are the parts of one core that the competitor takes."""
 
     base: str
     model: Path

@@ -1,4 +1,4 @@
-"""What a light tenant feels of the others: ``python -m bench.fairness``.
+"""Latency of a light tenant beside heavy ones: ``python -m bench.fairness``.
 
 A ``weft serve`` process on the base ``small`` and real SDK clients, every tenant with its own key. Three light tenants train
 alone, beside many normal tenants, and beside one that floods; how long one full pass takes is measured on the trainer
@@ -131,7 +131,7 @@ class Phases:
 
 
 def latencies_ms(report: LoadReport) -> list[float]:
-    """Of every step of every tenant."""
+    """Latencies in milliseconds, of every step of every tenant."""
     return [(end - begin) * 1e3 for steps in report.steps for begin, end in steps]
 
 
@@ -156,7 +156,7 @@ def rates(report: LoadReport, window: tuple[float, float]) -> list[float]:
 
 
 def window_of(report: LoadReport) -> tuple[float, float]:
-    """From the first step's begin to the last one's end, in seconds of the monotonic clock."""
+    """The first step's begin and the last step's end, in seconds of the monotonic clock."""
     steps = [step for tenant in report.steps for step in tenant]
     return min(begin for begin, _ in steps), max(end for _, end in steps)
 

@@ -1,4 +1,4 @@
-"""What tenants train on in the benchmarks: operations of random tokens, the same for every contestant."""
+"""Training data of the benchmarks: operations of random tokens, the same for every contestant."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -28,7 +28,7 @@ class OperationShape:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``4x128``: sequences x length. Raises ``ValueError``."""
+        """Parse ``4x128``, sequences x length. Raises ``ValueError``."""
         sequences, length = (int(part) for part in text.split("x"))
         return cls(sequences, length)
 

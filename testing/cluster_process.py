@@ -49,7 +49,7 @@ class RedisProcess:
 
     @property
     def url(self) -> str:
-        """For clients."""
+        """URL for clients."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:

@@ -33,7 +33,7 @@ from testing.tenants import make_tenants
 
 BASE = "weft/tiny"
 TARGETS = ("worker", "worker", "api", "pool", "redis")
-"""What is killed, as often as it stands here."""
+"""Kinds of processes to kill, as often as they stand here."""
 _RECOVERY_SECONDS = 120.0
 _REDIS_AWAY_SECONDS = 1.0
 _LONGEST_CALM_SECONDS = 2.0
@@ -41,7 +41,7 @@ _LONGEST_CALM_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Kills:
-    """What was killed, and the seconds until everybody had recovered."""
+    """The kills of one run, and the seconds until every tenant had recovered."""
 
     targets: list[str] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Kills:
 
 
 def _has_recovered(account: Account, killed: float) -> float | None:
-    """When the tenant had answers to a step and a sample sent after ``killed``; None: not yet."""
+    """Return the time at which the tenant had answers to a step and a sample sent after ``killed``; None: not yet."""
     step = next((answer.answered for answer in account.trained if answer.sent > killed), None)
     sample = next((answer.answered for answer in account.sampled if answer.sent > killed), None)
     return None if step is None or sample is None else max(step, sample)
@@ -129,7 +129,7 @@ def judge(tenants: Sequence[ChaosTenant], cluster: ClusterProcess, data: Path, b
 
 
 def run(*, kills: int, tenants: int, seed: int, server: str) -> dict[str, object]:
-    """The whole of it; returns the figures."""
+    """Run the benchmark and return its figures."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-chaos-")))

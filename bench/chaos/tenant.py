@@ -27,7 +27,7 @@ HUNG_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """When a request was sent and answered, in seconds of ``time.monotonic``."""
+    """Send and answer time of a request, in seconds of ``time.monotonic``."""
 
     sent: float
     answered: float
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Account:
-    """What one tenant saw."""
+    """One tenant's answers, failures and losses."""
 
     steps: int = 0
     trained: list[Answer] = field(default_factory=list)

@@ -14,7 +14,7 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a client process saw of one run.
+    """Report of a client process on one run.
 
     ``wall_s`` and ``cpu_s`` (the whole process) in seconds; ``steps`` of each tenant as (begin, end) in seconds of the
     system's monotonic clock.
@@ -27,7 +27,7 @@ class LoadReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all tenants together, over the whole run."""
+        """Tokens a second of all tenants together, over the whole run."""
         return self.tokens_per_step * sum(len(steps) for steps in self.steps) / self.wall_s
 
 
@@ -56,7 +56,7 @@ class SdkClients:
         steps: int | None = None,
         seconds: float | None = None,
     ) -> None:
-        """Have every tenant train: ``steps`` each, or as many as begin within ``seconds``."""
+        """Let every tenant train: ``steps`` each, or as many as begin within ``seconds``."""
         self._tokens_per_step = shape.tokens
         command = {"do": "run", "sequences": shape.sequences, "length": shape.length, "vocabulary": vocabulary}
         self._say({**command, "in_flight": in_flight, "steps": steps, "seconds": seconds})

@@ -1,8 +1,8 @@
 """The client side of a benchmark in a process of its own: many tenants on the real ``tinker`` SDK.
 
-``python -m bench.clients.sdk_worker`` reads one JSON command a line and answers each with one JSON line. ``bench.clients.sdk_clients``
-starts it and speaks to it. Tenants are threads: that costs the client less processor time than an event loop of its own
-beside the SDK's.
+``python -m bench.clients.sdk_worker`` reads one JSON command a line and answers each with one JSON line.
+``bench.clients.sdk_clients`` starts this process and speaks to it. Tenants are threads: threads cost the client less processor
+time than a second event loop beside the SDK's.
 """
 
 import json
@@ -50,7 +50,7 @@ class Tenants:
         self.trainers = [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the sessions: the service lets go of their adapters."""
+        """End the sessions: the service releases their adapters."""
         for service in self._services:
             service.close("success").result()
 
@@ -114,7 +114,7 @@ def answer(command: Command, tenants: Tenants | None) -> tuple[Tenants | None, d
 
 
 def main() -> None:
-    """Answer commands until the input ends."""
+    """Answer commands until standard input ends."""
     warnings.simplefilter("ignore", FutureWarning)
     tenants: Tenants | None = None
     for line in sys.stdin:

@@ -14,7 +14,7 @@ from bench.workload import RANK, OperationShape, token_block
 
 _LESSON = OperationShape(1, 64)
 _LEARNING_RATE = 5e-3
-"""So much that a step changes what the adapter says."""
+"""Learning rate so large that one step changes the adapter's answers."""
 _POLL_AGAIN = 408
 
 
@@ -35,7 +35,7 @@ class WeftClient:
         return await self._ask("GET", endpoint, None)
 
     async def result(self, promise: dict[str, Any]) -> dict[str, Any]:
-        """What became of a promise, waited for."""
+        """Wait for the outcome of a promise and return it."""
         while True:
             found = await self._ask("POST", "retrieve_future", {"request_id": promise["request_id"]})
             if "error" in found:

@@ -1,4 +1,4 @@
-"""How the ledger bears a long history and many tenants: ``python -m bench.ledger``.
+"""The ledger's cost with a long history and many tenants: ``python -m bench.ledger``.
 
 Makes two throw-away databases on a PostgreSQL server, one with 10 thousand operations and one with a million, and takes
 turns between them: the life of a training operation through ``ledger``, each hot call alone, and lives of 1 to 64
@@ -38,7 +38,7 @@ class Filled:
     made: LedgerRows
     times: dict[str, list[float]] = field(default_factory=dict)
     polls: dict[int, list[float]] = field(default_factory=dict)
-    """By tenants at once."""
+    """Milliseconds of each poll, by number of tenants at once."""
     rates: dict[int, list[float]] = field(default_factory=dict)
     """Operations a second, by tenants at once, of each round."""
 
@@ -47,7 +47,7 @@ class Filled:
         self.times.setdefault(name, []).append(milliseconds)
 
     def median(self, name: str) -> float:
-        """Of a call."""
+        """The median of a call's times, in milliseconds."""
         return statistics.median(self.times[name])
 
 
@@ -66,7 +66,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def server_url(url: URL) -> str:
-    """For psycopg."""
+    """Return the URL as psycopg reads it."""
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
@@ -144,7 +144,7 @@ def explained(filled: Filled, statements: Sequence[Sent]) -> tuple[list[str], in
 
 
 def percentile_95(values: Sequence[float]) -> float:
-    """Of at least two."""
+    """Percentiles of at least two values."""
     return statistics.quantiles(values, n=20)[-1]
 
 
@@ -163,7 +163,7 @@ def print_tables(small: Filled, large: Filled) -> None:
 
 
 def figures(small: Filled, large: Filled) -> dict[str, object]:
-    """What the JSON line says of the times."""
+    """Return the figures of the JSON line."""
 
     def by_tenants(values: dict[int, float]) -> dict[str, float]:
         return {str(tenants): round(value, 3) for tenants, value in values.items()}

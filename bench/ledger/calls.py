@@ -41,7 +41,7 @@ class LedgerCalls:
         self._next = {lane.run: lane.last_seq_id + 1 for lane in made.active}
         self._asked = 0
         self.last_position = made.rows
-        """Where a trainer that has seen everything looks from."""
+        """Position of a trainer that has read everything."""
 
     @property
     def lanes(self) -> Sequence[tuple[TenantId, RunId]]:
@@ -67,7 +67,7 @@ class LedgerCalls:
             return await self.ledger.accept(transaction, new)
 
     async def look(self, after_position: int) -> int:
-        """What is pending after a position; returns the last one's."""
+        """Read the operations that are pending after a position; return the last one's position."""
         async with self.database.read() as session:
             found = await self.ledger.pending_training(
                 session, BASE_MODEL, trainer=LEASE.trainer, after_position=after_position
@@ -88,7 +88,7 @@ class LedgerCalls:
         await self.ledger.complete(transaction, [Completion(one, a_pass_result()) for one in operations])
 
     async def poll(self, tenant: TenantId, request: RequestId) -> OperationStatus:
-        """What ``retrieve_future`` asks first."""
+        """Read the status as ``retrieve_future`` does first."""
         return await self.ledger.status(tenant, request)
 
     async def retrieve(self, tenant: TenantId, request: RequestId) -> None:

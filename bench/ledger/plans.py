@@ -1,4 +1,4 @@
-"""How PostgreSQL runs the ledger's statements: the very ones that the service sends, explained."""
+"""PostgreSQL's plans of the statements that the ledger really sends."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ class Sent:
 
 @contextmanager
 def recorded(engine: AsyncEngine, call: str) -> Iterator[list[Sent]]:
-    """What is sent over ``engine`` meanwhile, each text once."""
+    """Record the statements sent over ``engine`` inside the block, each text once."""
     sent: dict[str, Sent] = {}
 
     def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
@@ -109,7 +109,7 @@ def explain(connection: Connection, sent: Sent, *, generic: bool) -> list[str]:
 
 
 def is_sequential(plan: Sequence[str]) -> bool:
-    """Whether the plan reads one of the ledger's tables, or an index of one, from end to end."""
+    """Return true when the plan reads one of the ledger's tables, or an index of one, from end to end."""
     for node in _nodes(plan):
         found = _INDEX.search(node[0])
         has_condition = any("Index Cond:" in line for line in node)

@@ -32,7 +32,7 @@ from store.tables import RunState
 from tenants.runs import run_id_for
 
 LEASE = RunLease("a trainer", 1)
-"""Of every run."""
+"""Lease of every run."""
 BASE_MODEL = "weft/tiny"
 GRACE = timedelta(hours=1)
 """Results older than this are pruned."""
@@ -94,7 +94,7 @@ class LedgerRows:
     seed: int = 1
     stale: int = STALE
     finished: list[tuple[TenantId, RequestId]] = field(default_factory=list)
-    """Some of those whose results are there, with their tenants."""
+    """Finished operations whose results are there, not all of them, with their tenants."""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
@@ -175,7 +175,7 @@ class LedgerRows:
             )
 
     def _operation(self, number: int) -> Row:
-        """What all kinds have in common, by age: pruned, stale, finished, pending."""
+        """Columns that operations of every kind share, by age: pruned, stale, finished, pending."""
         request = RequestId(str(UUID(int=self._random.getrandbits(128), version=4)))
         created = self.now - _SPAN * ((self.rows - number) / self.rows)
         is_pending = number >= self.rows - self.rows // _ONE_IN_PENDING

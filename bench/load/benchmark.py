@@ -37,7 +37,7 @@ BASE = "weft/tiny"
 STEP = OperationShape(1, 64)
 _OPERATIONS_A_STEP = 2
 _GRACE_SECONDS = 5.0
-"""Until the processes of the clients have begun."""
+"""Seconds that client processes get to begin."""
 
 Times = Sequence[tuple[float, float]]
 """(begin, end), in seconds of ``time.monotonic``."""
@@ -45,7 +45,7 @@ Times = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much, and for how long in seconds; ``probes`` are of each kind a second."""
+    """Size of the load and its length in seconds; ``probes`` counts the probes of each kind a second."""
 
     tenants: int = 16
     concurrent: int = 128
@@ -58,18 +58,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time that counts."""
+    """The time whose answers count."""
 
     begin: float
     end: float
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length in seconds."""
         return self.end - self.begin
 
     def ended_within(self, times: Times) -> list[tuple[float, float]]:
-        """Those whose end lies within."""
+        """Return the times whose end lies within the window."""
         return [one for one in times if self.begin <= one[1] < self.end]
 
 
@@ -87,7 +87,7 @@ class Processors:
         self._others = psutil.cpu_times()
 
     def cores(self) -> dict[str, float]:
-        """By kind, since it was made; ``machine`` is all of the machine's processes, other people's too."""
+        """Return cores used since this object was made, by kind of process; ``machine`` counts all processes of the machine."""
         seconds, now = time.monotonic() - self._began, self._read()
         found = {f"{kind}_cpu": round((now[kind] - self._before[kind]) / seconds, 2) for kind in now}
         idle = psutil.cpu_times().idle - self._others.idle
@@ -120,7 +120,7 @@ def milliseconds(name: str, probes: Mapping[str, Any], window: Window) -> dict[s
 
 
 def figures(window: Window, load: dict[str, Any], probes: dict[str, Any], sdk: LoadReport | None) -> dict[str, object]:
-    """What is printed, but for the processors."""
+    """Return the printed figures, without the processors'."""
     samples = window.ended_within(load["samples"])
     steps = window.ended_within(load["steps"] + ([] if sdk is None else sdk.steps[0]))
     waits = [end - begin for begin, end in samples] or [float("nan")]
@@ -142,7 +142,7 @@ def figures(window: Window, load: dict[str, Any], probes: dict[str, Any], sdk: L
 
 
 def run(load: Load, *, server: str = DEFAULT_SERVER) -> dict[str, object]:
-    """The whole of it; returns the figures."""
+    """Run the benchmark and return its figures."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-load-")))
         model = folder / "tiny"
@@ -167,7 +167,7 @@ def run(load: Load, *, server: str = DEFAULT_SERVER) -> dict[str, object]:
 
 
 def measure(cluster: ClusterProcess, keys: Sequence[str], load: Load, *, vocabulary: int) -> dict[str, object]:
-    """Put the load on a cluster that is there. Keys: of those who sample, of those who train, and the prober's."""
+    """Put the load on a running cluster. ``keys`` are the sampling tenants', then the training tenants', then the prober's."""
     *working, probing = keys
     sampling, training = working[: load.tenants], working[load.tenants :]
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from bench.processes.json_process import give_answer, given_task
 
 PROMPT_TOKENS = 16
 HUNG_SECONDS = 120.0
-"""What has no answer by then counts as hung."""
+"""Seconds after which a request without an answer counts as hung."""
 _SHOWN_ERRORS = 10
 
 
@@ -46,7 +46,7 @@ class LoadTask:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came: (sent, answered) of each, in seconds of ``time.monotonic``; a step is two operations."""
+    """Answers as (sent, answered), in seconds of ``time.monotonic``; a step is two operations."""
 
     samples: list[tuple[float, float]] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)
@@ -55,21 +55,21 @@ class Outcome:
     hung: int = 0
 
     def note_error(self, error: BaseException) -> None:
-        """Count it, and remember the first few."""
+        """Count the error, and remember the first few."""
         self.errors += 1
         if len(self.shown_errors) < _SHOWN_ERRORS:
             self.shown_errors.append(repr(error)[:300])
 
 
 class LoadClients:
-    """All the tenants."""
+    """The clients of all tenants."""
 
     def __init__(self, task: LoadTask) -> None:
         self._task = task
         self.outcome = Outcome()
 
     async def run(self) -> Outcome:
-        """Until the task ends."""
+        """Sample and train until the task ends."""
         async with AsyncExitStack() as stack:
             sampling = [await self._client(stack, key) for key in self._task.sampling_keys]
             training = [await self._client(stack, key) for key in self._task.training_keys]

@@ -1,4 +1,4 @@
-"""What a light request feels of the load: ``/healthz`` and heartbeats at a steady rate, in a process of its own.
+"""Light requests under load: ``/healthz`` and heartbeats at a steady rate, from a process of their own.
 
 A probe's time runs from the moment it was due, so that a probe that waits for its turn counts as slow, not as absent.
 Each goes over one of several kept connections in turn: the API processes share the port, a connection stays with one.
@@ -15,7 +15,7 @@ import uvloop
 from bench.processes.json_process import give_answer, given_task
 
 CONNECTIONS = 8
-"""Of each kind of probe."""
+"""Connections of each kind of probe."""
 _TIMEOUT_SECONDS = 30.0
 
 

@@ -10,14 +10,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads of a process so far; 0 for one that has ended."""
+    """Return processor seconds of all threads of a process so far; 0 for one that has ended."""
     found = _stat(pid)
     # utime and stime, counted after the name.
     return 0.0 if found is None else (int(found[11]) + int(found[12])) / _TICKS
 
 
 def group_cpu_seconds(group: int) -> float:
-    """Of all processes of a process group so far."""
+    """Return processor seconds of all processes of a process group so far."""
     return sum(cpu_seconds(pid) for pid in _members(group))
 
 
@@ -34,14 +34,14 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def children_cpu_seconds(pid: int) -> float:
-    """Of all processes under a process so far, those that have ended left out."""
+    """Return processor seconds of all living processes under a process so far."""
     with suppress(psutil.NoSuchProcess):
         return sum(cpu_seconds(child.pid) for child in psutil.Process(pid).children(recursive=True))
     return 0.0
 
 
 def idle_seconds() -> float:
-    """Of all the machine's cores since it started."""
+    """Return idle seconds of all the machine's cores since it started."""
     return float(psutil.cpu_times().idle)
 
 

@@ -9,11 +9,11 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 _PRELOADED = ["torch", "transformers", "peft", "engine.training.trainer"]
-"""Imported once; processes are forked from there before anything has computed."""
+"""Modules imported once; processes are forked from there before anything has computed."""
 
 
 def prepare() -> None:
-    """Call first in a benchmark: what every process of it inherits."""
+    """Set what every process of a benchmark inherits. Call first."""
     # As ``weft serve`` sets it.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -53,11 +53,11 @@ class JsonProcess:
 
 
 def given_task() -> dict[str, Any]:
-    """In such a process: what it was given."""
+    """Read the task that this process was given."""
     found: dict[str, Any] = json.loads(Path(sys.argv[1]).read_bytes())
     return found
 
 
 def give_answer(answer: dict[str, Any]) -> None:
-    """In such a process: say what came of it."""
+    """Write this process's answer."""
     Path(sys.argv[2]).write_text(json.dumps(answer))

@@ -1,4 +1,4 @@
-"""How fast samples go through weft: ``python -m bench.sampling`` (``make vllm`` first).
+"""Rate of samples through weft: ``python -m bench.sampling`` (``make vllm`` first).
 
 One vLLM server on the base ``small``, in float32, and a ``weft serve`` process that samples on it. The same samples over four
 adapters are asked of weft (``asample`` and ``retrieve_future``) and of the server itself, streamed as weft must ask for
@@ -39,12 +39,12 @@ def parse_options() -> argparse.Namespace:
 
 
 def rounded(row: Row) -> Row:
-    """Four decimals are enough."""
+    """Return the row with four decimals."""
     return {name: round(value, 4) for name, value in row.items()}
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
-    """Every figure."""
+    """Measure and return every figure."""
     model = folder / options.base
     in_fresh_process(write_base, options.base, model, dtype="float32")
     facts = read_base_model_facts(BASE, model, None)

@@ -61,10 +61,10 @@ async def serving(data: Path, facts: BaseModelFacts, environment: Mapping[str, s
 
 
 class Contestant(Protocol):
-    """Somebody who can be asked."""
+    """A way to ask for samples."""
 
     async def sample(self, ask: Ask) -> int:
-        """How many tokens came."""
+        """Sample, and return the number of tokens that came."""
 
 
 async def turn(contestant: Contestant, wanted: Sequence[Ask], concurrent: int) -> float:
@@ -108,7 +108,7 @@ class ThroughWeft:
         return await self._client.post("asample", **body)
 
     async def version(self, adapter: int, vocabulary: int) -> str:
-        """What replicas know the adapter as."""
+        """Return the adapter's version name on replicas."""
         promise = await self.submit(Ask([vocabulary - 1], 1, adapter, 0))
         await self._client.result(promise)
         report = await self._client.get(f"samples/{promise['request_id']}")
@@ -172,7 +172,7 @@ def _made(chunk: Chunk) -> int:
 
 
 def keeping_session() -> aiohttp.ClientSession:
-    """For ``StraightToVllm``."""
+    """Return the HTTP session of a ``StraightToVllm``."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_read=120))
 

@@ -42,7 +42,7 @@ Row = dict[str, float]
 
 
 def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProcessSettings:
-    """Of a server as weft would start it."""
+    """Return the settings of a server as weft would start it."""
     return VllmProcessSettings(
         command=server_command(Path(".venv-vllm/bin/python").absolute()),
         model=model,
@@ -62,7 +62,7 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProces
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Everybody who takes part, and whose processor time counts."""
+    """The contestants, and the processes whose processor time counts."""
 
     contestants: dict[str, Contestant]
     sdk: ThroughSdk

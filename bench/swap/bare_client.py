@@ -87,7 +87,7 @@ class _Stream:
     last: float | None = None
 
     async def run(self) -> None:
-        """Until ``is_stopping``, and then to the end of the sample in hand."""
+        """Stream samples until ``is_stopping``, the one in hand to its end."""
         load, number = self.server.load, 0
         while not self.is_stopping:
             tokens = [(self.number * 7 + number * 31 + place * 13) % load.vocabulary for place in range(_PROMPT_TOKENS)]

@@ -1,4 +1,4 @@
-"""What a swap of an adapter costs: ``python -m bench.swap`` (``make vllm`` first).
+"""Cost of an adapter's swap: ``python -m bench.swap`` (``make vllm`` first).
 
 A ``weft serve`` process with one vLLM server of its own on the base ``small``, in float32, and two tenants who each stream from
 a live sampler. One has a newer version of its adapter published again and again; a swap lasts from just before the request
@@ -123,7 +123,7 @@ async def measure_bare(folder: Path, data: Path, model: Path, options: argparse.
 
 
 def measure(folder: Path, options: argparse.Namespace) -> Figures:
-    """Every figure."""
+    """Measure and return every figure."""
     model, data = folder / options.base, folder / "data"
     in_fresh_process(write_base, options.base, model, dtype="float32")
     vocabulary = read_base_model_facts(BASE, model, None).vocabulary_size

@@ -1,4 +1,4 @@
-"""What the streams of ``bench.swap`` have seen, as figures."""
+"""Figures of ``bench.swap``, from the streams' arrivals."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from bench.swap.tenant import Round, Swap, SwapTenant
 
 Figures = dict[str, float]
 _AFTER_SECONDS = 0.05
-"""How long after the first new token a gap still counts as the swap's."""
+"""Seconds after the first new token in which a gap still counts as the swap's."""
 
 
 class WithGaps(Protocol):
@@ -42,12 +42,12 @@ class Gaps:
 
 
 def window(swap: Swap) -> tuple[float, float]:
-    """When a swap may be felt."""
+    """The time in which a swap may be felt."""
     return swap.asked, swap.first + _AFTER_SECONDS
 
 
 def control_windows(turn: Round) -> list[tuple[float, float]]:
-    """As long as the round's swaps, one after another in its quiet while."""
+    """Windows in the round's quiet time, each as long as one of its swaps."""
     length = statistics.median(end - begin for begin, end in map(window, turn.swaps))
     begin, end = turn.quiet
     return [(begin + number * length, begin + (number + 1) * length) for number in range(int((end - begin) / length))]
@@ -102,7 +102,7 @@ def swap_figures(swapped: SwapTenant, neighbour: SwapTenant, rounds: Sequence[Ro
 
 
 def bare_figures(streams: Sequence[WithGaps], rounds: Sequence[Round]) -> Figures:
-    """Those of swaps made at vLLM itself, of which ``streams`` are the neighbour's."""
+    """Figures of swaps made at vLLM itself; ``streams`` are the neighbour's."""
     swaps = [swap for turn in rounds for swap in turn.swaps]
     firsts = np.array([swap.first - swap.asked for swap in swaps]) * 1e3
     found = {

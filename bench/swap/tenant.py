@@ -58,12 +58,12 @@ class SwapTenant:
 
     @property
     def samples(self) -> list[Sample]:
-        """Of all streams."""
+        """Samples of all streams."""
         return [sample for stream in self.streams for sample in stream.samples]
 
     @property
     def run(self) -> LearningRun:
-        """What it has learned. Raises ``RuntimeError`` before that."""
+        """The run that ``learn`` made. Raises ``RuntimeError`` before that."""
         if self._run is None:
             raise RuntimeError("the tenant has no run yet")
         return self._run

@@ -41,7 +41,7 @@ class Sample:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """True when no token is missing."""
         if self.done is None or self.report is None or self.failure is not None:
             return False
         is_full = len(self.done["sequences"][0]["tokens"]) == self.wanted
@@ -49,14 +49,14 @@ class Sample:
 
     @property
     def spans(self) -> list[Span]:
-        """As they came."""
+        """Tokens in the order of arrival."""
         ends = [*(start for _, start in self.changes[1:]), len(self.tokens)]
         return [(version, start, end) for (version, start), end in zip(self.changes, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """From ``at`` on, ``tokens`` tokens in a row of ``version``."""
+    """A run of ``tokens`` tokens of ``version``, beginning at ``at``."""
 
     at: float
     version: str
@@ -98,7 +98,7 @@ class TokenStream:
         self._stopping = True
 
     async def run(self) -> None:
-        """Until ``stop``."""
+        """Stream samples until ``stop``."""
         while not self._stopping:
             sample = Sample(self._prompt(len(self.samples)), self._tokens)
             self.samples.append(sample)

@@ -1,4 +1,4 @@
-"""Whether every token of streamed samples is of the version that it is said to be of, and of one that was due."""
+"""Check of streamed tokens: each must be of the version that the stream names, and of one that was due."""
 
 import asyncio
 from bisect import bisect_right
@@ -95,7 +95,7 @@ class _Scorer:
         return Scored(len(wrong), int(wrong.sum()), float(seen.mean()) if len(seen) else 0.0)
 
     async def _off(self, sample: Sample, span: Span, version: str) -> NDArray[np.bool_]:
-        """For each token of the span: whether ``version`` gives it another logprob."""
+        """Return, for each token of the span, whether ``version`` gives it another logprob."""
         _, start, end = span
         prompt = np.array(sample.prompt + sample.tokens[:end], np.int64)
         first = len(sample.prompt) + start

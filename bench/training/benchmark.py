@@ -1,4 +1,4 @@
-"""How fast many tenants train at once: ``python -m bench.training``.
+"""Rate of many tenants training at once: ``python -m bench.training``.
 
 Compares, for a number of tenants with an operation each: weft's fused pass; plain PEFT, one tenant after another; one
 tenant with the whole batch; and a ``weft serve`` process with the real SDK. Prints a table and, last, one JSON line.
@@ -60,7 +60,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def numbers(text: str) -> list[int]:
-    """From ``1,4,16``."""
+    """Parse numbers such as ``1,4,16``."""
     return [int(part) for part in text.split(",") if part]
 
 
@@ -114,7 +114,7 @@ def shown(value: float | str | None) -> str:
 
 
 def rounded(row: Row) -> Row:
-    """Four decimals are enough."""
+    """Return the row with four decimals."""
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
 
 

@@ -1,4 +1,4 @@
-"""Who runs in ``bench.training``: each makes training steps on the same tenants' operations and says how fast.
+"""Contestants of ``bench.training``: each makes training steps on the same tenants' operations and returns its rate.
 
 A step is one ``forward_backward`` of each tenant's operation and one AdamW step of each tenant. Contestants take turns of
 a few steps; all of them run in float32 or the base's dtype, on torch's default number of threads.
@@ -134,7 +134,7 @@ class PeftContestant(_StepContestant):
         self._most_tokens = most_tokens
         self._tokens = tokens_of(blocks)
         self.switch_free_rate = 0.0
-        """Of the last turn, in tokens a second: the time of ``set_adapter`` left out."""
+        """Rate of the last turn in tokens a second, without the time of ``set_adapter``."""
 
     def warm_up(self) -> float:
         """A step on at most ``SMALL_TOKENS`` of the first block; returns its summed loss before the step."""
@@ -148,7 +148,7 @@ class PeftContestant(_StepContestant):
         return loss
 
     def fits(self) -> bool:
-        """Whether a step fits into the machine's memory, judged by a ``warm_up``; on CUDA, by trying."""
+        """Return true when a step fits into the machine's memory, judged by a ``warm_up``; on CUDA, by trying."""
         if self.device.type == "cuda":
             return self._tried()
         with self._reference.counting_saved_bytes() as saved:

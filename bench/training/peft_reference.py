@@ -1,4 +1,4 @@
-"""The contestant without weft: plain PEFT, one adapter after another, and one ``torch.optim.AdamW`` for each."""
+"""The contestant without weft: plain PEFT, one adapter after another, with one ``torch.optim.AdamW`` each."""
 
 import time
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class PeftReference:
 
     @contextmanager
     def counting_saved_bytes(self) -> Iterator[dict[int, int]]:
-        """What steps within keep for their backward passes: bytes by storage, the model's own weights left out."""
+        """Count what steps inside the block keep for their backward passes: bytes by storage, without the model's weights."""
         own = {parameter.untyped_storage().data_ptr() for parameter in self._model.parameters()}
         found: dict[int, int] = {}
 

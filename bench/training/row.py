@@ -47,7 +47,7 @@ class ServiceAddress:
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """What to measure: at most ``repeats`` rounds, none begun once ``seconds`` of rounds have passed."""
+    """A row to measure: at most ``repeats`` rounds, none begun once ``seconds`` of rounds have passed."""
 
     base: str
     model: Path

@@ -7,7 +7,8 @@ import sys
 from tests.conftest import ROOT
 
 KEYS = {
-    "forward_backward_p50_ms", "optim_step_p50_ms", "asample_16_tokens_p50_ms", "engine_forward_backward_p50_ms", "overhead_p50_ms",
+    "forward_backward_p50_ms", "optim_step_p50_ms", "asample_16_tokens_p50_ms",
+    "engine_forward_backward_p50_ms", "overhead_p50_ms",
     "floor_forward_backward_p50_ms", "floor_optim_step_p50_ms", "floor_asample_16_tokens_p50_ms",
     "optim_step_to_floor", "forward_backward_to_floor", "asample_to_floor",
 }  # fmt: skip

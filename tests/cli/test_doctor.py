@@ -15,13 +15,13 @@ import psycopg
 import pytest
 from redis import Redis
 
-from bench.cluster_process import RedisProcess
 from cli.doctor import examine
 from cli.finding import Finding
 from migrations.upgrade import downgrade, upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.settings import Settings
+from testing.cluster_process import RedisProcess
 from tests.conftest import missing_service
 from workers.leases.processes import ProcessKind, new_identity, renew
 

@@ -14,13 +14,13 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from bench.chaos import judge, wait_for_recovery
-from bench.chaos_tenant import ChaosTenant
-from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from bench.chaos.benchmark import judge, wait_for_recovery
+from bench.chaos.tenant import ChaosTenant
 from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from store.settings import Settings
+from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 from tests.cluster.tcp_proxy import TcpProxy
 from tests.conftest import missing_service
 

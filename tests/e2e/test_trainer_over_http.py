@@ -22,7 +22,7 @@ import uvicorn
 
 from api.app import create_app
 from api.services import ApiServices, BatchedReads
-from bench.sdk_clients import SdkClients, make_tenants
+from bench.clients.sdk_clients import SdkClients
 from bench.workload import OperationShape
 from cli.administration import new_tenant
 from contracts.base_model import read_base_model_facts
@@ -39,6 +39,7 @@ from store.settings import Settings
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
 from testing.service_process import ServiceProcess
+from testing.tenants import make_tenants
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads

@@ -31,7 +31,7 @@ from engine.sampling.request_checks import check_request
 DEFAULT_CACHE_BYTES = 4 << 30
 ONE_CORE_PARAMETERS = 100_000_000
 """Below so many parameters a CPU decodes on one core: a step's products end at barriers that cost more than the other cores
-give (``bench.sampling``), and the trainer has a use for those."""
+give (``bench.sampling.benchmark``), and the trainer has a use for those."""
 
 
 class TorchReplica:

@@ -214,7 +214,7 @@ class ServiceContestant:
         self.client_cpu_s = self.own_cpu_s = self.children_cpu_s = self.idle_s = 0.0
 
     def warm_up(self) -> None:
-        """Until the service computes as it does under load: a small base's processes take seconds to start."""
+        """Train for a while, so that the first turn finds the service as it is under load."""
         self._clients.start_run(
             self._shape, vocabulary=self._vocabulary, in_flight=_IN_FLIGHT, seconds=_SERVICE_WARM_UP_SECONDS
         )

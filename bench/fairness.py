@@ -31,7 +31,7 @@ BASE = "weft/tiny"
 _PASS_LENGTH = 512
 _PASS_REPEATS = 5
 _WARM_UP_SECONDS = 25.0
-"""A small base's processes start after some load, and take seconds to."""
+"""Load before the first measurement, in seconds."""
 _LEAD_SECONDS = 2.0
 """The others begin this much before the light tenants, and end this much after them."""
 

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from contracts.base_model import read_base_model_facts
-from contracts.operations import Datum, LossName, LossSpec, OptimStep, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import Datum, LossSpec, OptimStep, TrainingBatch
 from engine.model.base import BaseModel
 from engine.model.lora import AdapterSegment
 from engine.model.tiny_model import write_tiny_model

@@ -9,7 +9,8 @@ import torch
 
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LossName
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput
 from engine.model.base import BaseModel
 from engine.training.trainer import PassOperation, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings

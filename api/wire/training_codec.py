@@ -13,8 +13,8 @@ from api.wire.schemas import MAX_SEQ_ID, ForwardInput, JsonDatum, ModelInput
 from api.wire.tensors import ExpansionBudget
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
-from contracts.losses import LOSS_RULES
-from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+from contracts.losses import LOSS_RULES, LossName
+from contracts.operations import Datum, LossSpec, TrainingBatch
 from store.settings import Settings
 
 TARGETS = "target_tokens"

@@ -7,14 +7,8 @@ import pytest
 from sqlalchemy import select
 
 from contracts.errors import EngineFailure
-from contracts.operations import (
-    ForwardBackwardOutput,
-    LossName,
-    LossSpec,
-    OperationKind,
-    OptimStepped,
-    TrainingBatch,
-)
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, LossSpec, OperationKind, OptimStepped, TrainingBatch
 from ledger.ledger import Ledger
 from ledger.wakeups import Wakeups, operation_topic
 from store.settings import Settings

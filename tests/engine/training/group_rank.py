@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import WeftError
-from contracts.operations import ForwardBackwardOutput, LossName, OptimStep
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, OptimStep
 from engine.model.base import BaseModel
 from engine.training.executors.group import TrainerGroup
 from engine.training.trainer import PassItem, Trainer
@@ -155,7 +156,7 @@ SCENARIOS: dict[str, Callable[[Trainer], Found]] = {
 }
 
 
-def shares_of(base: BaseModel) -> Found:
+def shards_of(base: BaseModel) -> Found:
     """How many elements of the layers' weights lie on this rank, and how many there are."""
     layers = [(name, weight) for name, weight in base.model.named_parameters() if ".layers." in name]
     return {
@@ -199,7 +200,7 @@ def lead(group: TrainerGroup, base: BaseModel, scenario: str, results: Path) -> 
         alone(trainer)
         (results / "passing").touch()
         Event().wait(TIMEOUT_SECONDS)
-    found: Found = {"shares": shares_of(base)}
+    found: Found = {"shards": shards_of(base)}
     for name in SCENARIOS if scenario == "all" else ("training",):
         found[name] = SCENARIOS[name](trainer)
     group.close()

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 from contracts.base_model import read_base_model_facts
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LoraSettings, LossName, OptimStep, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, TrainingBatch
 from engine.model.adapter_folder import read_lora_weights
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, read_state, write_state

@@ -148,9 +148,9 @@ def test_what_fails_on_a_rank_fails_alone(found: Found) -> None:
 
 
 def test_a_rank_holds_half_of_every_layer(found: Found) -> None:
-    shares = found["shares"]
-    assert isinstance(shares, dict)
-    assert shares["local"] * 2 == shares["all"]
+    shards = found["shards"]
+    assert isinstance(shards, dict)
+    assert shards["local"] * 2 == shards["all"]
 
 
 def test_layers_computed_again_in_the_backward_pass_are_gathered_for_it(

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
-from contracts.operations import ForwardBackwardOutput, LossName
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput
 from engine.model.base import BaseModel
 from engine.training.executors.threads import MicroBatchThreads
 from engine.training.micro_batch import (
@@ -234,7 +235,7 @@ def test_gradient_checkpointing_keeps_less_and_gives_equal_gradients(base: BaseM
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_pass_computed_again_after_a_failure_has_let_go_of_the_first_attempt(
+def test_a_pass_computed_again_after_a_failure_has_dropped_the_first_try(
     base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that runs out in the last layer, with two tenants together: each by itself then has all of it."""

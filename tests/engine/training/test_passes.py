@@ -11,7 +11,8 @@ from torch import Tensor
 
 from contracts.errors import InvalidRequest, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, OptimStep, TrainingBatch
 from engine.training.pass_operation import PassItem, PassOperation
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import event, text
 
 from contracts.ids import RequestId, RunId
-from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, OptimStepped, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
 from migrations.upgrade import upgrade

@@ -8,12 +8,12 @@ import pytest
 
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
+from contracts.losses import LossName
 from contracts.operations import (
     CreateModel,
     Datum,
     LoadWeights,
     LoraSettings,
-    LossName,
     LossSpec,
     OperationKind,
     OptimStep,

@@ -7,7 +7,8 @@ from threading import Event, Lock
 import pytest
 import torch
 
-from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, OptimStep, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.pass_operation import PassPiece
 from engine.training.trainer import ComputedPass

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from contracts.ids import RunId
-from contracts.operations import LoraSettings, LossName, OptimStep, OptimStepped, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import LoraSettings, OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from tests.engine.training.conftest import make_batch

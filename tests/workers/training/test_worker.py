@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from contracts.errors import EngineFailure
+from contracts.losses import LossName
 from contracts.operations import (
     ForwardBackwardOutput,
-    LossName,
     OperationKind,
     OptimStep,
     OptimStepped,

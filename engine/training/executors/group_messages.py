@@ -1,4 +1,4 @@
-"""What the ranks of a group send each other: typed records, tensors apart."""
+"""Messages between the ranks of a trainer group: typed records, with the tensors sent apart from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +13,18 @@ from engine.training.micro_batch import Member, PackedRow
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """Rank 0 is there, and has no work."""
+class Heartbeat:
+    """Sign that rank 0 is alive but has no work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The last message."""
+    """Last message of a group that ends as planned."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentMember:
-    """A member without its weights: those follow, float32 (size,)."""
+    """A member without its weights. The weights follow as a tensor, float32 (size,)."""
 
     loss: LossSpec
     data: Mapping[int, Datum]
@@ -33,14 +33,18 @@ class SentMember:
     size: int
 
     def member(self, base: BaseModel, vector: Tensor) -> Member:
-        """The member, its adapter's weights being ``vector`` (size,)."""
+        """Return the member with ``vector`` (size,) as its adapter's weights."""
         layout = LoraLayout(self.settings.rank, {name: base.projections[name] for name in self.names})
         return Member(self.loss, self.data, LoraWeights(self.settings, layout, vector))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A rank's micro-batches, one a round; in the rounds beyond, it only takes part in the gathers."""
+    """Micro-batches of one rank in a pass, one a round.
+
+    ``rounds`` is the same on every rank. A rank with fewer ``batches`` only takes part in the gathers of the last rounds.
+    ``members`` are those that ``batches`` need, by number.
+    """
 
     batches: list[list[PackedRow]]
     rounds: int
@@ -56,7 +60,7 @@ class Work:
         rounds: int,
         backward: bool,
     ) -> "Work":
-        """The work on ``batches``, with what it needs of ``members``."""
+        """Return the work on ``batches``, with the members and sequences that they need."""
         wanted: dict[int, dict[int, Datum]] = {}
         for batch in batches:
             for row in batch:
@@ -75,24 +79,24 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class SentAttempt:
-    """An attempt without its gradients: those of ``members`` follow, each float32 (layout.size,)."""
+class SentResult:
+    """A micro-batch's result without its gradients. The gradients of ``members`` follow, each float32 (layout.size,)."""
 
-    attempt: MicroBatchResult
+    result: MicroBatchResult
     members: list[int]
 
     @classmethod
-    def of(cls, attempt: MicroBatchResult) -> "SentAttempt":
-        """What is sent of ``attempt``."""
-        if attempt.computed is None:
-            return cls(attempt, [])
-        return cls(replace(attempt, computed=replace(attempt.computed, gradients={})), list(attempt.computed.gradients))
+    def of(cls, result: MicroBatchResult) -> "SentResult":
+        """Return ``result`` without its gradients."""
+        if result.output is None:
+            return cls(result, [])
+        return cls(replace(result, output=replace(result.output, gradients={})), list(result.output.gradients))
 
     def with_gradients(self, gradients: dict[int, Tensor]) -> MicroBatchResult:
-        """The attempt whole again."""
-        if self.attempt.computed is None:
-            return self.attempt
-        return replace(self.attempt, computed=replace(self.attempt.computed, gradients=gradients))
+        """Return the whole result, with ``gradients`` by member put back."""
+        if self.result.output is None:
+            return self.result
+        return replace(self.result, output=replace(self.result.output, gradients=gradients))
 
 
-Message = Beat | Stop | Work
+Message = Heartbeat | Stop | Work

@@ -1,8 +1,10 @@
-"""Makes rows the first dimension of every projection's input, whatever the architecture does.
+"""Finds the shape of each projection's input, and makes the rows of the batch its first dimension where possible.
 
-Most architectures hand their projections (rows, length, features). Some flatten that to (rows * length, features) before
-the MLP (OPT, the shared expert of Qwen2-MoE), where the place of a row can be restored. Routed experts get a choice of
-tokens that no longer tells whose row each was: they cannot carry adapters.
+Architectures give their projections one of three layouts:
+
+- (rows, length, features): most architectures.
+- (rows * length, features): the MLP of OPT and the shared expert of Qwen2-MoE. The rows can be restored.
+- A choice of tokens: routed experts. The rows are lost, so these projections cannot carry adapters.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from contracts.errors import EngineFailure
 
 
 class InputLayout(Enum):
-    """What a projection is given."""
+    """Shape of a projection's input: (rows, length, features), (rows * length, features) or unknown."""
 
     ROWS = auto()
     FLATTENED = auto()
@@ -26,7 +28,7 @@ class InputLayout(Enum):
 
 @torch.no_grad()
 def observe_layouts(model: nn.Module, names: Sequence[str], input_ids: Tensor) -> tuple[dict[str, InputLayout], Tensor]:
-    """Each projection's layout in one forward of ``input_ids`` int64 (rows, length), and its logits (rows, length, V).
+    """Run one forward of ``input_ids`` int64 (rows, length); return each projection's layout and logits (rows, length, V).
 
     ``rows`` and ``length`` must differ, or the layouts cannot be told apart.
     """
@@ -53,9 +55,10 @@ def observe_layouts(model: nn.Module, names: Sequence[str], input_ids: Tensor) -
 
 
 def restore_rows(model: nn.Module, backbone: nn.Module, projections: Sequence[nn.Module]) -> None:
-    """Let flattened ``projections``, and every hook on them, see (rows, length, features).
+    """Make flattened ``projections``, and every hook on them, see (rows, length, features).
 
-    ``model`` may reach its layers without calling ``backbone`` (OPT does): a forward of either tells the batch's shape.
+    The batch's shape is taken from the forward of ``model`` or ``backbone``: OPT's model reaches its layers without calling
+    its backbone.
     """
     if not projections:
         return
@@ -70,7 +73,7 @@ def restore_rows(model: nn.Module, backbone: nn.Module, projections: Sequence[nn
     for module in {model, backbone}:
         module.register_forward_pre_hook(note, with_kwargs=True)
     for projection in projections:
-        # Hooks run within __call__, which Python looks up on the class: only a class of its own can go around them.
+        # Hooks run within __call__, and Python looks __call__ up on the class: only a subclass can act before the hooks.
         projection.__class__ = _rowwise(type(projection), shape)
 
 

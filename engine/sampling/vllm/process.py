@@ -13,7 +13,7 @@ from typing import Self
 
 from contracts.errors import EngineFailure
 from engine.sampling.vllm import guard as vllm_guard
-from engine.sampling.vllm.cores import bind_engine
+from engine.sampling.vllm.cores import bind_engine, one_process_variables
 from engine.sampling.vllm.http import VllmHttp
 
 _HOST = "127.0.0.1"
@@ -24,7 +24,6 @@ _PROBE_DEADLINE_S = 5.0
 _GUARD_S = 5.0
 # Of weft's own interpreter: vLLM has another one.
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-_MEMORY_NODES = Path("/sys/devices/system/node")
 _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -52,6 +51,7 @@ class VllmProcessSettings:
     max_loras: int
     max_cpu_loras: int
     on_cpu: bool
+    tune_cpu: bool = True
     head_adapters: bool = False
     target_modules: tuple[str, ...] = _NO_HEAD
     max_logprobs: int = 20
@@ -61,6 +61,11 @@ class VllmProcessSettings:
     api_key: str | None = field(default=None, repr=False)
     start_deadline_s: float = 300.0
     stop_grace_s: float = 15.0
+
+    @property
+    def tunes_cores(self) -> bool:
+        """Tell whether ``engine.sampling.vllm.cores`` applies to this server."""
+        return self.on_cpu and self.tune_cpu
 
     def arguments(self, port: int) -> list[str]:
         """The whole command line."""
@@ -99,19 +104,7 @@ class VllmProcessSettings:
         }
         if self.api_key is not None:
             needed["VLLM_API_KEY"] = self.api_key
-        return (cpu_defaults() if self.on_cpu else {}) | own | needed | dict(self.environment)
-
-
-def cpu_defaults(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
-    """What weft sets for a server on the CPU unless its own environment says otherwise.
-
-    vLLM gives the model a process of its own, so as to bind its threads to one memory node, and engine and model then wait
-    for each other in busy loops: two cores are taken for the work of one. With a single node there is nothing to bind to.
-    """
-    if len(list(memory_nodes.glob("node[0-9]*"))) > 1:
-        return {}
-    threads = max(1, len(os.sched_getaffinity(0)) - 1)
-    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads)}
+        return (one_process_variables() if self.tunes_cores else {}) | own | needed | dict(self.environment)
 
 
 def has_accelerator() -> bool:
@@ -160,7 +153,7 @@ class VllmProcess:
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
                 await self._wait_until_healthy()
-            if self._settings.on_cpu:
+            if self._settings.tunes_cores:
                 bind_engine(self._group, self._settings.variables())
             is_up = True
         except TimeoutError as error:

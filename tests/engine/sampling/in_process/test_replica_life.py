@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from contracts.errors import EngineFailure, InvalidRequest
-from contracts.operations import LoraSettings
 from engine.model.adapter_folder import read_lora_weights
 from engine.model.lora import LoraWeights
 from engine.sampling.in_process import prefill
-from engine.sampling.in_process.adapter_store import AdapterStore
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, PromptScoring, SamplerReplica
 from tests.engine.sampling.drawing import GREEDY, Running
@@ -347,46 +344,3 @@ def test_load_and_unload(world: Any, serve: Any) -> None:
         await running.leave()
 
     serve(world.base, task)
-
-
-def test_a_version_is_read_once_however_many_ask(world: Any) -> None:
-    reads: list[str] = []
-    may_read = threading.Event()
-    settings = LoraSettings(rank=2, seed=0)
-    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
-
-    def read(version: AdapterVersion) -> LoraWeights:
-        assert may_read.wait(30)
-        reads.append(version.name)
-        return weights
-
-    store = AdapterStore(read, capacity=2)
-    with ThreadPoolExecutor(8) as pool:
-        leases = list(pool.map(lambda _: store.lease(AdapterVersion("a", Path("a"))), range(32)))
-    may_read.set()
-    assert all(lease.weights.result(30) is weights for lease in leases)
-    assert reads == ["a"]
-    store.close()
-
-
-def test_held_versions_are_not_evicted_and_the_oldest_idle_one_is(world: Any) -> None:
-    settings = LoraSettings(rank=2, seed=0)
-    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
-    store = AdapterStore(lambda _: weights, capacity=2)
-
-    def lease(name: str) -> Any:
-        return store.lease(AdapterVersion(name, Path(name)))
-
-    a, b = lease("a"), lease("b")
-    b.weights.result(30)
-    c = lease("c")
-    assert not c.weights.done()
-    a.release()
-    c.weights.result(30)
-    assert store.names() == ("b", "c")
-    waiting = lease("d")
-    store.close()
-    with pytest.raises(EngineFailure):
-        waiting.weights.result(30)
-    with pytest.raises(EngineFailure):
-        lease("e")

@@ -14,7 +14,7 @@ _PROCESSES = Path("/proc")
 _ENGINE = b"VLLM::EngineCore"
 """Process name of a stock vLLM engine."""
 _MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def one_process_variables(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
@@ -46,11 +46,11 @@ def bind_engine(group: int, variables: Mapping[str, str], processes: Path = _PRO
                 for thread in (processes / str(pid) / "task").iterdir():
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), cores)
-                log.info("vLLM's engine %d computes on cores %s", pid, sorted(cores))
+                _log.info("vLLM's engine %d computes on cores %s", pid, sorted(cores))
                 return cores
         except OSError as error:
             # The engine has ended, or may not be changed. An unbound engine works, only slower.
-            log.info("vLLM's engine %d is left free: %s", pid, error)
+            _log.info("vLLM's engine %d is left free: %s", pid, error)
     return frozenset()
 
 

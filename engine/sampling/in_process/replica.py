@@ -202,7 +202,7 @@ class TorchReplica:
                         self._calls.popleft()()
                     # Before the turn: the answer to a cut must not wait for the other sequences' step.
                     outbox.flush()
-                    # MKL has one number for the whole process, and the trainer sets it too.
+                    # MKL has one thread count for the whole process, and the trainer sets it too.
                     torch.set_num_threads(threads)
                     self._batcher.turn()
                     torch.set_num_threads(cores)

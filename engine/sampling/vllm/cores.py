@@ -31,8 +31,8 @@ def one_process_variables(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
 def bind_engine(group: int, variables: Mapping[str, str], processes: Path = _PROCESSES) -> frozenset[int]:
     """Keep the engine in process group ``group`` off the last core; return its cores, empty when it is left alone.
 
-    Two engines are left alone: one that ``variables``, its server's environment, let give the model to worker processes,
-    because vLLM binds those; and one that finds another engine of this machine bound, because both would share cores.
+    An engine is left alone in two cases. Its server's environment, ``variables``, lets vLLM give the model to worker
+    processes: vLLM binds those itself. Or another engine of this machine is bound already: both would share its cores.
     ``processes`` lists the machine's processes.
     """
     allowed = os.sched_getaffinity(0)

@@ -91,7 +91,10 @@ class VllmHttp:
             raise EngineFailure(f"replica {self._name} answered what weft does not understand") from error
 
     def refusal(self, answer: Answer) -> WeftError:
-        """Return the error of an answer that is not ``ok``: ``InvalidRequest`` if the request is wrong, else ``EngineFailure``."""
+        """Return the error for an answer that is not ``ok``.
+
+        ``InvalidRequest`` if the caller must change the request, ``EngineFailure`` if the operator must look at the server.
+        """
         _log.warning("replica %s answered %d: %s", self._name, answer.status, answer.message)
         if answer.status in _REFUSALS:
             return InvalidRequest(

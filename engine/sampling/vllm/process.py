@@ -38,7 +38,7 @@ class VllmProcessSettings:
 
     - ``model`` is the base's folder, ``served_model`` its name in weft, ``context_length`` its context in tokens.
     - ``max_loras`` adapters fit one batch; ``max_cpu_loras`` stay in memory.
-    - ``on_cpu``: prompts are not split over steps, because vLLM on a CPU dies of that (``engine.sampling.vllm.startup``).
+    - ``on_cpu``: prompts are not split over steps, because vLLM on a CPU dies of a seeded prompt that it splits.
     - ``tune_cpu``: with ``on_cpu``, engine and model share a process that keeps off one core (``engine.sampling.vllm.cores``).
     - Without ``head_adapters``, adapters may change ``target_modules`` only.
     - ``extra``: more arguments, such as ``--tensor-parallel-size``. ``environment`` is added to weft's own.

@@ -60,7 +60,7 @@ class VllmSequence:
     def start(self, drawing: Callable[["VllmSequence"], Awaitable[None]]) -> asyncio.Task[None]:
         """Start and return the task that awaits ``drawing(self)``.
 
-        The end of the sequence cancels the task. The task raises the sequence's failure, if it has one.
+        A cut before the request is sent cancels the task. The task raises the sequence's failure, if it has one.
         """
         self._task = asyncio.create_task(self._guard(drawing))
         return self._task

@@ -1,4 +1,4 @@
-"""Requests that come late, are cut, or fail, and adapters that come and go."""
+"""Life of a request on the in-process replica: late arrival, cut and failure; adapters loaded, evicted and refused."""
 
 import asyncio
 import threading
@@ -31,19 +31,19 @@ async def in_progress(client: Any, world: Any) -> Running:
 
 
 class Barrier:
-    """Where the worker's thread stops until the test lets it go on."""
+    """Point at which the worker's thread stops until the test opens it."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
         self._open = threading.Event()
 
     def __call__(self, *_: Any) -> None:
-        """On the worker's thread."""
+        """Stop the worker's thread here."""
         self._reached.set()
         assert self._open.wait(30)
 
     async def reached(self) -> None:
-        """Until the worker is here."""
+        """Wait until the worker is here."""
         assert await asyncio.to_thread(self._reached.wait, 30)
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""Which cores an engine is kept to, with stand-ins that call themselves what vLLM's engines do."""
+"""Binding of engines to cores, with stand-ins that have the process name of vLLM's engines."""
 
 import os
 import shutil

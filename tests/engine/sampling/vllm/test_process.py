@@ -54,7 +54,7 @@ def settings_of(folder: Path, mode: str) -> VllmProcessSettings:
 
 
 def pids(folder: Path) -> list[int]:
-    """Of the server and its worker, as it wrote them down."""
+    """Process ids of the server and its worker, from the log."""
     line = next(line for line in (folder / "server.log").read_text().splitlines() if line.startswith("pids"))
     assert line.endswith("secret None")
     return [int(word) for word in line.split()[1:3]]

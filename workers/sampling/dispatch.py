@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import NotFound, Unavailable, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
-from engine.sampling.background_tasks import Background
+from engine.sampling.background_tasks import BackgroundTasks
 from engine.sampling.replica import AdapterVersion, GenerateRequest
 from ledger.ledger import Ledger
 from ledger.token_feed import FeedKey
@@ -144,7 +144,7 @@ class Dispatcher:
         self._process = process
         self._rounds: Batcher[_Asked, _Answer] = Batcher(self._round)
         self._moves: Batcher[Attempt, None] = Batcher(self._note_moves)
-        self._background = Background()
+        self._background = BackgroundTasks()
         self.attempts: set[Attempt] = set()
         """Those that are not over."""
 

@@ -156,6 +156,7 @@ def _process_settings(
         head_adapters=settings.vllm_head_adapters,
         dtype=settings.base_dtype,
         on_cpu=not has_accelerator(),
+        tune_cpu=settings.vllm_tune_cpu,
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
     )

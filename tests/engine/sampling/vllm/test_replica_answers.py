@@ -1,4 +1,4 @@
-"""What a broken vLLM server might answer, scripted: an error for the request, never a wrong number. Needs no vLLM."""
+"""Answers of a broken vLLM server, scripted: each is an error of the request, never a wrong number. Needs no vLLM."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from contracts.errors import EngineFailure
-from engine.sampling.background_tasks import Background
+from engine.sampling.background_tasks import BackgroundTasks
 from engine.sampling.vllm.aborts import VllmAborts
 from engine.sampling.vllm.http import VllmHttp
 from tests.engine.sampling.vllm.scripted import ScriptedServer, scripted_server
@@ -21,14 +21,14 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 @pytest.fixture
-async def background() -> AsyncIterator[Background]:
-    made = Background()
+async def background() -> AsyncIterator[BackgroundTasks]:
+    made = BackgroundTasks()
     yield made
     await made.close(SECONDS)
 
 
 @pytest.fixture
-async def aborts(server: ScriptedServer, background: Background) -> AsyncIterator[VllmAborts]:
+async def aborts(server: ScriptedServer, background: BackgroundTasks) -> AsyncIterator[VllmAborts]:
     http = VllmHttp("scripted", server.base_url, None, 4)
     await http.open()
     yield VllmAborts(http, background, SECONDS)
@@ -45,7 +45,7 @@ async def test_aborts_of_one_moment_share_a_request_and_a_later_one_has_its_own(
 
 
 async def test_an_abort_that_a_closing_replica_does_not_send_is_a_failure(
-    server: ScriptedServer, aborts: VllmAborts, background: Background
+    server: ScriptedServer, aborts: VllmAborts, background: BackgroundTasks
 ) -> None:
     asked = asyncio.create_task(aborts.ask("left"))
     await asyncio.sleep(0)

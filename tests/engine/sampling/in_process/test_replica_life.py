@@ -1,8 +1,7 @@
-"""Requests that come late, are cut, or fail, and adapters that come and go."""
+"""Life of a request on the in-process replica: late arrival, cut and failure; adapters loaded, evicted and refused."""
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from contracts.errors import EngineFailure, InvalidRequest
-from contracts.operations import LoraSettings
 from engine.model.adapter_folder import read_lora_weights
 from engine.model.lora import LoraWeights
 from engine.sampling.in_process import prefill
-from engine.sampling.in_process.adapter_store import AdapterStore
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, PromptScoring, SamplerReplica
 from tests.engine.sampling.drawing import GREEDY, Running
@@ -34,19 +31,19 @@ async def in_progress(client: Any, world: Any) -> Running:
 
 
 class Barrier:
-    """Where the worker's thread stops until the test lets it go on."""
+    """Point at which the worker's thread stops until the test opens it."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
         self._open = threading.Event()
 
     def __call__(self, *_: Any) -> None:
-        """On the worker's thread."""
+        """Stop the worker's thread here."""
         self._reached.set()
         assert self._open.wait(30)
 
     async def reached(self) -> None:
-        """Until the worker is here."""
+        """Wait until the worker is here."""
         assert await asyncio.to_thread(self._reached.wait, 30)
 
     def open(self) -> None:
@@ -347,46 +344,3 @@ def test_load_and_unload(world: Any, serve: Any) -> None:
         await running.leave()
 
     serve(world.base, task)
-
-
-def test_a_version_is_read_once_however_many_ask(world: Any) -> None:
-    reads: list[str] = []
-    may_read = threading.Event()
-    settings = LoraSettings(rank=2, seed=0)
-    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
-
-    def read(version: AdapterVersion) -> LoraWeights:
-        assert may_read.wait(30)
-        reads.append(version.name)
-        return weights
-
-    store = AdapterStore(read, capacity=2)
-    with ThreadPoolExecutor(8) as pool:
-        leases = list(pool.map(lambda _: store.lease(AdapterVersion("a", Path("a"))), range(32)))
-    may_read.set()
-    assert all(lease.weights.result(30) is weights for lease in leases)
-    assert reads == ["a"]
-    store.close()
-
-
-def test_held_versions_are_not_evicted_and_the_oldest_idle_one_is(world: Any) -> None:
-    settings = LoraSettings(rank=2, seed=0)
-    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
-    store = AdapterStore(lambda _: weights, capacity=2)
-
-    def lease(name: str) -> Any:
-        return store.lease(AdapterVersion(name, Path(name)))
-
-    a, b = lease("a"), lease("b")
-    b.weights.result(30)
-    c = lease("c")
-    assert not c.weights.done()
-    a.release()
-    c.weights.result(30)
-    assert store.names() == ("b", "c")
-    waiting = lease("d")
-    store.close()
-    with pytest.raises(EngineFailure):
-        waiting.weights.result(30)
-    with pytest.raises(EngineFailure):
-        lease("e")

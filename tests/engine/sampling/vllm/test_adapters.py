@@ -29,7 +29,7 @@ LONG = replace(GREEDY, max_tokens=1000)
 
 @pytest.fixture
 def posts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
-    """How often what was asked of the server, by route and adapter."""
+    """Number of POSTs to the server, by route and adapter."""
     counted: Counter[tuple[str, str]] = Counter()
     post = VllmHttp.post
 

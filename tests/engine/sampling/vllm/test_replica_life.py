@@ -79,7 +79,7 @@ async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:
 
 
 async def test_heads_are_refused(settings: VllmSettings, world: Any) -> None:
-    """vLLM would drop them without a word."""
+    """vLLM would drop the heads without an error."""
     async with serving(settings) as client:
         with pytest.raises(InvalidRequest, match="lm_head"):
             await client.ask(PROMPT, world.cat, GREEDY)

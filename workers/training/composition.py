@@ -47,14 +47,7 @@ def compose_training(runtime: Runtime, base: BaseModel, group: TrainerGroup | No
     processes = None if group is not None else _processes(base, settings)
     trainer = Trainer(base, pass_token_budget=token_budget, executor=group or processes)
     compute = ComputeThread(f"trainer-{base.facts.name}")
-    leases = RunLeases(
-        new_identity(ProcessKind.TRAINER, base.facts.name),
-        database=runtime.database,
-        wakeups=runtime.wakeups,
-        clock=runtime.clock,
-        lease=settings.lease,
-        moved=runtime.telemetry.metrics.lease_moved,
-    )
+    leases = RunLeases(new_identity(ProcessKind.TRAINER, base.facts.name), runtime)
     residency = AdapterResidency(
         trainer=trainer,
         compute=compute,

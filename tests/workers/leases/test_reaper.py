@@ -1,8 +1,9 @@
-"""Who has died with nobody of its kind left has nothing any more; the living, and who may live, keep what is theirs."""
+"""Forsaken processes lose their runs and samples; processes that live, or may live, keep them."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
@@ -23,9 +24,11 @@ from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.reaper import reap_forsaken
 from workers.leases.runs import RunLeases
+from workers.runtime import Runtime
 
 GONE, KEPT = "test/gone", "test/kept"
 LEASE = timedelta(seconds=30)
@@ -47,7 +50,7 @@ class House:
 
     database: Database
     now: datetime
-    moves: list[str] = field(default_factory=list)
+    runtime: Runtime = field(init=False)
     bases: dict[str, Base] = field(default_factory=dict)
 
     def clock(self) -> datetime:
@@ -56,14 +59,7 @@ class House:
 
     async def sweep(self, *, may_judge: bool = True) -> None:
         """As housekeeping does."""
-        await reap_forsaken(
-            self.database,
-            Wakeups(),
-            self.clock,
-            lease=LEASE,
-            may_judge=lambda: may_judge,
-            moved=self.moves.append,
-        )
+        await reap_forsaken(self.runtime, may_judge=lambda: may_judge)
 
     async def open(self, base_model: str, tenant_name: str) -> None:
         """Everything of a base model."""
@@ -133,8 +129,9 @@ class House:
 
 
 @pytest_asyncio.fixture
-async def house(database_url: str) -> AsyncIterator[House]:
+async def house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
     made = House(Database(create_engine(database_url)), datetime.now(UTC))
+    made.runtime = make_runtime(made.database, tmp_path, made.clock, lease=LEASE)
     await made.open(GONE, "cats")
     await made.open(KEPT, "dogs")
     yield made
@@ -151,7 +148,7 @@ async def test_what_the_forsaken_had_is_free_again(house: House) -> None:
         placed = list(await session.scalars(select(Placement.run_id)))
     assert tokens == {gone.run: 8, kept.run: 7}
     assert placed == [gone.run]
-    assert house.moves == ["expired"]
+    assert lease_moves(house.runtime, "expired") == 1
 
 
 async def test_who_may_still_come_back_keeps_what_it_has(house: House) -> None:
@@ -169,16 +166,10 @@ async def test_who_was_cut_off_itself_reaps_nobody(house: House) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_a_trainer_may_judge_once_it_has_lived_for_a_whole_lease(house: House) -> None:
+async def test_a_trainer_may_judge_once_it_has_lived_for_a_whole_lease(house: House, tmp_path: Path) -> None:
     lease = timedelta(seconds=0.4)
-    leases = RunLeases(
-        new_identity(ProcessKind.TRAINER, KEPT),
-        database=house.database,
-        wakeups=Wakeups(),
-        clock=house.clock,
-        lease=lease,
-        moved=house.moves.append,
-    )
+    runtime = make_runtime(house.database, tmp_path, house.clock, lease=lease)
+    leases = RunLeases(new_identity(ProcessKind.TRAINER, KEPT), runtime)
     assert not leases.may_judge
     await leases.look()
     began = monotonic()

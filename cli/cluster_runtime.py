@@ -20,9 +20,10 @@ from store.settings import Settings
 from telemetry.readiness import NotReady, Readiness
 from telemetry.telemetry import open_telemetry
 from workers.cluster.celery_app import make_celery
+from workers.cluster.publication import ClusterPublication
+from workers.cluster.redis_channel import open_redis
 from workers.cluster.redis_feed import RedisTokenFeed
-from workers.cluster.redis_wakeups import RedisWakeups, open_redis
-from workers.cluster.version_commands import ClusterPublication
+from workers.cluster.redis_wakeups import RedisWakeups
 from workers.runtime import Runtime
 
 API, WORKER, POOL = "api", "worker", "pool"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from store.repeat import wait_for_any
+
 log = logging.getLogger(__name__)
 
 READY_PREFIX = "ready;"
@@ -74,9 +76,7 @@ class Supervisor:
             self._print(child, f"ended with status {status}; starting it again")
             await self._on_end(process.pid)
             pause = _FIRST_PAUSE_SECONDS if monotonic() - began > _HEALTHY_SECONDS else pause
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stopping.wait()
+            await wait_for_any([self._stopping], pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _start(self, child: Child) -> asyncio.subprocess.Process:

@@ -80,9 +80,7 @@ async def _trainer(runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup 
 def _celery_worker(cluster: ClusterRuntime, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:
     runtime = cluster.runtime
     housekeeping = Housekeeping(runtime, may_judge)
-    announcer = PlacementAnnouncer(
-        cluster.celery, database=runtime.database, wakeups=runtime.wakeups, clock=runtime.clock
-    )
+    announcer = PlacementAnnouncer(cluster.celery, runtime)
 
     async def place(base_model: str) -> None:
         runtime.wakeups.announce(placements_topic(base_model))

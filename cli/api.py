@@ -1,4 +1,4 @@
-"""``weft api``: one of any number of API processes. It keeps nothing: any of them answers any request."""
+"""``weft api``: one of a cluster's API processes. It keeps no state, so each process can answer each request."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""``weft pool``: sampling replicas of base models, and what sends samples to them."""
+"""``weft pool``: one of a cluster's sampling processes, with the replicas of its base models."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ async def sample(settings: Settings) -> None:
 
 
 def _named(settings: Settings) -> Settings:
-    """With a name for the pool: its host's, unless it has one."""
+    """Return the settings with a pool name: the host's name, unless one is set."""
     host = re.sub("[^A-Za-z0-9_.-]", "-", this_host())[:64]
     return settings.model_copy(update={"pool_name": settings.pool_name or host})
 
@@ -74,7 +74,7 @@ async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> SamplingParts:
 
 
 async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
-    # Only where there is no vLLM: torch takes seconds to import, and the base its memory.
+    # Imported only without vLLM: torch takes seconds to import, and the base needs its memory.
     from engine.model.base import BaseModel
     from workers.torch_source import TorchSource
 

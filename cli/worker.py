@@ -1,6 +1,6 @@
-"""``weft worker``: trains base models, one trainer each, and does housekeeping, as Celery tells it to.
+"""``weft worker``: one trainer for each base model, and housekeeping, driven by Celery tasks.
 
-Started by ``torchrun`` it is one rank of the trainer of one base model.
+Started by ``torchrun``, it is one rank of the trainer of one base model.
 """
 
 import asyncio
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 
 async def work(settings: Settings) -> None:
-    """Train and keep house until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start, ``GroupLost`` when it is a
-    rank and another one is gone.
+    """Train and do housekeeping until SIGINT or SIGTERM.
+
+    Raises ``WeftError`` when it cannot start, and ``GroupLost`` when it is a rank of a group and another rank is gone.
     """
     bases = read_base_models(settings)
     group = await join_group(settings, len(bases))

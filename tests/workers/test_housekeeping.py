@@ -36,11 +36,11 @@ class House:
     publication: LocalPublication = field(default_factory=LocalPublication)
 
     def clock(self) -> datetime:
-        """The time the test set."""
+        """Return the time that the test set."""
         return self.now
 
     async def run(self, tenant_name: str) -> tuple[TenantId, SessionId, RunId]:
-        """A tenant with a session and a run."""
+        """Make a tenant with a session and a run."""
         async with self.database.write() as transaction:
             tenant = await create_tenant(transaction, name=tenant_name, clock=self.clock)
             session = await create_session(transaction, tenant, NewSession([], None, "raw", None, None), self.clock)
@@ -50,7 +50,7 @@ class House:
     async def checkpoint(
         self, tenant: TenantId, run: RunId, name: str, *, ttl: int | None = None, listed: bool = True
     ) -> CheckpointId:
-        """A recorded checkpoint with a file."""
+        """Record a checkpoint with a file."""
         checkpoint = new_checkpoint_id()
         path = self.folder.path(directory_of(checkpoint))
         path.mkdir(parents=True)
@@ -61,7 +61,7 @@ class House:
         return checkpoint
 
     async def checkpoints(self) -> set[str]:
-        """Rows whose files are there too; fails when they disagree."""
+        """Return the recorded checkpoints; fail unless exactly their folders are there."""
         async with self.database.read() as session:
             rows = set(await session.scalars(select(Checkpoint.id)))
         assert {folder.rpartition("/")[2] for folder in self.folder.folders("checkpoints")} == rows

@@ -37,7 +37,7 @@ class RedisWakeups(Wakeups):
 
     @property
     def is_through(self) -> bool:
-        """Whether wake-ups of other processes come through."""
+        """True while wake-ups of other processes come through."""
         return self._is_through
 
     def announce(self, topic: str) -> None:

@@ -29,22 +29,22 @@ class Heartbeat:
 
     @property
     def is_due(self) -> bool:
-        """Whether the lease should be renewed now."""
+        """True when the lease should be renewed."""
         if self.is_alone:
             return self._renewed == float("-inf")
         return monotonic() - self._renewed >= self.renewal_seconds / 2
 
     @property
     def is_given(self) -> bool:
-        """Whether the lease stands, so that other processes take this one for alive."""
+        """True while the lease stands, so that other processes take this one for alive."""
         return monotonic() - self._renewed < self._lease.total_seconds()
 
     @property
     def may_judge(self) -> bool:
-        """Whether this process may declare dead a process whose lease has ended.
+        """True when this process may declare dead a process whose lease has ended.
 
-        Only after a lease of unbroken renewals: until then an outage of the database may have kept every process from
-        renewing.
+        It may once it has renewed without a break for one lease. Until then an outage of the database may have kept every
+        process from renewing.
         """
         return self.is_alone or monotonic() - self._unbroken_since >= self._lease.total_seconds()
 

@@ -62,7 +62,7 @@ class RunLeases:
 
     @property
     def may_judge(self) -> bool:
-        """Whether this trainer may declare dead a process whose lease has ended: it was not cut off itself."""
+        """True when this trainer may declare dead a process whose lease has ended: it was not cut off itself."""
         return self._heartbeat.is_given and self._heartbeat.may_judge
 
     async def check(self) -> None:

@@ -54,15 +54,15 @@ class House:
     bases: dict[str, Base] = field(default_factory=dict)
 
     def clock(self) -> datetime:
-        """The time of everybody."""
+        """Return the time that the test set."""
         return self.now
 
     async def sweep(self, *, may_judge: bool = True) -> None:
-        """As housekeeping does."""
+        """Reap the forsaken, as housekeeping does."""
         await reap_forsaken(self.runtime, may_judge=lambda: may_judge)
 
     async def open(self, base_model: str, tenant_name: str) -> None:
-        """Everything of a base model."""
+        """Open a base model: a trainer with a run, and a pool with a sample and a version command."""
         trainer, pool = (new_identity(kind, base_model) for kind in (ProcessKind.TRAINER, ProcessKind.POOL))
         ledger = Ledger(self.database, Wakeups(), self.clock, Telemetry.of("test", self.clock))
         step, request = OptimStep(), SampleRequest(np.arange(4, dtype=np.int64))
@@ -88,18 +88,18 @@ class House:
                 transaction, NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, request, digest(request))
             )
             await ledger.take_samples(transaction, base_model, process=pool.id, most=9)
-            await self._enter(transaction, sample, tenant, base_model, pool.id)
+            await self._mark_in_flight(transaction, sample, tenant, base_model, pool.id)
             transaction.add(
                 VersionCommand(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)
             )
         self.bases[base_model] = Base(trainer, pool, run, sample)
 
-    async def _enter(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
+    async def _mark_in_flight(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
         dispatch = Dispatch(sample, tenant, base_model, None, None, "vllm-0", process)
         assert await mark_in_flight(transaction, [dispatch], self.clock) == [True]
 
     async def end(self, base_model: str, *, ago: timedelta) -> None:
-        """The leases of the base's processes ended so long ago."""
+        """Have the leases of the base's processes end ``ago`` before now."""
         async with self.database.write() as transaction:
             now = await database_now(transaction, self.clock)
             await transaction.execute(
@@ -107,7 +107,7 @@ class House:
             )
 
     async def has_all(self, base_model: str) -> bool:
-        """Whether trainer and pool have what they had; fails when they have some of it."""
+        """Return whether trainer and pool still have all that they had; fail when they have only some of it."""
         one = self.bases[base_model]
         async with self.database.read() as session:
             counts = [
@@ -151,13 +151,13 @@ async def test_what_the_forsaken_had_is_free_again(house: House) -> None:
     assert lease_moves(house.runtime, "expired") == 1
 
 
-async def test_who_may_still_come_back_keeps_what_it_has(house: House) -> None:
+async def test_a_process_that_may_still_come_back_keeps_what_it_has(house: House) -> None:
     await house.end(GONE, ago=9 * LEASE)
     await house.sweep()
     assert await house.has_all(GONE)
 
 
-async def test_who_was_cut_off_itself_reaps_nobody(house: House) -> None:
+async def test_a_process_that_was_cut_off_itself_reaps_nobody(house: House) -> None:
     await house.end(GONE, ago=11 * LEASE)
     await house.end(KEPT, ago=11 * LEASE)
     await house.sweep(may_judge=False)

@@ -48,21 +48,21 @@ class Trainers:
     runtimes: list[Runtime] = field(default_factory=list)
 
     def ledger(self, name: str = "one") -> Ledger:
-        """As the trainer sees it."""
+        """Return the ledger as the trainer sees it."""
         clock = self.clock(name)
         return Ledger(self.database, Wakeups(), clock, Telemetry.of("test", clock))
 
     def clock(self, name: str):  # type: ignore[no-untyped-def]
-        """The trainer's own."""
+        """Return the trainer's own clock."""
         return lambda: self.now + self.skew.get(name, timedelta(0))
 
     def leases(self, name: str, *, lease: timedelta = LEASE) -> RunLeases:
-        """A trainer's."""
+        """Return a new trainer's leases."""
         self.runtimes.append(make_runtime(self.database, self.folder, self.clock(name), lease=lease))
         return RunLeases(new_identity(ProcessKind.TRAINER, BASE), self.runtimes[-1])
 
     async def run(self, number: int, *, has_work: bool = True) -> RunId:
-        """A ready run, with an optimizer step that waits."""
+        """Make a ready run, with a pending optimizer step if it ``has_work``."""
         lora = LoraSettings(rank=4, alpha=32.0, seed=1)
         async with self.database.write() as transaction:
             new = NewRun(self.session, number, BASE, lora, None)
@@ -73,7 +73,7 @@ class Trainers:
         return run
 
     async def accept(self, run: RunId, seq_id: int, *, trainer: str | None = None) -> None:
-        """Another step; ``trainer`` is who the API believes has the run."""
+        """Accept another step; ``trainer`` is the trainer that the API believes has the run."""
         step = OptimStep()
         new = NewOperation(
             self.tenant, run, seq_id, OperationKind.OPTIM_STEP, BASE, step, digest(step), trainer=trainer
@@ -82,7 +82,7 @@ class Trainers:
             await self.ledger().accept(transaction, new)
 
     async def head(self, leases: RunLeases, run: RunId) -> ReadyOperation:
-        """What the trainer would compute of the run now."""
+        """Return the run's operation that the trainer would compute now."""
         lanes, ledger = Lanes(), self.ledger()
         async with self.database.read() as session:
             lanes.take_in(await ledger.pending_training(session, BASE, trainer=leases.identity.id, after_position=0))
@@ -93,23 +93,23 @@ class Trainers:
         return lane.head
 
     async def finish(self, *heads: ReadyOperation) -> None:
-        """Write the steps' results, together."""
+        """Write the steps' results in one transaction."""
         async with self.database.write() as transaction:
             await self.ledger().complete(transaction, [Completion(head, OptimStepped({})) for head in heads])
 
     async def held(self) -> dict[str | None, int]:
-        """How many runs each trainer has."""
+        """Return how many runs each trainer has."""
         async with self.database.read() as session:
             rows = await session.execute(select(Run.trainer_id, func.count().label("runs")).group_by(Run.trainer_id))
             return {row.trainer_id: row.runs for row in rows}
 
     async def count(self, what) -> int:  # type: ignore[no-untyped-def]
-        """Rows of a table."""
+        """Count the rows of a table."""
         async with self.database.read() as session:
             return await session.scalar(select(func.count()).select_from(what)) or 0
 
     async def expire_all(self) -> None:
-        """Every process's lease ends now."""
+        """End every process's lease."""
         async with self.database.write() as transaction:
             await transaction.execute(update(WorkerProcess).values(expires_at=datetime(2000, 1, 1, tzinfo=UTC)))
 
@@ -135,7 +135,7 @@ async def test_runs_that_wait_are_shared_out_by_load(trainers: Trainers) -> None
     assert await trainers.count(Placement) == 0
 
 
-async def test_whoever_lost_a_run_writes_nothing_of_it(trainers: Trainers) -> None:
+async def test_a_trainer_that_lost_a_run_writes_nothing_of_it(trainers: Trainers) -> None:
     mine, other = await trainers.run(0), await trainers.run(1)
     one = trainers.leases("one")
     await one.look()
@@ -198,8 +198,8 @@ async def test_a_trainer_seen_to_end_is_not_waited_for(trainers: Trainers) -> No
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_who_was_cut_off_with_all_the_others_reaps_nobody_at_once(trainers: Trainers) -> None:
-    """After an outage of the database every lease has ended; the first one back must not take the others for dead."""
+async def test_a_trainer_cut_off_with_all_the_others_reaps_nobody_at_once(trainers: Trainers) -> None:
+    """After an outage of the database every lease has ended; the first trainer back must not take the others for dead."""
     run = await trainers.run(0)
     one, two = trainers.leases("one"), trainers.leases("two", lease=SHORT)
     await one.look()

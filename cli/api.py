@@ -1,4 +1,4 @@
-"""``weft api``: one of any number of API processes. It keeps nothing: any of them answers any request."""
+"""``weft api``: one of a cluster's API processes. It keeps no state, so each process can answer each request."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ import typer
 
 from api.services import ApiServices, BatchedReads
 from cli.base_models import read_base_models
-from cli.cluster_runtime import API, ClusterRuntime, open_cluster
+from cli.cluster_runtime import API, open_cluster
 from cli.http_server import ApiServer, address, bind
 from cli.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary
@@ -42,7 +42,8 @@ async def serve_api(settings: Settings) -> None:
             telemetry=runtime.telemetry,
             readiness=cluster.readiness,
         )
-        announcing = asyncio.create_task(_announcer(cluster).run(bases), name="placements")
+        announcer = PlacementAnnouncer(cluster.celery, runtime)
+        announcing = asyncio.create_task(announcer.run(bases), name="placements")
         stack.callback(announcing.cancel)
         server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
@@ -50,8 +51,3 @@ async def serve_api(settings: Settings) -> None:
         keep_pauses_short()
         typer.echo(f"ready; the API listens on {address(listener)}")
         await server.serve(sockets=[listener])
-
-
-def _announcer(cluster: ClusterRuntime) -> PlacementAnnouncer:
-    runtime = cluster.runtime
-    return PlacementAnnouncer(cluster.celery, database=runtime.database, wakeups=runtime.wakeups, clock=runtime.clock)

@@ -1,4 +1,4 @@
-"""``weft pool``: sampling replicas of base models, and what sends samples to them."""
+"""``weft pool``: one of a cluster's sampling processes, with the replicas of its base models."""
 
 import asyncio
 import logging
@@ -21,6 +21,9 @@ from workers.sampling.replica_sources import ReplicaSource, vllm_sources
 
 log = logging.getLogger(__name__)
 
+_VERSION_COMMANDS = "version commands"
+"""Name of the task that ends only by being cancelled."""
+
 
 async def sample(settings: Settings) -> None:
     """Sample until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
@@ -34,7 +37,7 @@ async def sample(settings: Settings) -> None:
         try:
             for parts in pools:
                 await parts.pool.start()
-                running.append(asyncio.create_task(_orders(parts).run(), name="version orders"))
+                running.append(asyncio.create_task(_version_commands(parts).run(), name=_VERSION_COMMANDS))
                 running.append(asyncio.create_task(parts.worker.run(), name="sampling"))
                 cluster.readiness.add(_part(parts.heartbeat.identity.base_model), parts.heartbeat.check)
                 typer.echo(f"ready; {parts.heartbeat.identity.id} samples {parts.heartbeat.identity.base_model}")
@@ -48,7 +51,7 @@ async def sample(settings: Settings) -> None:
 
 
 def _named(settings: Settings) -> Settings:
-    """With a name for the pool: its host's, unless it has one."""
+    """Return the settings with a pool name: the host's name, unless one is set."""
     host = re.sub("[^A-Za-z0-9_.-]", "-", this_host())[:64]
     return settings.model_copy(update={"pool_name": settings.pool_name or host})
 
@@ -59,7 +62,7 @@ def _part(base_model: str) -> str:
 
 async def _ended(running: "list[asyncio.Task[None]]") -> None:
     for task in running:
-        if task.get_name() == "version orders":
+        if task.get_name() == _VERSION_COMMANDS:
             task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
@@ -71,7 +74,7 @@ async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> SamplingParts:
 
 
 async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
-    # Only where there is no vLLM: torch takes seconds to import, and the base its memory.
+    # Imported only without vLLM: torch takes seconds to import, and the base needs its memory.
     from engine.model.base import BaseModel
     from workers.torch_source import TorchSource
 
@@ -79,13 +82,7 @@ async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSourc
     return TorchSource(base, settings)
 
 
-def _orders(parts: SamplingParts) -> VersionCommandRunner:
-    runtime = parts.runtime
+def _version_commands(parts: SamplingParts) -> VersionCommandRunner:
     return VersionCommandRunner(
-        parts.heartbeat.identity.id,
-        parts.prepare,
-        parts.runner.withdraw,
-        database=runtime.database,
-        wakeups=runtime.wakeups,
-        clock=runtime.clock,
+        parts.heartbeat.identity.id, parts.prepare, parts.runner.withdraw, runtime=parts.runtime
     )

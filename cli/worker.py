@@ -1,6 +1,6 @@
-"""``weft worker``: trains base models, one trainer each, and does housekeeping, as Celery tells it to.
+"""``weft worker``: one trainer for each base model, and housekeeping, driven by Celery tasks.
 
-Started by ``torchrun`` it is one rank of the trainer of one base model.
+Started by ``torchrun``, it is one rank of the trainer of one base model.
 """
 
 import asyncio
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 
 async def work(settings: Settings) -> None:
-    """Train and keep house until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start, ``GroupLost`` when it is a
-    rank and another one is gone.
+    """Train and do housekeeping until SIGINT or SIGTERM.
+
+    Raises ``WeftError`` when it cannot start, and ``GroupLost`` when it is a rank of a group and another rank is gone.
     """
     bases = read_base_models(settings)
     group = await join_group(settings, len(bases))
@@ -80,9 +81,7 @@ async def _trainer(runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup 
 def _celery_worker(cluster: ClusterRuntime, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:
     runtime = cluster.runtime
     housekeeping = Housekeeping(runtime, may_judge)
-    announcer = PlacementAnnouncer(
-        cluster.celery, database=runtime.database, wakeups=runtime.wakeups, clock=runtime.clock
-    )
+    announcer = PlacementAnnouncer(cluster.celery, runtime)
 
     async def place(base_model: str) -> None:
         runtime.wakeups.announce(placements_topic(base_model))

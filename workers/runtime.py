@@ -1,4 +1,4 @@
-"""What the parts of a process share: composed once, by whoever starts the process."""
+"""The runtime: what the parts of one process share, composed once at its start."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,10 @@ from telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Settings, database, ledger, and the ways to other parts of the service, wherever they run."""
+    """Settings, database and ledger of a process, and its ways to the other parts of the service.
+
+    ``wakeups``, ``feed`` and ``publication`` reach parts in this process or, in a cluster, in others.
+    """
 
     settings: Settings
     database: Database

@@ -42,13 +42,7 @@ def compose_sampling(
 ) -> SamplingParts:
     """The sampling of one base model on ``sources``; nothing runs yet."""
     settings = runtime.settings
-    heartbeat = PoolHeartbeat(
-        new_identity(ProcessKind.POOL, facts.name),
-        database=runtime.database,
-        wakeups=runtime.wakeups,
-        clock=runtime.clock,
-        lease=settings.lease,
-    )
+    heartbeat = PoolHeartbeat(new_identity(ProcessKind.POOL, facts.name), runtime)
     telemetry = runtime.telemetry.sampling(facts.name)
     pool = ReplicaPool(Router(), sources, partial(_orders, runtime, facts.name))
     runtime.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)

@@ -37,14 +37,7 @@ def compose_training(runtime: Runtime, base: BaseModel, group: TrainerGroup | No
     statistics, telemetry = TrainingStatistics(), runtime.telemetry.training(base.facts.name)
     trainer = Trainer(base, pass_token_budget=token_budget, executor=group)
     compute = ComputeThread(f"trainer-{base.facts.name}")
-    leases = RunLeases(
-        new_identity(ProcessKind.TRAINER, base.facts.name),
-        database=runtime.database,
-        wakeups=runtime.wakeups,
-        clock=runtime.clock,
-        lease=settings.lease,
-        moved=runtime.telemetry.metrics.lease_moved,
-    )
+    leases = RunLeases(new_identity(ProcessKind.TRAINER, base.facts.name), runtime)
     residency = AdapterResidency(
         trainer=trainer,
         compute=compute,

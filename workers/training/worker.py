@@ -131,7 +131,7 @@ class TrainingWorker:
         await writing
         self._leases.stop()
         await leasing
-        await self._leases.release_all()
+        await self._leases.releases.release_all()
 
     async def _work(self) -> None:
         with self._wakeups.listen(self._topic) as news:
@@ -173,8 +173,8 @@ class TrainingWorker:
         self._lanes.cursor = 0
         self._tasks.try_creations_again()
         # Those whose session is over, and some of those that another trainer has more time for.
-        await self._let_go(await self._leases.ended())
-        await self._let_go(await self._leases.surplus())
+        await self._let_go(await self._leases.releases.ended())
+        await self._let_go(await self._leases.releases.surplus())
 
     async def _let_go(self, runs: Sequence[RunId]) -> None:
         """Idle ones of the runs leave memory, and then this trainer."""
@@ -187,7 +187,7 @@ class TrainingWorker:
             elif self._residency.is_away(run):
                 gone.append(run)
         if gone:
-            await self._leases.release(gone)
+            await self._leases.releases.release(gone)
 
     def _tell(self) -> None:
         """What was computed since the last time, for people."""

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -43,6 +43,7 @@ from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.workers.runtimes import make_runtime
 from workers.compute_thread import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
@@ -261,16 +262,10 @@ def _compose(
         telemetry=telemetry,
     )
     identity = new_identity(ProcessKind.TRAINER, BASE)
+    runtime = replace(make_runtime(database, folder, utc_now, lease=LEASE), wakeups=wakeups)
     worker = TrainingWorker(
         base_model=BASE,
-        leases=RunLeases(
-            identity,
-            database=database,
-            wakeups=wakeups,
-            clock=utc_now,
-            lease=LEASE,
-            moved=lambda reason: None,
-        ),
+        leases=RunLeases(identity, runtime),
         trainer=trainer,
         compute=compute,
         database=database,

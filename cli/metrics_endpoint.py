@@ -1,4 +1,4 @@
-"""A process that is observed: what to wrap around its work."""
+"""The metrics endpoint of a process: Prometheus metrics and health over HTTP while the process works."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,12 +14,12 @@ from telemetry.telemetry import Telemetry
 
 
 @asynccontextmanager
-async def observed(
+async def serve_metrics_and_health(
     telemetry: Telemetry, settings: Settings, database: Database, readiness: Readiness, *, reads_queue: bool
 ) -> AsyncIterator[None]:
-    """Serve metrics and health meanwhile, if the settings say where; spans are sent to their end on leaving.
+    """Serve metrics and health inside the block, if the settings name a port. Send the last spans on leaving.
 
-    ``reads_queue``: this process shows the whole queue's depth. Raises ``InvalidRequest``.
+    ``reads_queue``: this process reports the depth of the whole queue. Raises ``InvalidRequest``.
     """
     telemetry.metrics.watch_database(database.engine)
     stopping, tasks = asyncio.Event(), list[asyncio.Task[None]]()

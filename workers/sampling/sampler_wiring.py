@@ -1,4 +1,4 @@
-"""The sampling of one base model, put together over the replicas that it is given."""
+"""Wiring of the sampling of one base model: worker, replicas and everything between them, built from a ``Runtime``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,79 +14,63 @@ from workers.leases.processes import ProcessKind, new_identity
 from workers.runtime import Runtime
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache
-from workers.sampling.publishing import prepare
+from workers.sampling.gate_cuts import GateCuts
+from workers.sampling.in_flight_rows import InFlightRows
+from workers.sampling.open_attempts import OpenAttempts
+from workers.sampling.publishing import prepare, withdraw
 from workers.sampling.replica_pool import ReplicaPool
 from workers.sampling.replica_sources import ReplicaSource
 from workers.sampling.router import Router
 from workers.sampling.sample_runner import SampleRunner
+from workers.sampling.swap import Swap
 from workers.sampling.worker import SamplingWorker
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParts:
-    """The worker, the pool of its replicas, and how versions get onto them and off."""
+class BaseSampling:
+    """The sampling of one base model in one process."""
 
     worker: SamplingWorker
     pool: ReplicaPool
-    runner: SampleRunner
+    attempts: OpenAttempts
     heartbeat: PoolHeartbeat
     runtime: Runtime
 
     async def prepare(self, run: RunId, version: CheckpointId) -> None:
-        """Load the version beside the run's others wherever it is sampled. Raises ``WeftError``: then none has it."""
+        """Load the version on every replica that samples the run. Raises ``WeftError``: then no replica has it."""
         await prepare(self.pool.router, run, version, self.runtime.data_folder.path(directory_of(version)))
 
+    async def withdraw(self, version: CheckpointId) -> None:
+        """Unload the version from every replica once no sample uses it."""
+        await withdraw(self.pool.router, self.attempts, version)
 
-def compose_sampling(
+
+def wire_sampling(
     runtime: Runtime, facts: BaseModelFacts, vocabulary: BaseVocabulary, sources: Sequence[ReplicaSource]
-) -> SamplingParts:
-    """The sampling of one base model on ``sources``; nothing runs yet."""
-    settings = runtime.settings
+) -> BaseSampling:
+    """Build the sampling of one base model on ``sources``, and start nothing."""
     heartbeat = PoolHeartbeat(
         new_identity(ProcessKind.POOL, facts.name),
         database=runtime.database,
         wakeups=runtime.wakeups,
         clock=runtime.clock,
-        lease=settings.lease,
+        lease=runtime.settings.lease,
     )
     telemetry = runtime.telemetry.sampling(facts.name)
-    pool = ReplicaPool(Router(), sources, partial(_orders, runtime, facts.name))
-    runtime.telemetry.metrics.watch_replicas(facts.name, lambda: pool.router.replicas)
-    gate_cache = GateCache(facts.name, runtime.database, runtime.clock)
-    dispatcher = Dispatcher(
-        base_model=facts.name,
-        router=pool.router,
-        gate_cache=gate_cache,
-        database=runtime.database,
-        ledger=runtime.ledger,
-        data_folder=runtime.data_folder,
-        clock=runtime.clock,
-        process=heartbeat.identity.id,
-    )
-    runner = SampleRunner(
-        dispatcher=dispatcher,
-        router=pool.router,
-        gate_cache=gate_cache,
-        database=runtime.database,
-        feed=runtime.feed,
-        continues_on_new_version=settings.swap_policy == "continue",
-        telemetry=telemetry,
-    )
-    worker = SamplingWorker(
-        base=facts,
-        vocabulary=vocabulary,
-        runner=runner,
-        gate_cache=gate_cache,
-        database=runtime.database,
-        ledger=runtime.ledger,
-        wakeups=runtime.wakeups,
-        heartbeat=heartbeat,
-        telemetry=telemetry,
-        most_taken=None if runtime.database.has_one_service else settings.pool_samples,
-    )
-    return SamplingParts(worker, pool, runner, heartbeat, runtime)
+    router = Router()
+    pool = ReplicaPool(router, sources, partial(_directives, runtime, facts.name))
+    runtime.telemetry.metrics.watch_replicas(facts.name, lambda: router.replicas)
+    gate_cache = GateCache(runtime, facts.name)
+    attempts = OpenAttempts(router, gate_cache)
+    rows = InFlightRows(runtime, facts.name, heartbeat.identity.id)
+    dispatcher = Dispatcher(runtime, attempts, rows, router, gate_cache)
+    swap = Swap(runtime, attempts, telemetry)
+    runner = SampleRunner(runtime, attempts, rows, dispatcher, swap, router, telemetry)
+    gate_cuts = GateCuts(gate_cache, attempts, telemetry)
+    worker = SamplingWorker(runtime, facts, vocabulary, runner, gate_cuts, swap, heartbeat, telemetry)
+    return BaseSampling(worker, pool, attempts, heartbeat, runtime)
 
 
-async def _orders(runtime: Runtime, base_model: str) -> Mapping[str, StandingDirective]:
+async def _directives(runtime: Runtime, base_model: str) -> Mapping[str, StandingDirective]:
     async with runtime.database.read() as session:
         return await standing_directives(session, base_model)

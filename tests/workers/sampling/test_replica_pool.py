@@ -130,7 +130,7 @@ async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_
     two.order("a", ReplicaDirective.SLEEP)
     await two.until(lambda: two.chosen() == {"b"})
     assert two.servers["a"].operated == []
-    two.router.let_go(asleep, 1)
+    two.router.release(asleep, 1)
     await two.until(lambda: asleep.is_asleep)
     two.orders.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})

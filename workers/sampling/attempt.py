@@ -60,7 +60,7 @@ class Attempt:
     newer: WeightSource | None = None
     """Weights that the sampler follows by now, None while they are ``source``. Set in any state."""
     is_row_current: bool = True
-    """Whether the sample's in-flight row names the attempt's version and replica. Independent of the state."""
+    """True if the sample's in-flight row names the attempt's version and replica. Independent of the state."""
     state: AttemptState = field(default=AttemptState.RUNNING, init=False)
     before_end: AttemptState = field(default=AttemptState.RUNNING, init=False)
     """Last state other than ``ENDED``: the present state, or the one that the attempt ended from."""
@@ -81,7 +81,7 @@ class Attempt:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a gate or a version ends the attempt before its time. No request of it begins any more."""
+        """True once a gate or a newer version has cut the attempt. No request of it begins any more."""
         return self.before_end is not AttemptState.RUNNING
 
     def may_move(self, to: AttemptState) -> bool:

@@ -33,7 +33,7 @@ class _Question:
     attempt: Attempt | None = None
     """Attempt that the round has started for the sample."""
     is_cancelled: bool = False
-    """Whether the caller has stopped waiting for the round."""
+    """True once the caller has stopped waiting for the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Answer:
     is_in_flight: bool
     """False with an attempt: the database knows of a closed gate. The attempt has ended."""
     was_in_flight: bool
-    """Whether the sample had an in-flight row, which the round has deleted."""
+    """True if the sample had an in-flight row, which the round has deleted."""
 
 
 class Dispatcher:

@@ -67,7 +67,7 @@ class _ReplicaWatch:
         self._router = router
         self._read_directives = read_directives
         self._cannot_sleep = False
-        """Whether the replica has refused to sleep since its start."""
+        """True once the replica has refused to sleep; a new start resets it."""
         self._missed = 0
         """Looks or starts in a row that failed."""
         self._pause = WATCH_SECONDS

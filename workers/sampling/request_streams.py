@@ -56,7 +56,7 @@ async def _stream_request(
         async for events in batches:
             stopped = [index for event in events if (index := continuation.take(request, event)) is not None]
             on_tokens()
-            if continuation.done_with(request):
+            if continuation.has_ended(request):
                 # Closing the stream aborts whatever the replica still draws for this request.
                 return
             for index in stopped:

@@ -44,7 +44,7 @@ class RoutedReplica:
 
     @property
     def takes_work(self) -> bool:
-        """Whether new samples may go to the replica."""
+        """True if new samples may go to the replica."""
         return self.is_alive and not self.is_draining
 
     def note(self, adapter: str | None, run: RunId | None) -> None:

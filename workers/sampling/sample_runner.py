@@ -175,7 +175,7 @@ class SampleRunner:
             self._telemetry.swapped(monotonic() - history.left_at)
             history.left_at = None
         if self._feed.is_followed(attempt.key):
-            self._feed.publish(attempt.key, continuation.news())
+            self._feed.publish(attempt.key, continuation.new_tokens())
         if not attempt.is_row_current:
             self._rows.update_soon(attempt)
 
@@ -193,6 +193,6 @@ def _check_age(continuation: Continuation, history: History, source: WeightSourc
             f"the sample began {lag} versions before the newest one and its sampler allows {bound.max_version_lag}"
             + (f"; it was begun again {history.restarts} times" if history.restarts else "")
         )
-    continuation.begin_again()
+    continuation.restart()
     history.restarts += 1
     history.first_publication = source.publication

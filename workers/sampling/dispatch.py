@@ -93,7 +93,7 @@ class Dispatcher:
                 await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
 
     async def settle(self) -> None:
-        """Wait until no round runs: a round goes on when its callers are cancelled."""
+        """Wait until no round runs: a round continues although its callers are cancelled."""
         await self._rounds.settle()
 
     async def _ask(self, question: _Question) -> _Answer:

@@ -1,6 +1,6 @@
 """Rows of ``samples_in_flight``: which samples this process draws now, from which version and on which replica.
 
-Whoever closes a gate waits until no row is behind it.
+A pause of a gate answers once no row of a sample behind that gate is left.
 """
 
 import logging

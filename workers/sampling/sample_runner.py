@@ -27,7 +27,7 @@ from workers.sampling.swap import Swap
 from workers.sampling.weight_source import WeightSource, WeightSources
 
 MOST_RESTARTS = 8
-"""Restarts of one sample whose run publishes versions faster than the sample is drawn."""
+"""Restarts of one sample after which it fails as stale: its run publishes versions faster than the sample is drawn."""
 
 
 @dataclass(slots=True)

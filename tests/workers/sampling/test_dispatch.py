@@ -51,6 +51,7 @@ from workers.runtime import Runtime
 from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache
+from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.in_flight_rows import InFlightRows
 from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.router import Router
@@ -416,3 +417,24 @@ async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_o
     assert last is not None
     assert last.source.name == cat.version
     assert set(dispatches.attempts) == {last}
+
+
+async def test_gates_cut_an_attempt_once_as_the_strictest_mode_says_and_no_neighbours(dispatches: Dispatches) -> None:
+    cat, dog = dispatches.cat, dispatches.dog
+    running = [await dispatches.dispatcher.dispatch(cat.sample(), 1) for _ in range(2)]
+    left = await left_for_a_newer(dispatches, cat)
+    neighbour = await dispatches.dispatcher.dispatch(dog.sample(), 1)
+    telemetry = Telemetry.of("test", utc_now)
+    cuts = GateCuts(dispatches.gate_cache, dispatches.attempts, telemetry.sampling(BASE))
+    seen: list[list[AttemptState]] = []
+    for mode in (GateMode.WAIT, GateMode.KEEP, GateMode.KEEP, GateMode.ABORT, GateMode.KEEP):
+        async with dispatches.database.write() as transaction:
+            pause = Pause(mode)
+            await pause_gate(transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=pause, clock=utc_now)
+        await cuts.apply()
+        seen.append([attempt.state for attempt in (*running, left, neighbour) if attempt is not None])
+    undisturbed = [AttemptState.RUNNING] * 2 + [AttemptState.LEFT, AttemptState.RUNNING]
+    cut = [AttemptState.CUT] * 2 + [AttemptState.LEFT, AttemptState.RUNNING]
+    aborted = [AttemptState.ABORTED] * 3 + [AttemptState.RUNNING]
+    assert seen == [undisturbed, cut, cut, aborted, aborted]
+    assert telemetry.metrics.registry.get_sample_value("weft_samples_cut_total", {"base": BASE, "reason": "gate"}) == 2

@@ -16,8 +16,8 @@ from store.database import this_host
 from store.settings import Settings
 from workers.cluster.version_commands import VersionCommandRunner
 from workers.runtime import Runtime
-from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import ReplicaSource, vllm_sources
+from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,10 @@ async def _ended(running: "list[asyncio.Task[None]]") -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> SamplingParts:
+async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> BaseSampling:
     vocabulary = await asyncio.to_thread(read_vocabulary, facts.path)
     sources = vllm_sources(runtime.settings, facts, runtime.data_folder) or [await _in_process(runtime.settings, facts)]
-    return compose_sampling(runtime, facts, vocabulary, sources)
+    return wire_sampling(runtime, facts, vocabulary, sources)
 
 
 async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
@@ -82,7 +82,5 @@ async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSourc
     return TorchSource(base, settings)
 
 
-def _version_commands(parts: SamplingParts) -> VersionCommandRunner:
-    return VersionCommandRunner(
-        parts.heartbeat.identity.id, parts.prepare, parts.runner.withdraw, runtime=parts.runtime
-    )
+def _version_commands(parts: BaseSampling) -> VersionCommandRunner:
+    return VersionCommandRunner(parts.heartbeat.identity.id, parts.prepare, parts.withdraw, runtime=parts.runtime)

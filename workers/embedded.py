@@ -13,8 +13,8 @@ from telemetry.readiness import NotReady
 from workers.housekeeping import Housekeeping
 from workers.leases.processes import declare_all_dead
 from workers.runtime import Runtime
-from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import vllm_sources
+from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 from workers.torch_source import TorchSource
 from workers.training.composition import TrainingParts, compose_training
 
@@ -26,7 +26,7 @@ class _BaseWorkers:
     """The workers of one base model."""
 
     training: TrainingParts
-    sampling: SamplingParts
+    sampling: BaseSampling
 
 
 class EmbeddedRunner:
@@ -75,8 +75,8 @@ class EmbeddedRunner:
     def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
         settings = self._runtime.settings
         sources = vllm_sources(settings, facts, self._runtime.data_folder) or [TorchSource(base, settings)]
-        sampling = compose_sampling(self._runtime, facts, self._vocabularies[facts.name], sources)
-        self._publication.register(facts.name, sampling.prepare, sampling.runner.withdraw)
+        sampling = wire_sampling(self._runtime, facts, self._vocabularies[facts.name], sources)
+        self._publication.register(facts.name, sampling.prepare, sampling.withdraw)
         return _BaseWorkers(compose_training(self._runtime, base), sampling)
 
     def _may_judge(self) -> bool:

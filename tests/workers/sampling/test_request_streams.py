@@ -27,8 +27,9 @@ from engine.sampling.replica import (
     SamplerReplica,
 )
 from engine.sampling.vocabulary import read_vocabulary
-from workers.sampling.attempts import MOST_FRUITLESS_ATTEMPTS, Patience, run_attempt
 from workers.sampling.continuation import Continuation
+from workers.sampling.request_streams import stream_requests
+from workers.sampling.retry_patience import MOST_FRUITLESS_ATTEMPTS, RetryPatience
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.stop_conditions import StopRules
 
@@ -87,16 +88,16 @@ def next_token(request: GenerateRequest, index: int = 0) -> NewToken:
 
 async def run(replica: SamplerReplica, continuation: Continuation) -> SampleOutput:
     async with asyncio.timeout(DEADLINE_S):
-        patience, attempts = Patience(), 0
+        patience, attempts = RetryPatience(), 0
         while not continuation.finished:
             attempts += 1
             before = continuation.made
-            failure = await run_attempt(replica, continuation, continuation.requests(None, attempts))
+            failure = await stream_requests(replica, continuation, continuation.requests(None, attempts))
             if continuation.finished:
                 break
             # Nobody here asks for a cut.
             failure = failure or EngineFailure("the replica cut it")
-            patience.note(failure, made=continuation.made - before)
+            patience.pause_after(failure, made=continuation.made - before)
         return continuation.output()
 
 

@@ -22,7 +22,7 @@ from telemetry.context import working_on
 from telemetry.training import TrainingTelemetry
 from tenants.runs import open_runs
 from workers.training.checkpoint_operations import CheckpointOperations
-from workers.training.completions import CompletionWriter
+from workers.training.completion_writer import CompletionWriter
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates
 from workers.training.residency import AdapterResidency
 

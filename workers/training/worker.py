@@ -29,9 +29,9 @@ from workers.compute_thread import ComputeThread
 from workers.leases.runs import RunLeases
 from workers.training.adapter_tasks import AdapterTasks, failure_of
 from workers.training.checkpoint_operations import CheckpointOperations
-from workers.training.completions import CompletionWriter
+from workers.training.completion_writer import CompletionWriter
+from workers.training.fused_passes import FusedPasses
 from workers.training.lanes import Lane, Lanes
-from workers.training.passes import FusedPasses
 from workers.training.residency import AdapterResidency
 from workers.training.statistics import TrainingStatistics
 

@@ -59,7 +59,7 @@ async def test_pipelined_steps_of_several_tenants_share_every_pass(new_rig: NewR
 
 async def test_every_pass_logs_what_it_served(new_rig: NewRig, caplog: pytest.LogCaptureFixture) -> None:
     rig = new_rig()
-    with caplog.at_level(logging.DEBUG, "workers.training.passes"):
+    with caplog.at_level(logging.DEBUG, "workers.training.fused_passes"):
         async with rig.running():
             first, second = await rig.clients("a", "b")
             async with rig.database.write() as transaction:

@@ -38,7 +38,7 @@ class TrainingParts:
             self.processes.close()
 
 
-def compose_training(runtime: Runtime, base: BaseModel, group: TrainerGroup | None = None) -> TrainingParts:
+def wire_trainer(runtime: Runtime, base: BaseModel, group: TrainerGroup | None = None) -> TrainingParts:
     """The trainer of ``base``, which is ``group``'s, whose first rank this is, or this process's own; nothing runs yet."""
     settings = runtime.settings
     ranks = 1 if group is None else group.size

@@ -1,4 +1,4 @@
-"""The trainer of one base model, put together."""
+"""Wiring of one base model's trainer: engine, leases and worker, built from the process's runtime."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.base import BaseModel
-from engine.training.budgets import default_adapter_memory, default_pass_token_budget
+from engine.training.budgets import default_pass_token_budget
 from engine.training.executors.group import TrainerGroup
 from engine.training.executors.micro_batch_process import BaseOrder
 from engine.training.executors.micro_batch_processes import MOST_PARAMETERS, MicroBatchProcesses
@@ -16,15 +16,13 @@ from workers.compute_thread import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
 from workers.runtime import Runtime
-from workers.training.checkpoint_operations import CheckpointOperations
-from workers.training.residency import AdapterResidency
-from workers.training.statistics import TrainingStatistics
+from workers.training.training_engine import TrainingEngine
 from workers.training.worker import TrainingWorker
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """The worker, the leases by which it has its runs, and what computes."""
+    """Worker of one base model, its leases on runs, and the threads and processes to close after it."""
 
     worker: TrainingWorker
     leases: RunLeases
@@ -32,68 +30,40 @@ class TrainingParts:
     processes: MicroBatchProcesses | None
 
     def close(self) -> None:
-        """Once the worker has ended. Blocking."""
+        """End the compute thread, once the worker has ended. Blocking."""
         self.compute.close()
         if self.processes is not None:
             self.processes.close()
 
 
 def wire_trainer(runtime: Runtime, base: BaseModel, group: TrainerGroup | None = None) -> TrainingParts:
-    """The trainer of ``base``, which is ``group``'s, whose first rank this is, or this process's own; nothing runs yet."""
+    """Build the trainer of ``base``; nothing runs yet.
+
+    ``group`` is the distributed group that computes, whose rank 0 this process is; None: this process computes alone.
+    """
     settings = runtime.settings
     ranks = 1 if group is None else group.size
     token_budget = settings.pass_token_budget or ranks * default_pass_token_budget(base)
-    statistics, telemetry = TrainingStatistics(), runtime.telemetry.training(base.facts.name)
     processes = None if group is not None else _processes(base, settings)
     trainer = Trainer(base, pass_token_budget=token_budget, executor=group or processes)
     compute = ComputeThread(f"trainer-{base.facts.name}")
+    engine = TrainingEngine(trainer, compute, runtime.telemetry.training(base.facts.name), token_budget)
+    worker = wire_worker(runtime, engine)
+    runtime.telemetry.metrics.watch_residents(base.facts.name, lambda: len(worker.residency.residents()))
+    return TrainingParts(worker, worker.leases, compute, processes)
+
+
+def wire_worker(runtime: Runtime, engine: TrainingEngine) -> TrainingWorker:
+    """Build the worker of ``engine``'s base model, with a new identity among the trainers."""
     leases = RunLeases(
-        new_identity(ProcessKind.TRAINER, base.facts.name),
+        new_identity(ProcessKind.TRAINER, engine.base_model),
         database=runtime.database,
         wakeups=runtime.wakeups,
         clock=runtime.clock,
-        lease=settings.lease,
+        lease=runtime.settings.lease,
         moved=runtime.telemetry.metrics.lease_moved,
     )
-    residency = AdapterResidency(
-        trainer=trainer,
-        compute=compute,
-        database=runtime.database,
-        ledger=runtime.ledger,
-        data_folder=runtime.data_folder,
-        clock=runtime.clock,
-        snapshot_operations=settings.snapshot_operations,
-        memory_bytes=settings.adapter_memory_bytes or default_adapter_memory(base),
-        statistics=statistics,
-        telemetry=telemetry,
-    )
-    runtime.telemetry.metrics.watch_residents(base.facts.name, lambda: len(residency.residents()))
-    checkpoints = CheckpointOperations(
-        trainer=trainer,
-        database=runtime.database,
-        ledger=runtime.ledger,
-        data_folder=runtime.data_folder,
-        clock=runtime.clock,
-        residency=residency,
-        publication=runtime.publication,
-        telemetry=telemetry,
-    )
-    worker = TrainingWorker(
-        base_model=base.facts.name,
-        trainer=trainer,
-        compute=compute,
-        database=runtime.database,
-        ledger=runtime.ledger,
-        wakeups=runtime.wakeups,
-        leases=leases,
-        residency=residency,
-        checkpoints=checkpoints,
-        statistics=statistics,
-        telemetry=telemetry,
-        pass_token_budget=token_budget,
-        max_adapters=settings.max_adapters,
-    )
-    return TrainingParts(worker, leases, compute, processes)
+    return TrainingWorker(runtime, engine, leases)
 
 
 def _processes(base: BaseModel, settings: Settings) -> MicroBatchProcesses | None:

@@ -35,20 +35,22 @@ from engine.training.adapter_state import AdapterState
 from engine.training.trainer import PassItem, Trainer
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
+from store.settings import Settings
 from telemetry.telemetry import Telemetry
+from telemetry.training_counts import TrainingCounts
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.compute_thread import ComputeThread
-from workers.leases.processes import ProcessKind, new_identity
-from workers.leases.runs import RunLeases
-from workers.training.checkpoint_operations import CheckpointOperations
+from workers.runtime import Runtime
 from workers.training.residency import AdapterResidency
-from workers.training.statistics import TrainingStatistics
+from workers.training.trainer_wiring import wire_worker
+from workers.training.training_engine import TrainingEngine
 from workers.training.worker import TrainingWorker
 
 BASE = "weft/tiny"
@@ -68,7 +70,7 @@ class Rig:
     compute: ComputeThread
     residency: AdapterResidency
     worker: TrainingWorker
-    statistics: TrainingStatistics
+    counts: TrainingCounts
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -230,59 +232,17 @@ async def new_rig(base: BaseModel, tmp_path: Path, migrated_database: Path) -> A
 
 
 def _compose(
-    base: BaseModel,
-    url: str,
-    folder: Path,
-    memory_bytes: int,
-    token_budget: int,
-    *,
-    max_adapters: int | None = None,
-    snapshot_operations: int = 64,
+    base: BaseModel, url: str, folder: Path, memory_bytes: int, token_budget: int, **options: int | None
 ) -> Rig:
+    settings = Settings(
+        data_dir=folder, lease=LEASE, adapter_memory_bytes=memory_bytes, pass_token_budget=token_budget, **options
+    )
     database, wakeups = Database(create_engine(url)), Wakeups()
-    process = Telemetry.of("test", utc_now)
-    telemetry = process.training(BASE)
-    ledger, data_folder = Ledger(database, wakeups, utc_now, process), DataFolder(folder)
-    trainer, compute, statistics = (
-        Trainer(base, pass_token_budget=token_budget),
-        ComputeThread("t"),
-        TrainingStatistics(),
-    )
-    residency = AdapterResidency(
-        trainer=trainer,
-        compute=compute,
-        database=database,
-        ledger=ledger,
-        data_folder=data_folder,
-        clock=utc_now,
-        snapshot_operations=snapshot_operations,
-        memory_bytes=memory_bytes,
-        statistics=statistics,
-        telemetry=telemetry,
-    )
-    identity = new_identity(ProcessKind.TRAINER, BASE)
-    worker = TrainingWorker(
-        base_model=BASE,
-        leases=RunLeases(
-            identity,
-            database=database,
-            wakeups=wakeups,
-            clock=utc_now,
-            lease=LEASE,
-            moved=lambda reason: None,
-        ),
-        trainer=trainer,
-        compute=compute,
-        database=database,
-        ledger=ledger,
-        wakeups=wakeups,
-        residency=residency,
-        checkpoints=CheckpointOperations(
-            trainer, database, ledger, data_folder, utc_now, residency, LocalPublication(), telemetry
-        ),
-        statistics=statistics,
-        telemetry=telemetry,
-        pass_token_budget=token_budget,
-        max_adapters=max_adapters,
-    )
-    return Rig(database, ledger, trainer, compute, residency, worker, statistics)
+    telemetry = Telemetry.of("test", utc_now)
+    ledger = Ledger(database, wakeups, utc_now, telemetry)
+    feed, publication, data_folder = TokenFeed(), LocalPublication(), DataFolder(folder)
+    runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
+    trainer, compute = Trainer(base, pass_token_budget=token_budget), ComputeThread("t")
+    engine = TrainingEngine(trainer, compute, telemetry.training(BASE), token_budget)
+    worker = wire_worker(runtime, engine)
+    return Rig(database, ledger, trainer, compute, worker.residency, worker, engine.telemetry.counts)

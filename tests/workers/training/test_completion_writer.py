@@ -96,7 +96,7 @@ async def test_a_refused_completion_loses_its_run_only_and_the_run_is_rebuilt(ne
         for one, request in ((client, fault.request[0]), (other, beside)):
             assert isinstance(await one.result(request), ForwardBackwardOutput)
         assert fault.refused == 2
-        assert rig.statistics.paged_in == 1
+        assert rig.counts.paged_in == 1
         for one in (client, other):
             assert_trained(one, undisturbed(base, one.lora, [batch(1), batch(2)]))
             assert isinstance(await one.do(STEP), OptimStepped)

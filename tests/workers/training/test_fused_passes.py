@@ -128,7 +128,7 @@ async def test_a_pass_under_way_does_not_reach_a_run_that_was_rebuilt_meanwhile(
         watched = Watched(rig, monkeypatch, first_of(client))
         sent = await client.send(work)
         assert await asyncio.to_thread(watched.held.wait, DEADLINE)
-        rig.worker.lose(client.run)
+        rig.worker.outcomes.drop(client.run)
         assert isinstance(await client.result(sent), ForwardBackwardOutput)
         watched.release.set()
         await other.result(flooding)

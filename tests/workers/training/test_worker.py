@@ -50,16 +50,16 @@ async def test_pipelined_steps_of_several_tenants_share_every_pass(new_rig: NewR
             ]
         for client, request in requests:
             await client.result(request)
-    assert rig.statistics.passes == 3
-    assert (rig.statistics.tenants, rig.statistics.adapters, rig.statistics.sequences) == (12, 12, 24)
-    assert (rig.statistics.tokens, rig.statistics.optimizer_steps) == (3 * 4 * 15, 12)
-    assert rig.statistics.padded_tokens >= rig.statistics.tokens
-    assert min(rig.statistics.base_seconds, rig.statistics.low_rank_seconds, rig.statistics.optimizer_seconds) > 0
+    assert rig.counts.passes == 3
+    assert (rig.counts.tenants, rig.counts.adapters, rig.counts.sequences) == (12, 12, 24)
+    assert (rig.counts.tokens, rig.counts.optimizer_steps) == (3 * 4 * 15, 12)
+    assert rig.counts.padded_tokens >= rig.counts.tokens
+    assert min(rig.counts.base_seconds, rig.counts.low_rank_seconds, rig.counts.optimizer_seconds) > 0
 
 
 async def test_every_pass_logs_what_it_served(new_rig: NewRig, caplog: pytest.LogCaptureFixture) -> None:
     rig = new_rig()
-    with caplog.at_level(logging.DEBUG, "workers.training.fused_passes"):
+    with caplog.at_level(logging.DEBUG, "telemetry.training"):
         async with rig.running():
             first, second = await rig.clients("a", "b")
             async with rig.database.write() as transaction:

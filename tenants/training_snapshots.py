@@ -26,7 +26,7 @@ class NewSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOutcome:
-    """Whether the snapshot is the run's now, and the folder that is of no use any more, to remove after the commit."""
+    """``is_recorded``: the snapshot is the run's newest now. ``obsolete``: the folder to remove after the commit."""
 
     is_recorded: bool
     obsolete: str | None

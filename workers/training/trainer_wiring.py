@@ -67,7 +67,7 @@ def wire_worker(runtime: Runtime, engine: TrainingEngine) -> TrainingWorker:
 
 
 def _processes(base: BaseModel, settings: Settings) -> MicroBatchProcesses | None:
-    """For a base so small that threads would wait for each other's Python."""
+    """Return processes for a base so small that threads would wait for each other's Python; None for others."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
     if base.device.type != "cpu" or torch.get_num_threads() < 2 or parameters > MOST_PARAMETERS:
         return None

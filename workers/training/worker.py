@@ -107,7 +107,7 @@ class TrainingWorker:
             self._news.set()
             await repeat(
                 self._round,
-                seconds=lambda: SWEEP_SECONDS,
+                seconds=lambda: max(0.0, self._swept + SWEEP_SECONDS - monotonic()),
                 stopping=self._stopping,
                 failed=f"training round failed base={self._base_model}",
                 wake=self._again,

@@ -24,7 +24,7 @@ TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PADDING = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75)
 SUMMARY_SECONDS = 60.0
-"""Time between two log lines that sum up what was computed. Each pass has a line of its own on level debug."""
+"""Time between two log lines with the sums since the last one. Each pass has its own line, on level debug."""
 _TRAINED = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 
 
@@ -97,7 +97,7 @@ class TrainingTelemetry:
             self._waits.ended(operation, self._base_model)
 
     def pass_done(self, report: PassReport, *, tenants: int, operations: Sequence[ReadyOperation]) -> None:
-        """Tell that a pass, or a part of one, has just ended; ``operations`` took part in it, of ``tenants`` tenants."""
+        """Tell that a pass, or a part of one, has just ended. It computed ``operations``, of ``tenants`` tenants."""
         self.counts.add_pass(report, tenants=tenants)
         self._log_pass(report, tenants)
         values = (report.seconds, report.sequences, report.tokens, report.padding_share, report.adapters, tenants)
@@ -166,7 +166,7 @@ class TrainingTelemetry:
         self._traces.worked(operation, "publish", started=time() - seconds, figures={"base": self._label})
 
     def log_summary(self) -> None:
-        """Log what was computed since the last summary, if ``SUMMARY_SECONDS`` have passed and there was anything."""
+        """Log the sums since the last summary, at most once in ``SUMMARY_SECONDS`` and not without passes or steps."""
         seconds = monotonic() - self._summed_up_at
         if seconds < SUMMARY_SECONDS:
             return

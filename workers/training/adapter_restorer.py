@@ -1,6 +1,7 @@
 """Training states brought into the trainer's memory: a fresh one, a checkpoint's, or a run's own from before.
 
-A run's own state is its newest snapshot, read from disk, with the operations after it applied again in order of seq_id.
+A run's own state is rebuilt: its newest snapshot is read from disk, then the operations after the snapshot are applied
+again, in order of seq_id.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestoredAdapter:
-    """A rebuilt state, the last operation that is in it, and the last one that the run's snapshot covers."""
+    """A rebuilt state, the last operation that the state covers, and the last one that the run's snapshot covers."""
 
     state: AdapterState
     applied_seq_id: int

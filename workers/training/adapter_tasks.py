@@ -24,7 +24,7 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 _RETRIED = (LeaseLost, Unavailable, SQLAlchemyError)
-"""Errors that say nothing of the operation: it is run again, here or by the trainer that holds the run's lease."""
+"""Errors that are not the operation's fault. The operation is run again, here or by the trainer that has the run's lease."""
 _BY_PASSES = PASS_KINDS | {OperationKind.OPTIM_STEP}
 
 
@@ -83,7 +83,7 @@ class AdapterTasks:
             await asyncio.wait(self._tasks.values())
 
     def try_creations_again(self) -> None:
-        """Have creations that wait for the limit of open runs look at their number again: it may have changed."""
+        """Have the open runs counted again for creations that wait because of the limit."""
         self._is_full = False
 
     # --- one task --------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class AdapterTasks:
     ) -> None:
         lane.is_busy = True
         with working_on(head):
-            # The task keeps the context that it begins in.
+            # A task keeps the logging context of the moment in which it is created.
             task = asyncio.create_task(self._run(lane, head, work, retries), name=f"adapter {lane.run}")
         self._tasks[lane.run] = task
 
@@ -105,9 +105,9 @@ class AdapterTasks:
         task.add_done_callback(ended)
 
     async def _run(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
-        """Do ``work``, which returns whether the operation has run, and record what came of it.
+        """Await ``work``, which returns whether the operation has run, and record the outcome.
 
-        With ``retries`` an unforeseen error drops the run, so that it is tried again; otherwise it fails the operation.
+        An unforeseen error fails the operation. With ``retries`` it drops the run instead, which is then tried again.
         """
         try:
             has_run = await work
@@ -155,12 +155,12 @@ class AdapterTasks:
     # --- room in memory --------------------------------------------------------------------------------------------
 
     def _make_room(self, arriving: RunId, position: int) -> bool:
-        """Page out adapters until the run's may come in for an operation accepted at ``position``; return whether it may.
+        """Page out adapters until there is room for the run ``arriving``. Return whether there is room now.
 
-        Idle adapters go first, least recently used first; then those whose next operation was accepted later. So the
-        oldest operation always gets its adapter, and no tenant starves. No more go than must: while adapters on their way
-        out are being written, the arriving one waits. An adapter runs at least one operation before it can be evicted:
-        two would otherwise take each other's room all the time.
+        ``position`` is the one of the operation that needs the adapter. Idle adapters go first, least recently used first;
+        then adapters whose next operation was accepted after ``position``. So the oldest operation always gets its
+        adapter, and no tenant starves. No more adapters go than must: while those paged out are being written, the
+        arriving one waits. An adapter runs at least one operation before it can be evicted (prevents thrashing).
         """
         while not self._residency.has_room(arriving, arriving=self._arriving, once_left=True):
             idle, younger = [], []
@@ -179,7 +179,7 @@ class AdapterTasks:
         return self._residency.has_room(arriving, arriving=self._arriving)
 
     async def _has_reached_limit(self) -> bool:
-        """Return whether as many runs are open as may be: a creation then waits for an unload or the end of a session."""
+        """Return whether ``max_adapters`` runs are open. A creation then waits for an unload or the end of a session."""
         if self._max_adapters is None:
             return False
         async with self._database.read() as session:
@@ -188,7 +188,7 @@ class AdapterTasks:
     # --- kinds of work ---------------------------------------------------------------------------------------------
 
     async def _bring_in(self, lane: Lane, head: ReadyOperation) -> bool:
-        """Bring the adapter into memory; the operation itself runs afterwards."""
+        """Bring the adapter into memory. The operation itself runs later, with the next round."""
         try:
             await self._writer.drain(lane.run)
             if not lane.is_dropped:
@@ -216,7 +216,10 @@ class AdapterTasks:
             self._arriving -= 1
 
     async def _run_alone(self, lane: Lane, head: ReadyOperation) -> bool:
-        """Run an operation on a whole adapter once everything before it is written; it writes its own completion."""
+        """Run an operation on a whole adapter, once the completions before it are written.
+
+        ``CheckpointOperations`` writes the operation's own completion.
+        """
         await self._writer.drain(lane.run)
         if lane.is_dropped:
             return False

@@ -37,7 +37,7 @@ from workers.training.training_engine import TrainingEngine
 
 
 class CheckpointOperations:
-    """Runs operations on whole adapters. Each method writes its own completion and raises ``WeftError`` if it cannot."""
+    """Runs operations on whole adapters. Each method writes its own completion and raises ``WeftError`` on failure."""
 
     def __init__(self, runtime: Runtime, engine: TrainingEngine, residency: AdapterResidency) -> None:
         self._database = runtime.database
@@ -49,7 +49,7 @@ class CheckpointOperations:
         self._residency = residency
 
     async def create(self, operation: ReadyOperation) -> None:
-        """Make the adapter with its recorded settings."""
+        """Make the adapter with the settings recorded for the run."""
         async with self._database.read() as session:
             run = await get_run(session, operation.tenant, operation.lane)
         await self._residency.create(operation, lora_settings(run))

@@ -1,4 +1,4 @@
-"""Fused passes under way: as many at once as the trainer has slots, each planned when its slot is free.
+"""Fused passes under way: as many at once as the trainer has slots, each planned when a slot is free.
 
 A slot whose pass has ended starts the next pass at once; the results of the last one are noted meanwhile. While more
 tokens wait than the free slots hold, a pass takes one slot. The last tokens that wait are computed on all free slots
@@ -27,8 +27,8 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 _HEADROOM = 8
-"""A pass may exceed its token budget by one part in this many. Light work beside a full pass then pushes out no long
-sequence, which would leave cores without their part of it."""
+"""A pass may exceed its token budget by one part in ``_HEADROOM``. Light work beside a full pass then pushes out no long
+sequence: without it there would be less to compute than the cores can share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Part:
 
 
 class FusedPasses:
-    """Plans the passes of one base model's lanes and has them computed."""
+    """Plans the passes of one base model's lanes, has them computed and completes their operations."""
 
     def __init__(
         self,

@@ -44,10 +44,10 @@ class Lane:
 
     @property
     def head(self) -> ReadyOperation | None:
-        """The operation that may run now, None while its payload is not loaded."""
+        """The operation that may run now; None while there is none, or its payload is not loaded."""
         found = self.loaded.get(self.next_seq_id)
         if found is None and self.next_seq_id not in self.waiting:
-            # Nothing else can run: the lane ends here, even with a hole before later operations.
+            # No other operation can run: the lane ends here, even with a hole before later operations.
             found = self.loaded.get(UNLOAD_SEQ_ID)
         return found
 
@@ -139,7 +139,7 @@ class Lanes:
                 lane.waiting[operation.seq_id] = operation
 
     def add_payloads(self, operations: Sequence[ReadyOperation]) -> None:
-        """Add operations whose payloads were fetched, except those that no lane waits for any more."""
+        """Add operations with their payloads. Operations that no lane waits for any more are left out."""
         for operation in operations:
             lane = self._lanes.get(RunId(operation.lane))
             if lane is not None and lane.waiting.pop(operation.seq_id, None) is not None:
@@ -152,7 +152,7 @@ class Lanes:
                 lane.move_to(next_seq_id)
 
     def drop(self, run: RunId) -> Lane | None:
-        """Drop a lane whose memory may differ from the ledger, and return it. The next full look makes it anew."""
+        """Drop a lane whose memory may differ from the ledger, and return it. The next full look makes a new lane."""
         lane = self._lanes.pop(run, None)
         if lane is not None:
             lane.is_dropped = True

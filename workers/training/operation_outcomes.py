@@ -1,7 +1,7 @@
 """Outcomes of training operations: noted in memory at once, written to the ledger soon after.
 
 Invariants: a run's completions reach the ledger strictly by seq_id. A run whose completion cannot be written is dropped
-from memory, for memory would stay ahead of the ledger; its next operation rebuilds it.
+from memory, for its memory would stay ahead of the ledger. The run's next operation rebuilds it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Optimizer steps: those that are due in any lane are taken together, as one fused step."""
+"""Optimizer steps of all lanes whose next operation is one, taken together as one fused step."""
 
 import logging
 from collections.abc import Sequence

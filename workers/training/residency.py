@@ -1,7 +1,7 @@
 """Adapters in the trainer's memory: which are there, how much room there is, which leave and come back.
 
 Invariants: what the trainer holds for a run equals the effect of every operation of its lane up to ``applied_seq_id``.
-Whenever memory is in doubt the adapter is forgotten and rebuilt from the ledger.
+Whenever memory and ledger may differ, the adapter is forgotten and rebuilt from the ledger.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class AdapterResidency:
         return None if there is None else there.lease
 
     async def bring_in(self, operation: ReadyOperation) -> None:
-        """Have the operation's adapter in memory. Raises ``WeftError`` when it cannot be rebuilt."""
+        """Bring the operation's adapter into memory. Raises ``WeftError`` when the adapter cannot be rebuilt."""
         run = RunId(operation.lane)
         leaving = self._leaving.get(run)
         if leaving is not None:
@@ -121,7 +121,7 @@ class AdapterResidency:
         self.touch(run)
 
     def _nbytes(self, state: AdapterState) -> int:
-        """Return the bytes that training needs: gradient and moments may come and go, their room stays."""
+        """Return the bytes that training the adapter needs at most: weights, gradient and moments."""
         return largest_nbytes(self._trainer.base, state.weights.settings)
 
     # --- being there -----------------------------------------------------------------------------------------------
@@ -140,14 +140,15 @@ class AdapterResidency:
             resident.last_used = self._uses
 
     def has_room(self, run: RunId, *, arriving: int, once_left: bool = False) -> bool:
-        """Return whether the budget holds the run's adapter beside those in memory, ``arriving`` and on their way out.
+        """Return whether the memory budget holds the run's adapter beside all others.
 
-        ``once_left`` leaves out the last: their memory is free once they are written. One adapter fits in any case.
+        The others are those in memory, ``arriving`` more that are being brought in, and those being written to disk.
+        ``once_left`` leaves the last out: their memory is free once they are written. One adapter fits in any case.
         """
         sizes = [resident.nbytes for resident in self._residents.values()]
         if not once_left:
             sizes += [snapshot.nbytes for snapshot in self._leaving.values() if snapshot.run != run]
-        # An adapter's size is known only once it is in memory: with none to go by, one comes alone.
+        # An adapter's size is known only once it is in memory. While none is there, one comes alone.
         return sum(sizes) + (arriving + 1) * max(sizes) <= self._memory_bytes if sizes else not arriving
 
     def least_recently_used(self, among: Iterable[RunId]) -> RunId | None:
@@ -162,13 +163,13 @@ class AdapterResidency:
     # --- leaving ---------------------------------------------------------------------------------------------------
 
     def forget(self, run: RunId) -> None:
-        """Drop the adapter from memory; its next operation rebuilds it."""
+        """Drop the adapter from memory without writing it. The run's next operation rebuilds it."""
         self._residents.pop(run, None)
         self._leaving.pop(run, None)
         self._compute.submit(partial(self._trainer.unload, run))
 
     def page_out(self, run: RunId) -> None:
-        """Move the adapter to disk: weights, gradient, moments and step count. No operation of its may be under way."""
+        """Move the adapter to disk: weights, gradient, moments and step count. No operation of the run may be under way."""
         snapshot, resident = self._capture(run), self._residents.pop(run)
         self._compute.submit(partial(self._trainer.unload, run))
         self._telemetry.paged_out()
@@ -212,5 +213,5 @@ class AdapterResidency:
         self._snapshots.begin(snapshot).add_done_callback(ended)
 
     def _is_known(self, snapshot: Snapshot) -> bool:
-        """Return whether the run was not forgotten meanwhile, for then its completions may not all be written."""
+        """Return False when the run was forgotten meanwhile: its completions may then not all be written."""
         return snapshot.run in self._residents or snapshot.run in self._leaving

@@ -1,7 +1,7 @@
 """Durable snapshots of adapters' training states, written and recorded beside the training.
 
 Invariants: a snapshot is recorded only once the completions of the operations it covers are written; the snapshots of one
-run are written one after another. States are values, so a snapshot is a reference until its file is written.
+run are written one after another. Adapter states are values, so a snapshot holds a reference and copies nothing.
 """
 
 import asyncio
@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run's state after operation ``seq_id``, the lease it was computed under, and the memory kept for it in bytes."""
+    """A run's state after operation ``seq_id``. ``nbytes`` is the memory kept for the adapter.
+
+    ``lease`` is the one under which the state was computed.
+    """
 
     run: RunId
     tenant: TenantId
@@ -92,7 +95,7 @@ class SnapshotWriter:
             await self._drain(snapshot.run)
             return self._is_valid(snapshot) and await self._record(snapshot)
         except Exception:
-            # Nothing is lost: the ledger keeps what is needed to rebuild the run from its last snapshot.
+            # No operation is lost: the ledger keeps what is needed to rebuild the run from its last snapshot.
             self._telemetry.snapshot_failed()
             log.exception("snapshot failed run=%s", snapshot.run)
             return False

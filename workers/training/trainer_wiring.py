@@ -67,12 +67,12 @@ def wire_worker(runtime: Runtime, engine: TrainingEngine) -> TrainingWorker:
 
 
 def _processes(base: BaseModel, settings: Settings) -> MicroBatchProcesses | None:
-    """Return processes for a base so small that threads would wait for each other's Python; None for others."""
+    """Return processes for a base so small that threads would wait for each other's Python; None for larger bases."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
     if base.device.type != "cpu" or torch.get_num_threads() < 2 or parameters > MOST_PARAMETERS:
         return None
     if not hasattr(os, "memfd_create"):
-        # Memory without a file that processes share: Linux has it.
+        # Shared memory without a file is needed, which only Linux has.
         return None
     return MicroBatchProcesses(
         base, BaseOrder(base.facts, settings.base_dtype, gradient_checkpointing=settings.gradient_checkpointing)

@@ -30,7 +30,7 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
-"""Longest time without a full look at the ledger, for wake-ups that were lost."""
+"""Longest time without a full look at the ledger: it finds the work of lost wake-ups."""
 _PAYLOADS_AT_ONCE = 512
 _OVERLAP = 512
 """Positions that are looked at again where several processes accept operations at once."""
@@ -79,7 +79,7 @@ class TrainingWorker:
             self.leases.stop()
             await leasing
         finally:
-            # After an error other trainers take over once the lease has run out: it must not be renewed.
+            # After an error the lease must not be renewed: other trainers claim the runs once it has expired.
             leasing.cancel()
         await self.leases.release_all()
 
@@ -136,7 +136,7 @@ class TrainingWorker:
         await self._release(await self.leases.surplus())
 
     async def _release(self, runs: Sequence[RunId]) -> None:
-        """Page out the idle ones of the runs, and release those that are on disk already."""
+        """Page out the idle runs among ``runs``, and release those whose adapters are on disk already."""
         gone: list[RunId] = []
         for run in runs:
             if (lane := self._lanes.get(run)) is not None and (lane.is_busy or lane.started or lane.has_work):

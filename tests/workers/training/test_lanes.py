@@ -1,4 +1,4 @@
-"""Lanes: what may run next, strictly by seq_id, whatever order operations come and end in."""
+"""Lanes: the next operation is chosen strictly by seq_id, in whatever order operations arrive and end."""
 
 import itertools
 import random
@@ -38,7 +38,7 @@ _positions = itertools.count(1)
 def pending(
     seq_id: int, kind: OperationKind = B, *, run: RunId = RUN, next_seq_id: int = 1, tokens: int = 10
 ) -> PendingOperation:
-    """An operation as the ledger lists it, accepted after all before."""
+    """Return an operation as the ledger lists it, accepted after all made before."""
     id = RequestId(f"{run}/{seq_id}")
     return PendingOperation(id, next(_positions), TENANTS[run], run, seq_id, kind, tokens, next_seq_id, 1.0, LEASE)
 
@@ -47,7 +47,7 @@ LEASE = RunLease("a trainer", 1)
 
 
 def ready(operation: PendingOperation) -> ReadyOperation:
-    """The same with its payload."""
+    """Return the operation with its payload."""
     zeros = np.zeros(operation.tokens, dtype=np.int64)
     payloads: dict[OperationKind, Payload] = {S: OptimStep(), U: UnloadModel()}
     payload = payloads.get(operation.kind) or TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [Datum(zeros, zeros, {})])
@@ -65,7 +65,7 @@ def ready(operation: PendingOperation) -> ReadyOperation:
 
 
 def lanes_of(*operations: PendingOperation, loaded: bool = True) -> Lanes:
-    """Lanes that know the operations, with payloads if ``loaded``."""
+    """Return lanes that know the operations, with payloads if ``loaded``."""
     lanes = Lanes()
     lanes.add_pending(operations)
     if loaded:
@@ -74,21 +74,21 @@ def lanes_of(*operations: PendingOperation, loaded: bool = True) -> Lanes:
 
 
 def lane_of(lanes: Lanes, run: RunId = RUN) -> Lane:
-    """The run's lane, which must be there."""
+    """Return the run's lane, which must be there."""
     lane = lanes.get(run)
     assert lane is not None
     return lane
 
 
 def head_of(lanes: Lanes, run: RunId = RUN) -> int | None:
-    """The seq_id that may run."""
+    """Return the seq_id that may run, None if none may."""
     head = lane_of(lanes, run).head
     return None if head is None else head.seq_id
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_head_is_the_next_seq_id_whatever_arrives_first(seed: int) -> None:
-    """And another run's arrivals make no difference."""
+    """Another run's arrivals make no difference."""
     operations = [pending(seq_id) for seq_id in range(1, 7)] + [pending(seq_id, run=OTHER) for seq_id in (1, 2)]
     random.Random(seed).shuffle(operations)
     lanes = Lanes()

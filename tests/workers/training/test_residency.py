@@ -1,4 +1,4 @@
-"""Adapters under a byte budget: the least recently used leave, come back bit-equal, and nobody else notices."""
+"""Adapters under a byte budget: the least recently used is paged out and comes back bit-equal; others are not touched."""
 
 import pytest
 import torch
@@ -15,17 +15,17 @@ STEP = OptimStep(learning_rate=1e-3)
 
 
 def batch(seed: int) -> TrainingBatch:
-    """Random sequences."""
+    """Return a batch of random sequences."""
     return make_batch(seed, LossName.CROSS_ENTROPY, (6, 9))
 
 
 def room_for(base: BaseModel, adapters: int) -> int:
-    """Bytes."""
+    """Return the bytes that so many adapters need."""
     return adapters * largest_nbytes(base, LORA)
 
 
 def assert_bit_equal(ours: AdapterState, theirs: AdapterState) -> None:
-    """Weights, gradient, moments and step count."""
+    """Assert that weights, gradient, moments and step count are equal."""
     assert torch.equal(ours.weights.vector, theirs.weights.vector)
     assert (ours.gradient is None) == (theirs.gradient is None)
     if ours.gradient is not None and theirs.gradient is not None:
@@ -75,7 +75,7 @@ async def test_the_least_recently_used_leaves_and_nobody_else(new_rig: NewRig, b
 
 
 async def test_an_adapter_needed_while_it_is_being_written_comes_back_at_once(new_rig: NewRig, base: BaseModel) -> None:
-    """And what its leaving makes room for waits until it is written, then comes."""
+    """The adapter that needs its room waits until it is written, then comes in."""
     rig = new_rig(memory_bytes=room_for(base, 2))
     async with rig.running():
         first, second, third = await rig.clients("first", "second", "third")

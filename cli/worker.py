@@ -26,7 +26,7 @@ from workers.cluster.celery_worker import CeleryWorker, Handler
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping import Housekeeping
 from workers.runtime import Runtime
-from workers.training.composition import TrainingParts, compose_training
+from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _part(base_model: str) -> str:
 
 async def _trainer(runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup | None) -> TrainingParts:
     base = await asyncio.to_thread(load_base, facts, runtime.settings, group)
-    return compose_training(runtime, base, group)
+    return wire_trainer(runtime, base, group)
 
 
 def _celery_worker(cluster: ClusterRuntime, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:

@@ -16,7 +16,7 @@ from workers.runtime import Runtime
 from workers.sampling.replica_sources import vllm_sources
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 from workers.torch_source import TorchSource
-from workers.training.composition import TrainingParts, compose_training
+from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class EmbeddedRunner:
         sources = vllm_sources(settings, facts, self._runtime.data_folder) or [TorchSource(base, settings)]
         sampling = wire_sampling(self._runtime, facts, self._vocabularies[facts.name], sources)
         self._publication.register(facts.name, sampling.prepare, sampling.withdraw)
-        return _BaseWorkers(compose_training(self._runtime, base), sampling)
+        return _BaseWorkers(wire_trainer(self._runtime, base), sampling)
 
     def _may_judge(self) -> bool:
         return any(workers.training.leases.may_judge for workers in self._workers)

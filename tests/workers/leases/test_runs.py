@@ -85,10 +85,12 @@ class Trainers:
         """Return the run's operation that the trainer would compute now."""
         lanes, ledger = Lanes(), self.ledger()
         async with self.database.read() as session:
-            lanes.take_in(await ledger.pending_training(session, BASE, trainer=leases.identity.id, after_position=0))
+            lanes.add_pending(
+                await ledger.pending_training(session, BASE, trainer=leases.identity.id, after_position=0)
+            )
             lane = lanes.get(run)
             assert lane is not None, "the trainer does not have the run"
-            lanes.put_payloads(await ledger.load(session, [one.id for one in lane.to_load(1)]))
+            lanes.add_payloads(await ledger.load(session, [one.id for one in lane.to_load(1)]))
         assert lane.head is not None
         return lane.head
 

@@ -1,4 +1,4 @@
-"""Completions that the database will not take: the run is rebuilt from the ledger, the other tenant's goes on."""
+"""Completions that the database refuses: the run is rebuilt from the ledger, another tenant's run goes on."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,19 +19,19 @@ STEP = OptimStep(learning_rate=1e-3)
 
 
 def batch(seed: int) -> TrainingBatch:
-    """Random sequences."""
+    """Return a batch of random sequences."""
     return make_batch(seed, LossName.CROSS_ENTROPY, (6, 9))
 
 
 @pytest.fixture(autouse=True)
 def short_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost run comes back with the next sweep: not in five seconds."""
+    """Sweep often: a dropped run comes back with the next sweep."""
     monkeypatch.setattr("workers.training.worker.SWEEP_SECONDS", 0.05)
 
 
 @dataclass
 class SqliteFault:
-    """A trigger that refuses one operation's result, asked each time. Make it before the rig has connections."""
+    """A database trigger that refuses one operation's result ``refusals`` times. Make it before the rig has connections."""
 
     rig: Rig
     refusals: float = float("inf")
@@ -50,7 +50,7 @@ class SqliteFault:
         return True
 
     async def arm(self) -> None:
-        """Have the database ask."""
+        """Create the trigger."""
         async with self.rig.database.write() as transaction:
             await transaction.execute(
                 text(
@@ -61,7 +61,7 @@ class SqliteFault:
 
 
 def assert_trained(client: Client, expected: AdapterState) -> None:
-    """Each operation has counted once: weights and gradient within 1e-5, relative to their norms."""
+    """Assert that each operation has counted once: weights and gradient within 1e-5, relative to their norms."""
     found = client.state()
     assert found.gradient is not None
     assert expected.gradient is not None
@@ -70,7 +70,10 @@ def assert_trained(client: Client, expected: AdapterState) -> None:
 
 
 async def arm_postgres(rig: Rig, run: RunId, drops: int) -> None:
-    """The server drops the connection that completes the run's operations, so many times: a sequence is not rolled back."""
+    """Have the server drop the connection that completes the run's operations, the first ``drops`` times.
+
+    A sequence counts the times, for it is not rolled back.
+    """
     for statement in (
         "CREATE SEQUENCE drops",
         "CREATE FUNCTION drop_connection() RETURNS trigger AS $$ BEGIN "
@@ -82,7 +85,7 @@ async def arm_postgres(rig: Rig, run: RunId, drops: int) -> None:
             await transaction.execute(text(statement))
 
 
-async def test_a_refused_completion_loses_its_run_only_and_the_run_is_rebuilt(new_rig: NewRig, base: BaseModel) -> None:
+async def test_a_refused_completion_drops_its_run_only_and_the_run_is_rebuilt(new_rig: NewRig, base: BaseModel) -> None:
     """Both tenants' results are written together at first. Refused twice: together, and alone."""
     rig = new_rig()
     fault = SqliteFault(rig, refusals=2)
@@ -97,14 +100,14 @@ async def test_a_refused_completion_loses_its_run_only_and_the_run_is_rebuilt(ne
         for one, request in ((client, fault.request[0]), (other, beside)):
             assert isinstance(await one.result(request), ForwardBackwardOutput)
         assert fault.refused == 2
-        assert rig.statistics.paged_in == 1
+        assert rig.counts.paged_in == 1
         for one in (client, other):
             assert_trained(one, undisturbed(base, one.lora, [batch(1), batch(2)]))
             assert isinstance(await one.do(STEP), OptimStepped)
 
 
 async def test_a_completion_refused_for_ever_holds_nobody_else_up(new_rig: NewRig, base: BaseModel) -> None:
-    """A tenant's run that is lost again and again shares passes and transactions with another's, which trains on."""
+    """A run that is dropped again and again shares passes and transactions with another tenant's run, which trains on."""
     rig = new_rig()
     fault = SqliteFault(rig)
     async with rig.running():
@@ -129,7 +132,7 @@ async def test_a_completion_refused_for_ever_holds_nobody_else_up(new_rig: NewRi
 async def test_a_connection_dropped_in_the_middle_of_a_write_costs_no_result(
     new_rig: NewRig, base: BaseModel, postgres_url: str
 ) -> None:
-    """PostgreSQL ends the session three times: what was not committed is computed and written again, once."""
+    """PostgreSQL ends the session three times. Operations that were not committed are computed and written again, once."""
     await asyncio.to_thread(upgrade, postgres_url)
     rig = new_rig(url=postgres_url)
     async with rig.running():

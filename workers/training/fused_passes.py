@@ -1,7 +1,8 @@
-"""Fused passes under way: as many at once as the trainer has slots, each planned when its slot is free.
+"""Fused passes under way: as many at once as the trainer has slots, each planned when a slot is free.
 
-A slot that ends goes on with the next pass at once; what came of the last one is noted meanwhile. While more waits than
-the free slots hold, a pass takes one slot; the last of what waits is cut for all of them. Called from the event loop.
+A slot whose pass has ended starts the next pass at once; the results of the last one are noted meanwhile. While more
+tokens wait than the free slots hold, a pass takes one slot. The last tokens that wait are computed on all free slots
+together. Called from the event loop.
 """
 
 import asyncio
@@ -12,30 +13,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
-from contracts.operations import OperationKind, Result, TrainingBatch
+from contracts.operations import OperationKind, TrainingBatch
 from contracts.pass_report import PassReport
 from engine.training.pass_operation import PassOperation, PassPiece
-from engine.training.trainer import ComputedPass, Trainer
-from telemetry.training import TrainingTelemetry
-from workers.compute_thread import ComputeThread
-from workers.training.adapter_tasks import failure_of
+from engine.training.trainer import ComputedPass
 from workers.training.lanes import Lane, Lanes
+from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
 from workers.training.scheduler import Fairness, QueuedPass, parts_by_length, plan_pass
-from workers.training.statistics import TrainingStatistics
+from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
 
 _HEADROOM = 8
-"""A pass may hold this part of its token budget more: light work beside a full pass then pushes out no long sequence, which
-would leave cores without their share of it."""
+"""A pass may exceed its token budget by one part in ``_HEADROOM``. Light work beside a full pass then pushes out no long
+sequence: without it there would be less to compute than the cores can share."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """An operation and its piece of the pass."""
+    """A piece of the pass, with its operation and lane."""
 
     lane: Lane
     operation: ReadyOperation
@@ -44,7 +42,7 @@ class _Chosen:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is computed together. ``is_last``: nothing waited after it when it was planned."""
+    """Pieces that are computed together. ``is_last``: nothing waited after the part when it was planned."""
 
     chosen: list[_Chosen]
     is_last: bool
@@ -60,43 +58,41 @@ class _Part:
 
 
 class FusedPasses:
-    """Plans the passes of one base model's lanes and has them computed."""
+    """Plans the passes of one base model's lanes, has them computed and completes their operations."""
 
     def __init__(
         self,
-        *,
-        base_model: str,
-        trainer: Trainer,
-        compute: ComputeThread,
+        engine: TrainingEngine,
         lanes: Lanes,
         residency: AdapterResidency,
-        statistics: TrainingStatistics,
-        telemetry: TrainingTelemetry,
-        token_budget: int,
-        complete: Callable[[Lane, ReadyOperation, Result | WeftError], None],
+        outcomes: OperationOutcomes,
+        *,
         ended: Callable[[], None],
     ) -> None:
-        """``token_budget`` is that of all slots; ``complete`` ends an operation, ``ended`` hears that a pass has ended."""
-        self._base_model = base_model
+        """``ended`` hears that a pass has ended."""
+        trainer = engine.trainer
         self._trainer = trainer
-        self._compute = compute
+        self._compute = engine.compute
+        self._telemetry = engine.telemetry
+        self._base_model = engine.base_model
         self._lanes = lanes
         self._residency = residency
-        self._statistics = statistics
-        self._telemetry = telemetry
-        self._slot_budget = max(1, token_budget // trainer.slots)
-        self._complete = complete
+        self._outcomes = outcomes
         self._ended = ended
+        self._slot_budget = max(1, engine.pass_token_budget // trainer.slots)
         self._fairness = Fairness()
         self._parts: deque[_Part] = deque()
         self._free = trainer.slots
-        self._threads = ThreadPoolExecutor(trainer.slots, thread_name_prefix=f"pass-{base_model}")
+        self._threads = ThreadPoolExecutor(trainer.slots, thread_name_prefix=f"pass-{self._base_model}")
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._stopping = False
 
     def begin(self) -> None:
-        """Start passes while slots are free and something may run. Raises what has ended a pass, if it was no ``Exception``."""
+        """Start passes while slots are free and something may run.
+
+        Raises the error that has ended an earlier pass, if it was no ``Exception`` (``GroupLost``).
+        """
         if self._failure is not None:
             raise self._failure
         while self._free and not self._stopping:
@@ -110,7 +106,7 @@ class FusedPasses:
             self._start(self._parts.popleft(), slots)
 
     async def finished(self) -> None:
-        """Begin nothing more, and wait for what is under way."""
+        """Begin no more passes, and wait for those under way."""
         self._stopping = True
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -119,7 +115,7 @@ class FusedPasses:
     # --- planning --------------------------------------------------------------------------------------------------
 
     def _plan(self) -> list[_Part]:
-        """What the scheduler chooses for the next pass, in parts that are computed one after another."""
+        """Return the scheduler's choice for the next pass, in parts that are computed one after another."""
         in_order = self._may_run()
         found = {operation.id: (lane, operation, begun) for lane, operation, begun in in_order}
         queue = [
@@ -140,7 +136,7 @@ class FusedPasses:
             for planned in part:
                 lane, operation, begun = found[planned.id]
                 if planned.id not in lane.started:
-                    self._telemetry.taken_up([operation])
+                    self._telemetry.claimed([operation])
                 lane.started[planned.id] = begun
                 chosen.append(_Chosen(lane, operation, begun.next_piece(planned.sequences)))
             parts.append(_Part(chosen, is_last=False))
@@ -150,12 +146,13 @@ class FusedPasses:
 
     @property
     def _most(self) -> int:
-        """Tokens on one slot."""
+        """Most tokens of a pass on one slot."""
         return self._slot_budget + self._slot_budget // _HEADROOM
 
     def _may_run(self) -> list[tuple[Lane, ReadyOperation, PassOperation]]:
-        """Operations with sequences in no pass yet, in order of acceptance, but each run's by seq_id: they may have arrived
-        the other way round.
+        """Return the operations that have sequences in no pass yet, in order of acceptance.
+
+        The operations of one run are in order of seq_id, even where they were accepted the other way round.
         """
         placed: list[tuple[int, tuple[Lane, ReadyOperation, PassOperation]]] = []
         for lane in self._lanes:
@@ -170,7 +167,10 @@ class FusedPasses:
         return [one for _, one in placed]
 
     def _slots_for(self, part: _Part) -> int:
-        """All that are free for the last of what waits, and all there are for a sequence that is longer than a slot holds."""
+        """Return the slots that the part takes.
+
+        The last part that waits takes all free slots. A sequence longer than one slot holds takes all slots there are.
+        """
         if part.is_last:
             return self._free
         return self._trainer.slots if part.tokens > self._most else 1
@@ -192,7 +192,7 @@ class FusedPasses:
     async def _run(self, part: Sequence[_Chosen], slots: int) -> None:
         try:
             computed = await self._computed(part, slots)
-            # First the next pass: no core waits for what is noted.
+            # First the next pass: no core waits while results are noted.
             self.begin()
             await self._note(computed, part)
         except Exception:
@@ -222,30 +222,15 @@ class FusedPasses:
             begun = lane.started.get(operation.id)
             if begun is None or begun.outcome is None:
                 return
-            self._complete(lane, operation, begun.outcome)
+            self._outcomes.complete(lane, operation, begun.outcome)
 
     def _report(self, report: PassReport, part: Sequence[_Chosen]) -> None:
         tenants = len({chosen.lane.tenant for chosen in part})
-        self._statistics.add_pass(report, tenants=tenants)
         self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
-        log.debug(
-            "pass base=%s tenants=%d adapters=%d sequences=%d tokens=%d padding=%.3f seconds=%.4f base_s=%.4f "
-            "low_rank_s=%.4f loss_s=%.4f",
-            self._base_model,
-            tenants,
-            report.adapters,
-            report.sequences,
-            report.tokens,
-            report.padding_share,
-            report.seconds,
-            report.base_seconds,
-            report.low_rank_seconds,
-            report.loss_seconds,
-        )
 
 
 def _begun(lane: Lane, operation: ReadyOperation) -> PassOperation:
-    """What is computed of the operation so far."""
+    """Return the operation's progress through passes: the lane's record of it, or a new one."""
     found = lane.started.get(operation.id)
     if found is not None:
         return found
@@ -255,5 +240,5 @@ def _begun(lane: Lane, operation: ReadyOperation) -> PassOperation:
 
 
 def _started_in_order(lane: Lane) -> list[PassOperation]:
-    """Those of the lane's operations that are in passes, by seq_id."""
+    """Return the lane's operations that are in passes, by seq_id."""
     return [lane.started[operation.id] for operation in lane.passes() if operation.id in lane.started]

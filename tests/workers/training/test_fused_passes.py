@@ -1,4 +1,4 @@
-"""Passes beside each other: every core has one, operations end in order, and what is lost does not come back."""
+"""Passes beside each other: every core has one, operations end in order, and a dropped run's pass changes nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ Compute = Callable[..., ComputedPass]
 
 
 def batch(seed: int, lengths: tuple[int, ...]) -> TrainingBatch:
-    """Random sequences."""
+    """Return a batch of random sequences."""
     return make_batch(seed, LossName.CROSS_ENTROPY, lengths)
 
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are."""
+    """Two slots, on any machine."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: SLOTS)
 
 
 class Watched:
-    """A trainer's ``compute``: how many at once at most, and one that can be held back."""
+    """A trainer's ``compute`` that counts the calls at the same time. It holds the first pass that ``holds`` names."""
 
     def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, holds: Callable[[Sequence[PassPiece]], bool]) -> None:
         self.most = 0
@@ -59,12 +59,12 @@ class Watched:
 
 
 def first_of(client: Client) -> Callable[[Sequence[PassPiece]], bool]:
-    """Passes with the beginning of an operation of the client's."""
+    """Return a test for passes that hold the first piece of an operation of the client."""
     return lambda pieces: any(piece.operation.run == client.run and piece.first == 0 for piece in pieces)
 
 
 def assert_equals(client: Client, base: BaseModel, operations: list[TrainingBatch | OptimStep]) -> None:
-    """The gradient window is that of the operations one after another: relative 1e-5."""
+    """Assert that the gradient is that of the operations one after another, within 1e-5 relative to its norm."""
     gradient, expected = client.state().gradient, undisturbed(base, client.lora, operations).gradient
     assert gradient is not None
     assert expected is not None
@@ -121,6 +121,7 @@ async def test_a_pass_under_way_does_not_reach_a_run_that_was_rebuilt_meanwhile(
     new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its operation is computed again from the ledger: once, not twice."""
+    monkeypatch.setattr("workers.training.worker.SWEEP_SECONDS", 0.05)
     rig = new_rig(token_budget=64)
     work, beside = batch(1, (16, 16)), batch(2, (16, 9))
     async with rig.running():
@@ -129,7 +130,7 @@ async def test_a_pass_under_way_does_not_reach_a_run_that_was_rebuilt_meanwhile(
         watched = Watched(rig, monkeypatch, first_of(client))
         sent = await client.send(work)
         assert await asyncio.to_thread(watched.held.wait, DEADLINE)
-        rig.worker.lose(client.run)
+        rig.worker.outcomes.drop(client.run)
         assert isinstance(await client.result(sent), ForwardBackwardOutput)
         watched.release.set()
         await other.result(flooding)

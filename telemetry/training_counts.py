@@ -1,4 +1,4 @@
-"""Counts of what a trainer has done since it started, for logs and dashboards."""
+"""Sums of a trainer's work: passes, optimizer steps, adapters paged in and out."""
 
 from dataclasses import dataclass, fields
 
@@ -6,8 +6,8 @@ from contracts.pass_report import PassReport
 
 
 @dataclass(slots=True)
-class TrainingStatistics:
-    """Totals. Times are seconds of the compute thread; ``tenants`` and ``adapters`` are summed over passes."""
+class TrainingCounts:
+    """Sums since the trainer started. Times are seconds; ``tenants`` and ``adapters`` are summed over passes."""
 
     passes: int = 0
     tenants: int = 0
@@ -24,7 +24,7 @@ class TrainingStatistics:
     paged_in: int = 0
 
     def add_pass(self, report: PassReport, *, tenants: int) -> None:
-        """Count a pass that served so many tenants."""
+        """Add a pass that served ``tenants`` tenants."""
         self.passes += 1
         self.tenants += tenants
         self.adapters += report.adapters
@@ -36,13 +36,13 @@ class TrainingStatistics:
         self.loss_seconds += report.loss_seconds
 
     def add_steps(self, steps: int, *, seconds: float) -> None:
-        """Count a fused optimizer step of so many adapters."""
+        """Add one fused optimizer step of ``steps`` adapters."""
         self.optimizer_steps += steps
         self.optimizer_seconds += seconds
 
-    def since(self, earlier: "TrainingStatistics") -> "TrainingStatistics":
-        """What was added to ``earlier``, a copy made before."""
-        return TrainingStatistics(
+    def since(self, earlier: "TrainingCounts") -> "TrainingCounts":
+        """Return what was added after ``earlier``, a copy made before."""
+        return TrainingCounts(
             **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         )
 

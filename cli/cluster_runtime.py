@@ -12,6 +12,7 @@ from cli.observability import observed
 from cli.readiness import readiness
 from contracts.errors import InvalidRequest
 from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from migrations.upgrade import current_is_head, is_newer
 from store.clock import utc_now
 from store.data_folder import DataFolder
@@ -23,7 +24,6 @@ from workers.cluster.celery_app import make_celery
 from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups, open_redis
 from workers.cluster.version_commands import ClusterPublication
-from workers.runtime import Runtime
 
 API, WORKER, POOL = "api", "worker", "pool"
 """What processes are called in logs and metrics."""

@@ -13,6 +13,7 @@ from contracts.operations import LoraSettings
 from contracts.paths import Segment
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
@@ -27,7 +28,6 @@ from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from workers.housekeeping import Housekeeping
-from workers.runtime import Runtime
 
 
 @dataclass

@@ -11,11 +11,11 @@ from engine.training.executors.group import TrainerGroup
 from engine.training.executors.micro_batch_process import BaseOrder
 from engine.training.executors.micro_batch_processes import MOST_PARAMETERS, MicroBatchProcesses
 from engine.training.trainer import Trainer
+from ledger.runtime import Runtime
 from store.settings import Settings
 from workers.compute_thread import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
-from workers.runtime import Runtime
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
 from workers.training.statistics import TrainingStatistics

@@ -1,4 +1,4 @@
-"""What the parts of a process share: composed once, by whoever starts the process."""
+"""The parts that every process of the service opens: database, ledger, clock, files, and links to other processes."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,10 @@ from telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Settings, database, ledger, and the ways to other parts of the service, wherever they run."""
+    """Record of a process's shared parts, composed once by the command that starts the process.
+
+    ``wakeups``, ``feed`` and ``publication`` reach the other parts of the service, in this process or in others.
+    """
 
     settings: Settings
     database: Database

@@ -11,15 +11,15 @@ from telemetry.context import note_tenant
 
 async def get_caller(request: Request, services: Services) -> TenantId:
     """Return the tenant whose key is in ``X-API-Key`` or in ``Authorization: Bearer``. Raises ``Unauthenticated``."""
-    secret = request.headers.get("x-api-key") or _bearer(request.headers.get("authorization", ""))
-    tenant = await services.batched_reads.keys.authenticate(secret)
+    tenant = await services.batched_reads.keys.authenticate(presented_key(request))
     note_tenant(tenant)
     return tenant
 
 
-def _bearer(authorization: str) -> str | None:
-    scheme, _, token = authorization.partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
+def presented_key(request: Request) -> str | None:
+    """Return the API key that the request carries, not yet checked."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return request.headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else None)
 
 
 Caller = Annotated[TenantId, Depends(get_caller)]

@@ -58,7 +58,7 @@ class InternalErrorGuard:
                 raise
             response = error_response(
                 500,
-                detail="internal error; retry, and report the x-trace-id if it stays",
+                detail="internal error; send the request again, and report its x-trace-id if that fails too",
                 code="internal_error",
                 retryable=True,
             )
@@ -78,8 +78,7 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code in _NOTHING_THERE:
-        return await _weft_error(
-            request, NotImplementedHere(f"weft offers no {request.method} {request.url.path[:200]}")
-        )
+        route = f"{request.method} {request.url.path[:200]}"
+        return await _weft_error(request, NotImplementedHere(f"weft offers no {route}; /openapi.json lists its routes"))
     code = InvalidRequest.code if error.status_code < 500 else "internal_error"
     return error_response(error.status_code, detail=str(error.detail), code=code, retryable=error.status_code >= 500)

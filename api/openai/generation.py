@@ -29,7 +29,7 @@ from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
 
 _MOST_PROMPTS = 128
-"""Prompts of one request."""
+"""Most prompts of one request."""
 
 
 class _Signal(Enum):
@@ -182,7 +182,7 @@ def sample_request(
 def _encoded(vocabulary: BaseVocabulary, text: str) -> list[int]:
     """Return the tokens of ``text``. Raises ``InvalidRequest`` for a base model without a tokenizer."""
     if vocabulary.encode is None:
-        raise InvalidRequest("prompt: this base model has no tokenizer; give token ids instead of text")
+        raise InvalidRequest("prompt: this base model has no tokenizer; send token ids instead of text")
     return vocabulary.encode(text)
 
 

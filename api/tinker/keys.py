@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import Caller, presented_key
 from api.services import Services
 from tenants.keys import describe_key, revoke_key
 
@@ -38,15 +38,11 @@ class KeyInfo(BaseModel):
     details: KeyDetails
 
 
-def _presented_key(request: Request) -> str:
-    return request.headers["x-api-key"]
-
-
 @router.get("/auth/apikey/me")
 async def get_own_key(caller: Caller, services: Services, request: Request) -> KeyInfo:
-    """Describe the key in ``X-API-Key``."""
+    """Describe the key that the request carries."""
     async with services.runtime.database.read() as session:
-        key, tenant = await describe_key(session, caller, _presented_key(request))
+        key, tenant = await describe_key(session, caller, presented_key(request) or "")
     return KeyInfo(
         key_id=key.id,
         name=key.prefix,
@@ -57,6 +53,6 @@ async def get_own_key(caller: Caller, services: Services, request: Request) -> K
 
 @router.delete("/auth/apikey/me", status_code=204)
 async def revoke_own_key(_caller: Caller, services: Services, request: Request) -> None:
-    """Revoke the key in ``X-API-Key`` at once; other keys stay."""
+    """Revoke the key that the request carries, at once; other keys stay."""
     async with services.runtime.database.write() as transaction:
-        await revoke_key(transaction, prefix=_presented_key(request), clock=services.runtime.clock)
+        await revoke_key(transaction, prefix=presented_key(request) or "", clock=services.runtime.clock)

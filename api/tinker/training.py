@@ -46,7 +46,7 @@ class AdamParams(DefaultingModel):
 
 
 class OptimStepRequest(RequestModel):
-    """Body of ``/optim_step``. New SDKs send ``optimizer_params``, old ones ``adam_params``."""
+    """Body of ``/optim_step``: ``adam_params``, or ``optimizer_params`` with the optimiser's ``type``."""
 
     adam_params: AdamParams | None = None
     optimizer_params: AdamParams | None = None

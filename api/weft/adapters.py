@@ -147,7 +147,7 @@ async def reload(
     await services.runtime.publication.prepare(run.base_model, RunId(run.id), version)
     async with services.runtime.database.write() as transaction:
         if not await publish_live(transaction, caller, RunId(run.id), version, services.runtime.clock):
-            # There is no live sampler, or the version has expired meanwhile: raise for the latter.
+            # Either there is no live sampler, or the version has expired meanwhile: raise for the latter.
             await get_checkpoint(transaction, caller, version, services.runtime.clock)
         services.runtime.ledger.announce_versions(transaction, run.base_model)
     return Reloaded(adapter=run.id, version=version)

@@ -8,7 +8,7 @@ from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 
 MOST_TOP_LOGPROBS = 20
-"""Alternatives for each token, as many as OpenAI gives."""
+"""Most alternatives for each token, as in OpenAI's API."""
 _MOST_STOPS = 4
 
 

@@ -10,7 +10,7 @@ from contracts.operations import SampleRequest, SamplingParams
 from store.settings import Settings
 
 MAX_STOPS = 64
-"""Stop strings or tokens of one request."""
+"""Most stop strings or stop tokens of one request."""
 MAX_TOP_K = 2**31 - 1
 """Largest ``top_k``: int32 on the wire."""
 
@@ -58,7 +58,7 @@ def _check_params(params: SamplingParams, facts: BaseModelFacts, names: FieldNam
         return names.get(field, field)
 
     if not math.isfinite(params.temperature) or params.temperature < 0:
-        raise InvalidRequest(f"{name('temperature')} must be a finite number of 0 (greedy) or more")
+        raise InvalidRequest(f"{name('temperature')} must be a finite number, 0 (greedy) or more")
     if not 0 < params.top_p <= 1:
         raise InvalidRequest(f"{name('top_p')} must be above 0 and at most 1; got {params.top_p}")
     if not -1 <= params.top_k <= MAX_TOP_K:

@@ -87,7 +87,7 @@ def shaped(values: np.ndarray, shape: list[int], field: str) -> np.ndarray:
     if not shape:
         return values
     if min(shape) < 0 or math.prod(shape) != values.size:
-        raise InvalidRequest(f"{field}: shape {shape[:10]} does not hold {values.size} values")
+        raise InvalidRequest(f"{field}: shape {shape[:10]} does not hold {values.size} values; send a shape that does")
     try:
         return values.reshape(shape)
     except ValueError as error:
@@ -122,7 +122,7 @@ def dense_of_csr(
         )
     cells = np.repeat(np.arange(rows), np.diff(crow)) * columns + col
     if len(np.unique(cells)) != len(cells):
-        raise InvalidRequest(f"{field}: col_indices list a cell twice")
+        raise InvalidRequest(f"{field}: col_indices list a cell twice; list each cell once")
     dense = np.zeros(rows * columns, dtype=values.dtype)
     dense[cells] = values
     return dense.reshape(rows, columns)
@@ -147,4 +147,4 @@ def _array(data: Sequence[float] | Sequence[int], dtype: np.dtype, field: str) -
         with np.errstate(over="ignore"):
             return np.asarray(data, dtype=dtype)
     except OverflowError as error:
-        raise InvalidRequest(f"{field}: a value does not fit {dtype.name}") from error
+        raise InvalidRequest(f"{field}: a value is too large for {dtype.name}") from error

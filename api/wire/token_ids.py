@@ -13,7 +13,7 @@ def array_of(tokens: Sequence[int], field: str) -> np.ndarray:
     try:
         return np.asarray(tokens, dtype=np.int64)
     except OverflowError as error:
-        raise InvalidRequest(f"{field}: a token id is out of range") from error
+        raise InvalidRequest(f"{field}: a token id is out of range; send ids of the base model's vocabulary") from error
 
 
 def check_token_ids(tokens: np.ndarray, field: str, facts: BaseModelFacts) -> None:

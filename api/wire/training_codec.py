@@ -111,7 +111,7 @@ def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, se
             if chunk.WhichOneof("chunk") != "encoded_text":
                 raise text_only(f"{field}.model_input", facts)
             if len(chunk.encoded_text.tokens) % 4:
-                raise InvalidRequest(f"{field}.model_input: tokens must be int32 values")
+                raise InvalidRequest(f"{field}.model_input: tokens must be int32 values of 4 bytes")
             pieces.append(np.frombuffer(chunk.encoded_text.tokens, dtype="<i4"))
         inputs = {
             name: tensors.from_proto(tensor, f"{field}.loss_fn_inputs.{name[:100]}", budget)
@@ -196,7 +196,7 @@ def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, set
         )
     if targets.ndim == 2 and targets.shape[1] > settings.max_targets_per_position:
         raise InvalidRequest(
-            f"{field_of_targets}: K is {targets.shape[1]}; at most {settings.max_targets_per_position}"
+            f"{field_of_targets}: K is {targets.shape[1]}; send at most {settings.max_targets_per_position}"
         )
     check_token_ids(targets, field_of_targets, facts)
     inputs = _loss_inputs(raw, field, loss, targets.shape)
@@ -211,7 +211,7 @@ def _loss_inputs(raw: RawDatum, field: str, loss: LossSpec, shape: tuple[int, ..
     rule = LOSS_RULES[loss.name]
     missing = [name for name in rule.required if name not in raw.inputs]
     if missing:
-        raise InvalidRequest(f"{field}.loss_fn_inputs: {loss.name} needs {', '.join(missing)}; send every one")
+        raise InvalidRequest(f"{field}.loss_fn_inputs: {loss.name} needs {', '.join(missing)}")
     known = {*rule.required, *rule.optional}
     unknown = sorted(set(raw.inputs) - known - {TARGETS})
     if unknown and loss.name is not LossName.CROSS_ENTROPY:

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import typer
 
-from api.services import ApiServices, BatchedReads
+from api.services import ApiServices
 from cli.base_models import read_base_models
 from cli.cluster_runtime import API, open_cluster
 from cli.http_server import ApiServer, address, bind
@@ -26,22 +26,7 @@ async def serve_api(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(open_cluster(settings, API, bases))
         runtime = cluster.runtime
-        services = ApiServices(
-            settings=settings,
-            database=runtime.database,
-            batched_reads=BatchedReads.over(
-                settings, runtime.database, runtime.ledger, runtime.clock, runtime.telemetry
-            ),
-            ledger=runtime.ledger,
-            clock=runtime.clock,
-            data_folder=runtime.data_folder,
-            bases=bases,
-            vocabularies=vocabularies,
-            feed=runtime.feed,
-            publication=runtime.publication,
-            telemetry=runtime.telemetry,
-            readiness=cluster.readiness,
-        )
+        services = ApiServices.over(runtime, bases, vocabularies, cluster.readiness)
         announcer = PlacementAnnouncer(cluster.celery, runtime)
         announcing = asyncio.create_task(announcer.run(bases), name="placements")
         stack.callback(announcing.cancel)

@@ -12,6 +12,7 @@ from cli.metrics_endpoint import serve_metrics_and_health
 from cli.readiness import readiness
 from contracts.errors import InvalidRequest
 from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from migrations.upgrade import current_is_head, is_newer
 from store.clock import utc_now
 from store.data_folder import DataFolder
@@ -24,7 +25,6 @@ from workers.cluster.publication import ClusterPublication
 from workers.cluster.redis_channel import open_redis
 from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups
-from workers.runtime import Runtime
 
 API, WORKER, POOL = "api", "worker", "pool"
 """Names of the processes in logs and metrics."""

@@ -12,10 +12,10 @@ from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from contracts.base_model import BaseModelFacts
 from engine.sampling.vocabulary import read_vocabulary
+from ledger.runtime import Runtime
 from store.database import this_host
 from store.settings import Settings
 from workers.cluster.version_commands import VersionCommandRunner
-from workers.runtime import Runtime
 from workers.sampling.replica_sources import ReplicaSource, vllm_sources
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import typer
 
-from api.services import ApiServices, BatchedReads
+from api.services import ApiServices
 from cli.base_models import read_base_models
 from cli.http_server import ApiServer, address, bind
 from cli.metrics_endpoint import serve_metrics_and_health
@@ -16,6 +16,7 @@ from cli.readiness import readiness
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
@@ -26,7 +27,6 @@ from store.settings import Settings
 from telemetry.telemetry import open_telemetry
 from tenants.keys import create_key, create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -52,20 +52,7 @@ async def serve(settings: Settings) -> None:
     ledger = Ledger(database, wakeups, utc_now, telemetry)
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
     runner = EmbeddedRunner(runtime, publication, bases, vocabularies)
-    services = ApiServices(
-        settings=settings,
-        database=database,
-        batched_reads=BatchedReads.over(settings, database, ledger, utc_now, telemetry),
-        ledger=ledger,
-        clock=utc_now,
-        data_folder=data_folder,
-        bases=bases,
-        vocabularies=vocabularies,
-        feed=feed,
-        publication=publication,
-        telemetry=telemetry,
-        readiness=ready,
-    )
+    services = ApiServices.over(runtime, bases, vocabularies, ready)
     ready.add("workers", runner.check)
     first_key = await make_first_key(database)
     metrics = AsyncExitStack()

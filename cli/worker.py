@@ -19,13 +19,13 @@ from cli.signals import until_asked_to_end
 from cli.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
 from engine.training.executors.group import TrainerGroup
+from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping import Housekeeping
-from workers.runtime import Runtime
 from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from contracts.base_model import BaseModelFacts
 from contracts.vocabulary import BaseVocabulary
 from engine.model.base import BaseModel
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from telemetry.readiness import NotReady
 from workers.housekeeping import Housekeeping
 from workers.leases.processes import declare_all_dead
-from workers.runtime import Runtime
 from workers.sampling.replica_sources import vllm_sources
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 from workers.torch_source import TorchSource

@@ -11,6 +11,7 @@ from time import time
 
 from sqlalchemy import delete, select
 
+from ledger.runtime import Runtime
 from ledger.statements import PRUNE_BATCH
 from store.repeat import repeat
 from store.tables import Checkpoint, Run, VersionCommand
@@ -19,7 +20,6 @@ from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.sessions import end_silent_sessions
 from workers.leases.reaper import reap_forsaken
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from store.clock import Clock
@@ -12,7 +13,6 @@ from store.data_folder import DataFolder
 from store.database import Database
 from store.settings import Settings
 from telemetry.telemetry import Telemetry
-from workers.runtime import Runtime
 
 
 def make_runtime(database: Database, folder: Path, clock: Clock, *, lease: timedelta | None = None) -> Runtime:

@@ -13,11 +13,11 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from contracts.errors import Unavailable
+from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.repeat import repeat
 from tenants.placements import due_placements, mark_announced
 from workers.cluster.celery_app import send_placement
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from sqlalchemy import select, update
 from contracts.errors import Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from ledger.publication import Prepare, Withdraw
+from ledger.runtime import Runtime
 from ledger.wakeups import version_command_topic, version_commands_topic
 from store.database import after_commit
 from store.repeat import repeat
 from store.tables import VersionCommand
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 import logging
 from functools import partial
 
+from ledger.runtime import Runtime
 from ledger.wakeups import trainer_topic
 from store.database import after_commit
 from tenants.placements import MOST_RUNS, count_placements
 from tenants.run_leases import claim_runs
 from workers.leases.loads import read_loads
 from workers.leases.processes import WorkerIdentity
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from datetime import timedelta
 from time import monotonic
 
+from ledger.runtime import Runtime
 from workers.leases.processes import WorkerIdentity, renew
-from workers.runtime import Runtime
 
 RENEWALS = 4
 """Renewals in the time of one lease: three may be late before the process counts as dead."""

@@ -2,12 +2,12 @@
 
 import asyncio
 
+from ledger.runtime import Runtime
 from store.repeat import repeat
 from telemetry.readiness import NotReady
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import WorkerIdentity
 from workers.leases.reaper import reap_peers, remove_pools
-from workers.runtime import Runtime
 
 
 class PoolHeartbeat:

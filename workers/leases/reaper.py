@@ -11,6 +11,7 @@ from functools import partial
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from ledger.runtime import Runtime
 from ledger.sample_claims import return_samples_of
 from ledger.wakeups import departures_topic, sampling_topic
 from store.database import after_commit
@@ -19,7 +20,6 @@ from tenants.gates import clear_all_in_flight
 from tenants.run_leases import release_all_runs
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import ProcessKind, database_now, lock_dead, lock_expired, remove_processes
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

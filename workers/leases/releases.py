@@ -5,13 +5,13 @@ from datetime import timedelta
 from functools import partial
 
 from contracts.ids import RunId
+from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.database import after_commit
 from tenants.placements import MOST_RUNS
 from tenants.run_leases import idle_runs, release_all_runs, release_runs, runs_of_ended_sessions
 from workers.leases.loads import read_loads
 from workers.leases.processes import WorkerIdentity, remove_processes
-from workers.runtime import Runtime
 
 _IDLE = timedelta(seconds=30)
 """Time without a request before a run may move: its next operation then costs a restore."""

@@ -7,6 +7,7 @@ A trainer holds its runs while its process lives. A token in the run's row fence
 import asyncio
 from collections.abc import Callable
 
+from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.repeat import repeat
 from telemetry.readiness import NotReady
@@ -16,7 +17,6 @@ from workers.leases.processes import WorkerIdentity
 from workers.leases.reaper import reap_peers
 from workers.leases.releases import RunReleases
 from workers.leases.unplaced import NET_SECONDS, UnplacedRuns
-from workers.runtime import Runtime
 
 
 class RunLeases:

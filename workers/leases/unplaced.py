@@ -5,8 +5,8 @@ An operation that was accepted while its run's trainer died may have left no pla
 
 from time import monotonic
 
+from ledger.runtime import Runtime
 from tenants.placements import place_runs, unplaced_runs
-from workers.runtime import Runtime
 
 NET_SECONDS = 5.0
 """Seconds between two looks for unplaced runs."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from contracts.errors import NotFound, WeftError
 from contracts.ledger_records import ReadyOperation
+from ledger.runtime import Runtime
 from store.batcher import Batcher
 from tenants.gates import GateMode
-from workers.runtime import Runtime
 from workers.sampling.attempt import Attempt
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.in_flight_rows import InFlightRows

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Mapping
 
 from contracts.ids import RunId
+from ledger.runtime import Runtime
 from tenants.gates import Gate, closed_gates, pool_gate
-from workers.runtime import Runtime
 
 
 class GateCache:

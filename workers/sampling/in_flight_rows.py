@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import Unavailable
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.background_tasks import BackgroundTasks
+from ledger.runtime import Runtime
 from store.batcher import Batcher
 from tenants.gates import Dispatch, clear_in_flight, mark_in_flight, update_in_flight
-from workers.runtime import Runtime
 from workers.sampling.attempt import Attempt, AttemptState
 
 log = logging.getLogger(__name__)

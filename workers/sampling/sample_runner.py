@@ -12,9 +12,9 @@ from contracts.errors import EngineFailure, StaleSample
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
+from ledger.runtime import Runtime
 from telemetry.sampling import SamplingTelemetry
 from tenants.samplers import OnStale
-from workers.runtime import Runtime
 from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.continuation import Continuation
 from workers.sampling.dispatch import Dispatcher

@@ -7,11 +7,11 @@ from functools import partial
 from contracts.base_model import BaseModelFacts
 from contracts.ids import CheckpointId, RunId
 from contracts.vocabulary import BaseVocabulary
+from ledger.runtime import Runtime
 from tenants.checkpoints import directory_of
 from tenants.replica_directives import StandingDirective, standing_directives
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import ProcessKind, new_identity
-from workers.runtime import Runtime
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.gate_cuts import GateCuts

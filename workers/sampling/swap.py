@@ -4,8 +4,8 @@ Decision 14 (``docs/decisions/0014-a-swap-does-not-wait.md``) says why the swap 
 """
 
 from contracts.ledger_records import ReadyOperation
+from ledger.runtime import Runtime
 from telemetry.sampling import SamplingTelemetry
-from workers.runtime import Runtime
 from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.weight_source import WeightSource, WeightSources

@@ -9,8 +9,8 @@ from contracts.errors import NotFound
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.replica import AdapterVersion
+from ledger.runtime import Runtime
 from tenants.samplers import SampledVersion, Staleness, sampled_versions, versions_followed
-from workers.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
+from ledger.runtime import Runtime
 from ledger.statements import MAX_READY
 from ledger.wakeups import gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
@@ -25,7 +26,6 @@ from telemetry.sampling import SamplingTelemetry
 from tenants.gates import clear_in_flight
 from tenants.sample_reports import record_reports
 from workers.leases.pools import PoolHeartbeat
-from workers.runtime import Runtime
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.sample_request import stop_rules

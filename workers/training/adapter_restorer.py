@@ -20,10 +20,10 @@ from engine.training.adapter_state import AdapterState, read_state
 from engine.training.checkpoint_files import read_checkpoint
 from engine.training.pass_operation import PassItem
 from engine.training.trainer import fresh_state, loaded_state
+from ledger.runtime import Runtime
 from store.tables import Run, RunState
 from tenants.checkpoints import find_checkpoint
 from tenants.runs import get_run, lora_settings
-from workers.runtime import Runtime
 from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)

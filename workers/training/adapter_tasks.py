@@ -11,9 +11,9 @@ from contracts.errors import EngineFailure, LeaseLost, RunUnloaded, Unavailable,
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
+from ledger.runtime import Runtime
 from telemetry.context import working_on
 from tenants.runs import open_runs
-from workers.runtime import Runtime
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates

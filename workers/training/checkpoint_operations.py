@@ -26,12 +26,12 @@ from contracts.operations import (
 )
 from contracts.paths import CheckpointPath, Segment
 from engine.training.checkpoint_files import write_checkpoint
+from ledger.runtime import Runtime
 from store.tables import RunState
 from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id, record_checkpoint
 from tenants.runs import get_run, lora_settings, set_run_state
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.training_snapshots import snapshot_directory
-from workers.runtime import Runtime
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contracts.errors import LeaseLost
 from contracts.ids import RunId
 from contracts.ledger_records import Completion
-from workers.runtime import Runtime
+from ledger.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

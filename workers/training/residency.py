@@ -15,7 +15,7 @@ from contracts.ledger_records import ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from engine.training.budgets import default_adapter_memory
-from workers.runtime import Runtime
+from ledger.runtime import Runtime
 from workers.training.adapter_restorer import AdapterRestorer
 from workers.training.snapshot_writer import Snapshot, SnapshotWriter
 from workers.training.training_engine import TrainingEngine

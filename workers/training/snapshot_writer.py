@@ -13,9 +13,9 @@ from time import perf_counter
 from contracts.ids import RunId, TenantId
 from contracts.ledger_records import RunLease
 from engine.training.adapter_state import AdapterState, write_state
+from ledger.runtime import Runtime
 from tenants.checkpoints import SNAPSHOTS, new_checkpoint_id
 from tenants.training_snapshots import NewSnapshot, record_snapshot
-from workers.runtime import Runtime
 from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from engine.model.base import BaseModel
 from engine.training.budgets import default_pass_token_budget
 from engine.training.executors.group import TrainerGroup
 from engine.training.trainer import Trainer
+from ledger.runtime import Runtime
 from workers.compute_thread import ComputeThread
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
-from workers.runtime import Runtime
 from workers.training.training_engine import TrainingEngine
 from workers.training.worker import TrainingWorker
 

@@ -13,11 +13,11 @@ from time import monotonic
 
 from contracts.ids import RunId
 from contracts.ledger_records import PendingOperation
+from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
 from ledger.wakeups import trainer_topic
 from store.repeat import repeat
 from workers.leases.runs import RunLeases
-from workers.runtime import Runtime
 from workers.training.adapter_tasks import AdapterTasks
 from workers.training.completion_writer import CompletionWriter
 from workers.training.fused_passes import FusedPasses

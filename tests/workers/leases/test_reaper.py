@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
+from tests.ledger.runtimes import lease_moves, make_runtime
 
 from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
 from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, VersionCommand, WorkerProcess
@@ -24,11 +26,9 @@ from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
-from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.reaper import reap_forsaken
 from workers.leases.runs import RunLeases
-from workers.runtime import Runtime
 
 GONE, KEPT = "test/gone", "test/kept"
 LEASE = timedelta(seconds=30)

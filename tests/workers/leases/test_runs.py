@@ -10,6 +10,7 @@ from time import monotonic
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
+from tests.ledger.runtimes import lease_moves, make_runtime
 
 from contracts.codec import digest
 from contracts.errors import LeaseLost
@@ -17,6 +18,7 @@ from contracts.ids import RunId, SessionId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationState, ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
 from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, WorkerProcess
@@ -24,10 +26,8 @@ from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
-from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
 from workers.leases.runs import RunLeases
-from workers.runtime import Runtime
 from workers.training.lanes import Lanes
 
 BASE = "test/tiny"

@@ -23,6 +23,7 @@ from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from store.clock import utc_now
@@ -47,7 +48,6 @@ from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
-from workers.runtime import Runtime
 from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache

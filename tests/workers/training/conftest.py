@@ -35,6 +35,7 @@ from engine.training.adapter_state import AdapterState
 from engine.training.trainer import PassItem, Trainer
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from store.clock import utc_now
@@ -47,7 +48,6 @@ from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.compute_thread import ComputeThread
-from workers.runtime import Runtime
 from workers.training.residency import AdapterResidency
 from workers.training.trainer_wiring import wire_worker
 from workers.training.training_engine import TrainingEngine

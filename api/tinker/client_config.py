@@ -1,18 +1,18 @@
-"""What the SDK asks first: its flags. Also health, the one answer that needs no key."""
-
-from typing import Literal
+"""Flags that the SDK fetches before anything else, and again while it lives."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.services import Caller
+from api.authentication import Caller
 
 router = APIRouter(tags=["config"])
-health_router = APIRouter(tags=["health"])
 
 
 class ClientConfig(BaseModel):
-    """Flags of ``/client/config``; the rest keep the SDK's defaults. These lead SDK 0.20 to 0.24 onto protobuf."""
+    """Flags of ``/client/config``; all others keep the SDK's defaults.
+
+    ``proto_write_fwdbwd`` and ``fwd_via_fwdbwd`` make SDK 0.20 to 0.24 send protobuf.
+    """
 
     pjwt_auth_enabled: bool = False
     parallel_fwdbwd_chunks: bool = True
@@ -29,25 +29,13 @@ class DynamicConfig(BaseModel):
     sample_cancel_max_batch_size: int = 64
 
 
-class Health(BaseModel):
-    """The process answers."""
-
-    status: Literal["ok"] = "ok"
-
-
 @router.post("/client/config")
 async def client_config(_caller: Caller) -> ClientConfig:
-    """The SDK's first call: a wrong key meets its 401 here."""
+    """Return the SDK's flags. The SDK calls this first, so a wrong key gets its 401 here."""
     return ClientConfig()
 
 
 @router.post("/client/dynamic_config")
 async def dynamic_config(_caller: Caller) -> DynamicConfig:
-    """Flags that may change while a client lives."""
+    """Return the flags that may change while a client lives."""
     return DynamicConfig()
-
-
-@health_router.get("/healthz")
-async def healthz() -> Health:
-    """Liveness, without a key."""
-    return Health()

@@ -1,4 +1,4 @@
-"""Server-sent events in OpenAI's form: ``data: {…}`` chunks, then ``data: [DONE]``."""
+"""The answer to an OpenAI request with ``stream``: server-sent events, ``data: {…}`` chunks and then ``data: [DONE]``."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,12 +15,12 @@ from contracts.errors import WeftError
 from ledger.token_feed import TokensMade
 
 RenderPart = Callable[[Generation, int, str, TokensMade], dict[str, Any]]
-"""The choice of a chunk: sequence's place, its new text, and the tokens that came."""
+"""Renders the choice of a chunk from the sequence's place, its new text and the tokens that came."""
 RenderEnd = Callable[[int, str, str], dict[str, Any]]
-"""The last choice of a sequence: its place, the rest of its text, why it ended."""
+"""Renders the last choice of a sequence from its place, the rest of its text and its stop reason."""
 
 
-async def streamed(
+async def streamed_response(
     opened: AbstractAsyncContextManager[Generation],
     *,
     head: Callable[[Generation], dict[str, Any]],
@@ -28,9 +28,12 @@ async def streamed(
     part: RenderPart,
     end: RenderEnd,
 ) -> StreamingResponse:
-    """The answer to a request with ``stream``. Raises what refuses it; errors after that are an event."""
+    """Answer with a stream of the choices. ``opening`` renders the first choice of each sequence, if there is one.
+
+    Raises the error that refuses the request. A later error is an event of the stream.
+    """
     events = _events(opened, head, opening, part, end)
-    # Accepted before the answer begins, so that a refusal is an answer with its own status.
+    # The samples are accepted before the response begins, so that a refusal has a status of its own.
     request_id = await anext(events)
     headers = {"Cache-Control": "no-store", "x-request-id": request_id.decode()}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)

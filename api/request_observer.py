@@ -1,4 +1,4 @@
-"""A request as logs, metrics and traces see it: its trace id, how it was answered, how long that took."""
+"""Middleware that gives each request a trace id, and reports its status and duration to metrics and traces."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -10,21 +10,21 @@ from telemetry.telemetry import Telemetry
 from telemetry.traces import SpanIds, new_span_id
 
 UNKNOWN_ROUTE = "unmatched"
-"""What is counted for a path that no route has: paths themselves are anybody's to make up."""
+"""Metric label of a path without a route. The path itself is no label: clients could make up any number of them."""
 
 
 class RequestObserver:
-    """Pure ASGI edge. The answer's ``x-trace-id`` is the client's own, if it sent a valid ``traceparent``."""
+    """ASGI middleware. The answer's ``x-trace-id`` comes from the client's ``traceparent`` if it sent a valid one."""
 
     def __init__(self, app: ASGIApp, *, telemetry: Telemetry, prefixes: Sequence[str]) -> None:
-        """``prefixes`` are those of routers: a route's own template lacks them."""
+        """``prefixes`` are the routers' prefixes, which a route's own template lacks."""
         self._app = app
         self._http = telemetry.metrics.http
         self._traces = telemetry.traces
         self._prefixes = prefixes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app and tell of it."""
+        """Run the application and report its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""From a checked request to a ledger row: the one way every training request takes."""
+"""A training request on its way into the ledger: the one path of every training request."""
 
 import asyncio
 import hashlib
@@ -19,15 +19,15 @@ from telemetry.context import current_work
 from tenants.runs import run_standing
 
 OFF_LOOP_BYTES = 256 * 1024
-"""A body above this size is decoded on a thread: polls and heartbeats must not wait for it."""
+"""Largest body that is decoded on the event loop; polls and heartbeats must not wait for a larger one."""
 
 Build = Callable[[BaseModelFacts], Payload]
-"""Makes a payload of an already read body, for the run's base model. Raises ``WeftError``."""
+"""Builds the payload from the body, for the run's base model. Raises ``WeftError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSubmission:
-    """A training request whose key is known. ``body`` is what its digest falls back to when it cannot be built."""
+    """A training request whose key is known. Its digest is that of ``body`` if the payload cannot be built."""
 
     model_id: str
     seq_id: int
@@ -39,10 +39,10 @@ class TrainingSubmission:
 async def submit_training(services: ApiServices, caller: TenantId, submission: TrainingSubmission) -> Response:
     """Record the request and promise its result.
 
-    A request that can never run is recorded as failed, because its seq_id is used up. Raises ``NotFound`` for a foreign
-    run, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``.
+    A request that can never run has used up its seq_id, so it is recorded as failed. Raises ``NotFound`` for a run that
+    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``.
     """
-    async with services.database.read() as session:
+    async with services.runtime.database.read() as session:
         run = await run_standing(session, caller, submission.model_id)
     facts = services.base(run.base_model)
     payload: Payload | None = None
@@ -59,12 +59,14 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     try:
         run.check_open()
     except (RunUnloaded, SessionEnded):
-        async with services.database.read() as session:
-            earlier = await services.ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=identity)
+        async with services.runtime.database.read() as session:
+            earlier = await services.runtime.ledger.find(
+                session, lane=run.id, seq_id=submission.seq_id, digest=identity
+            )
         if earlier is None:
             raise
         return promise(earlier, model_id=run.id)
-    async with services.database.write() as transaction:
+    async with services.runtime.database.write() as transaction:
         if payload is None:
             rejected = RejectedOperation(
                 tenant=caller,
@@ -73,11 +75,11 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
                 kind=submission.kind,
                 base_model=run.base_model,
                 digest=identity,
-                error=error or InvalidRequest("the request cannot run"),
+                error=error or InvalidRequest("the request cannot run as it is"),
                 trainer=run.trainer,
                 trace_id=current_work().trace_id,
             )
-            request_id = await services.ledger.reject(transaction, rejected)
+            request_id = await services.runtime.ledger.reject(transaction, rejected)
         else:
             new = NewOperation(
                 tenant=caller,
@@ -91,14 +93,14 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
                 trainer=run.trainer,
                 trace_id=current_work().trace_id,
             )
-            request_id = await services.ledger.accept(transaction, new)
+            request_id = await services.runtime.ledger.accept(transaction, new)
     return promise(request_id, model_id=run.id)
 
 
 def promise(
     request_id: RequestId, *, model_id: str | None = None, sample_sequence_ids: list[str] | None = None
 ) -> Response:
-    """The answer to every submission."""
+    """Return the answer to a recorded request: the id with which ``retrieve_future`` polls for the result."""
     content: dict[str, object] = {"request_id": request_id}
     if model_id is not None:
         content["model_id"] = model_id
@@ -108,9 +110,10 @@ def promise(
 
 
 def _identity(kind: OperationKind, payload: Payload) -> bytes:
-    """What tells a repeat from a conflict: 16 bytes of the payload and, as forward and forward_backward share one, the kind.
+    """Return 16 bytes that are the same for a repeat and differ for a conflict.
 
-    The SDK repeats a nameless save under the same seq_id with a new sampler counter: that is the same request.
+    The digest covers the kind, because forward and forward_backward have the same payload. It leaves the sampler counter
+    of a nameless save out, because the SDK repeats the save under the same seq_id with a new counter.
     """
     if isinstance(payload, SaveWeightsForSampler):
         payload = replace(payload, sampling_session_seq_id=None)

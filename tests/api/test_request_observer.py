@@ -49,7 +49,7 @@ async def test_requests_are_counted_by_template(
     service: Service, cats: Tenant, path: str, route: str, status: str
 ) -> None:
     await cats.http.get(f"{service.url}{path}")
-    registry = service.services.telemetry.metrics.registry
+    registry = service.services.runtime.telemetry.metrics.registry
     counted = {
         (sample.labels["route"], sample.labels["status"])
         for family in registry.collect()

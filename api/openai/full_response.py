@@ -1,4 +1,4 @@
-"""The answer to a request without ``stream``: every choice, whole."""
+"""The answer to an OpenAI request without ``stream``: one JSON object with every finished choice."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,16 +11,19 @@ from api.openai.generation import Generation
 from contracts.operations import SampledSequence
 
 RenderChoice = Callable[[Generation, SampledSequence], dict[str, Any]]
-"""A finished choice without its place and its reason."""
+"""Renders a finished choice without its ``index`` and ``finish_reason``."""
 
 
-async def whole(
+async def full_response(
     opened: AbstractAsyncContextManager[Generation],
     *,
     head: Callable[[Generation], dict[str, Any]],
     choice: RenderChoice,
 ) -> JSONResponse:
-    """Once every sequence has ended. Raises what refuses the request, and what failed."""
+    """Wait until every sequence has ended, and answer with all of them.
+
+    Raises the error that refuses the request or that ended a sample.
+    """
     async with opened as made:
         sequences = await made.sequences()
         choices = [

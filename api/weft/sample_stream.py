@@ -1,4 +1,4 @@
-"""``stream_sample``: a sample whose tokens come as server-sent events while they are made, across cuts and swaps."""
+"""``stream_sample``: a sample whose tokens are sent as server-sent events while they are made."""
 
 from collections.abc import AsyncIterator, Iterable
 from typing import Annotated
@@ -7,14 +7,14 @@ import orjson
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
+from api.authentication import Caller
 from api.followed_sample import FollowedSample, followed
-from api.services import ApiServices, Caller, Services
-from api.tinker.sampling import sample_operation
-from api.wire.json_body import json_body
-from api.wire.schemas import AsampleRequest
+from api.json_body import json_body
+from api.sample_submission import SampleSubmission, tinker_submission
+from api.services import ApiServices, Services
+from api.wire.tinker_requests import AsampleRequest
 from contracts.errors import FutureGone
-from contracts.ids import TenantId
-from contracts.ledger_records import NewOperation, OperationState
+from contracts.ledger_records import OperationState
 from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["sampling"])
@@ -24,14 +24,14 @@ router = APIRouter(tags=["sampling"])
 async def stream_sample(
     caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest)]
 ) -> StreamingResponse:
-    """``asample`` as a stream: ``accepted``, any number of ``tokens``, then ``done`` or ``error``.
+    """Sample as with ``asample``, and stream the tokens while they are made.
 
-    ``done`` repeats every sequence whole: a client that came late, or lost the stream and asked again with the same
-    ``seq_id``, has missed nothing. Raises as ``asample``.
+    The events are ``accepted``, any number of ``tokens``, then ``done`` or ``error``. ``done`` repeats every sequence
+    whole, so a client that lost the stream and sends the request again with the same ``seq_id`` misses nothing. A pause
+    or a new version of the adapter does not end the stream. Raises as ``asample``.
     """
-    operation, obstacle = await sample_operation(services, caller, body)
-    events = _events(services, caller, operation, obstacle)
-    # The first event is made before the answer begins, so that a refusal is an answer with its own status.
+    events = _events(services, await tinker_submission(services, caller, body))
+    # The first event is made before the response begins, so that a refusal has a status of its own.
     first = await anext(events)
     return StreamingResponse(
         _after(first, events), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
@@ -44,10 +44,8 @@ async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield event
 
 
-async def _events(
-    services: ApiServices, caller: TenantId, operation: NewOperation, obstacle: Exception | None
-) -> AsyncIterator[bytes]:
-    async with followed(services, caller, operation, obstacle) as sample:
+async def _events(services: ApiServices, submission: SampleSubmission) -> AsyncIterator[bytes]:
+    async with followed(services, submission) as sample:
         yield _event("accepted", {"request_id": sample.request_id})
         async for made in sample.tokens():
             if not made:

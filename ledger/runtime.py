@@ -1,4 +1,4 @@
-"""The runtime: what the parts of one process share, composed once at its start."""
+"""The parts that every process of the service opens: database, ledger, clock, files, and links to other processes."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ from telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Settings, database and ledger of a process, and its ways to the other parts of the service.
+    """Record of a process's shared parts, composed once by the command that starts the process.
 
-    ``wakeups``, ``feed`` and ``publication`` reach parts in this process or, in a cluster, in others.
+    ``wakeups``, ``feed`` and ``publication`` reach the other parts of the service, in this process or in others.
     """
 
     settings: Settings

@@ -24,9 +24,9 @@ from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, make_batch,
 RUNS = ((RUN, 8), (NEIGHBOUR, 3))
 LENGTHS = (128, 31, 100, 7, 90, 128, 64)
 TOKENS = 512
-"""Of a pass at once: several micro-batches for each rank, of mixed lengths."""
+"""Token budget of a pass: several micro-batches for each rank, of mixed lengths."""
 UNLUCKY = {"forward": 7, "backward": 8}
-"""Where ``failing`` breaks the micro-batch of a sequence of this token alone."""
+"""Tokens by place: ``failing`` breaks a micro-batch there if one of its sequences consists of this token alone."""
 TIMEOUT_SECONDS, SHORT_TIMEOUT_SECONDS = 30.0, 5.0
 
 Found = dict[str, object]
@@ -121,7 +121,7 @@ def unlucky(trainer: Trainer) -> Found:
 def failing(base: BaseModel) -> Iterator[None]:
     """Out of memory in the third layer's forward or backward, in every micro-batch with an unlucky sequence."""
     met = local()
-    """Of the micro-batch that a thread has in hand."""
+    """Places to break the micro-batch that the thread computes."""
 
     def look(_module: nn.Module, _inputs: object, named: dict[str, Tensor]) -> None:
         starts = named["input_ids"][:, :31]
@@ -157,7 +157,7 @@ SCENARIOS: dict[str, Callable[[Trainer], Found]] = {
 
 
 def shards_of(base: BaseModel) -> Found:
-    """How many elements of the layers' weights lie on this rank, and how many there are."""
+    """Elements of the layers' weights on this rank, and in all."""
     layers = [(name, weight) for name, weight in base.model.named_parameters() if ".layers." in name]
     return {
         "local": sum(weight.to_local().numel() for _, weight in layers),
@@ -166,7 +166,7 @@ def shards_of(base: BaseModel) -> Found:
 
 
 def other_facts(model: Path) -> BaseModelFacts:
-    """Of a base of another architecture, without a tokenizer."""
+    """Facts of a base of another architecture, without a tokenizer."""
     return BaseModelFacts("other", model, "other", 128, 300, None)
 
 
@@ -188,7 +188,7 @@ def main(scenario: str, model: Path, results: Path) -> None:
 
 
 def lead(group: TrainerGroup, base: BaseModel, scenario: str, results: Path) -> None:
-    """What rank 0 does."""
+    """Run the scenario on rank 0."""
     trainer = Trainer(base, pass_token_budget=TOKENS, executor=group)
     if scenario == "endless":
         fresh(trainer)

@@ -1,4 +1,4 @@
-"""What fails fails alone and changes nothing: bad data, steps that overflow, damaged folders, broken adapters."""
+"""A failure stays alone and changes nothing: bad data, steps that overflow, damaged folders, broken adapters."""
 
 import json
 from collections.abc import Callable

@@ -54,7 +54,7 @@ class Ranks:
         return [process.wait(timeout=max(0.0, ends_at - monotonic())) for process in self.processes]
 
     def log(self, rank: int) -> str:
-        """What the rank said."""
+        """Output of the rank."""
         return (self.results / f"{rank}.log").read_text()
 
 
@@ -85,7 +85,7 @@ def ranks(scenario: str, model: Path, results: Path) -> Iterator[Ranks]:
 
 
 def results_of(scenario: str, model: Path, results: Path) -> Found:
-    """What a group of two computed; both ranks ended well."""
+    """Results of a group of two ranks, both of which ended well."""
     with ranks(scenario, model, results) as group:
         assert group.wait() == [0, 0], group.log(0) + group.log(1)
         found: Found = torch.load(results / "found.pt")
@@ -201,7 +201,7 @@ def test_torchrun_starts_a_group_and_both_ranks_end(tiny_model_dir: Path, tmp_pa
 
 
 def wait_for_file(path: Path, group: Ranks) -> None:
-    """Until rank 0 has made ``path``; a rank that ends before it fails the test."""
+    """Wait until rank 0 has made ``path``; fail the test if rank 0 ends before."""
     ends_at = monotonic() + DEADLINE_SECONDS
     while not path.exists():
         with pytest.raises(subprocess.TimeoutExpired):

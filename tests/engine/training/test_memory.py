@@ -1,4 +1,4 @@
-"""What a pass may take: padding, logits, activations. Measured on the tensors that torch makes and keeps."""
+"""Bounds on a pass's memory: padding, logits, activations. Measured on the tensors that torch makes and keeps."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +154,7 @@ def test_micro_batches_at_once_stay_within_the_token_budget(lengths: list[int], 
 
 
 def test_no_micro_batch_computes_more_positions_than_the_token_budget(base: BaseModel) -> None:
-    """What reaches the base, padding included, in a pass of many operations; one long sequence goes alone."""
+    """The base's inputs, padding included, in a pass of many operations; one long sequence goes alone."""
     trainer = Trainer(base, pass_token_budget=64)
     shapes: list[torch.Size] = []
 

@@ -31,6 +31,7 @@ BASE = "weft/base"
 _PASS_LENGTH = 512
 _PASS_REPEATS = 5
 _WARM_UP_SECONDS = 10.0
+"""Load before the first measurement, in seconds."""
 _LEAD_SECONDS = 2.0
 """The others begin this much before the light tenants, and end this much after them."""
 

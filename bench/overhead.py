@@ -22,7 +22,8 @@ from tinker import types
 
 from contracts.base_model import read_base_model_facts
 from contracts.ids import RunId
-from contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import Datum, LoraSettings, LossSpec, TrainingBatch
 from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model
 from engine.training.trainer import PassItem, Trainer

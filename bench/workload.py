@@ -6,7 +6,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import Datum, LossSpec, TrainingBatch
 
 RANK = 8
 """Rank of every adapter, on all linear layers of attention and MLP; benchmarks of training adapt the head, too."""

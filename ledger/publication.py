@@ -1,4 +1,4 @@
-"""Getting versions onto replicas before live samplers follow them, and off before their folders go."""
+"""Loading of versions on replicas before live samplers follow them, and unloading before their folders are removed."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -6,30 +6,30 @@ from typing import Protocol
 from contracts.ids import CheckpointId, RunId
 
 Prepare = Callable[[RunId, CheckpointId], Awaitable[None]]
-"""Loads a version of a run where samples of that run are made. Raises ``WeftError``: nothing is loaded."""
+"""Loads a version of a run on the replicas that sample the run. Raises ``WeftError``: then no replica keeps it."""
 Withdraw = Callable[[CheckpointId], Awaitable[None]]
-"""Has every replica forget a version, and returns once nothing reads its folder any more. Does not raise."""
+"""Unloads a version from every replica, and returns once nothing reads its folder any more. Does not raise."""
 
 
 class Publication(Protocol):
-    """Reaches whoever samples a base model, in this process or in others."""
+    """Way to the processes that sample a base model: this process or others."""
 
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
-        """Make ready for ``version``; live samplers may follow it then. Raises ``WeftError``: they must not."""
+        """Load ``version`` so that live samplers may follow it. Raises ``WeftError``: then they must not."""
 
     async def withdraw(self, version: CheckpointId) -> None:
-        """Call before the version's folder is removed, after its row has gone."""
+        """Unload the version everywhere. Call it after the version's row is deleted and before its folder is removed."""
 
 
 class LocalPublication:
-    """Where everything is in one process. A base model that nobody has registered loads a version with its first sample."""
+    """Publication inside one process. An unregistered base model loads a version with the version's first sample."""
 
     def __init__(self) -> None:
         self._prepare: dict[str, Prepare] = {}
         self._withdraw: list[Withdraw] = []
 
     def register(self, base_model: str, prepare: Prepare, withdraw: Withdraw) -> None:
-        """Have ``prepare`` called before a version of a run of ``base_model`` becomes the one that is followed."""
+        """Register the calls that load versions of ``base_model``'s runs, and that unload versions."""
         self._prepare[base_model] = prepare
         self._withdraw.append(withdraw)
 

@@ -1,4 +1,4 @@
-"""Tokens of samples as they are made, for those who stream them inside one process. Nothing is kept: the result is the truth."""
+"""Feed of samples' tokens as they are made, for streams inside one process. It keeps nothing: the result is the truth."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -6,32 +6,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 FeedKey = tuple[str, int]
-"""Lane and seq_id: known before the operation is."""
+"""Lane and seq_id of a sample: known before its operation is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokensMade:
-    """Tokens of one sequence from place ``start`` on, of one version (None: the bare base); ``logprobs`` of the same length.
+    """New tokens of one sequence, all drawn from one version.
 
-    They follow those told before, except when the sample was begun again: then they take their place.
+    ``start`` is the number of tokens published before, except after a restart of the sample: then it is smaller, and
+    these tokens replace the earlier ones from ``start`` on.
     """
 
     sequence: int
     start: int
+    """Index of the first of ``tokens`` in the sequence."""
     version: str | None
+    """None: the bare base."""
     tokens: list[int]
     logprobs: list[float]
+    """Natural logarithms, one for each of ``tokens``."""
 
 
 class TokenFeed:
-    """Who follows which sample. Used from one event loop."""
+    """Followers of samples by sample. Used from one event loop."""
 
     def __init__(self) -> None:
         self._followers: dict[FeedKey, list[asyncio.Queue[Sequence[TokensMade]]]] = {}
 
     @contextmanager
     def follow(self, key: FeedKey) -> Iterator[asyncio.Queue[Sequence[TokensMade]]]:
-        """All that is published from now on. A sample has at most as many entries as tokens, so the queue is bounded."""
+        """Yield a queue of everything published for the sample from now on, at most one entry for each of its tokens."""
         queue: asyncio.Queue[Sequence[TokensMade]] = asyncio.Queue()
         self._followers.setdefault(key, []).append(queue)
         try:
@@ -43,14 +47,14 @@ class TokenFeed:
                 del self._followers[key]
 
     def followed_here(self) -> list[FeedKey]:
-        """Every sample that is followed in this process."""
+        """Return the keys of the samples that are followed in this process."""
         return list(self._followers)
 
     def is_followed(self, key: FeedKey) -> bool:
-        """Whether publishing reaches anybody."""
+        """Return whether the sample has followers."""
         return key in self._followers
 
     def publish(self, key: FeedKey, made: Sequence[TokensMade]) -> None:
-        """Hand ``made`` to the sample's followers."""
+        """Put ``made`` into the queue of each follower of the sample."""
         for queue in self._followers.get(key, ()):
             queue.put_nowait(made)

@@ -146,6 +146,11 @@ class Settings(BaseSettings):
         description="Adapters may change the output head (`train_unembed`). Prompts are then scored with nothing else on the "
         "server, which a build of vLLM for the CPU needs.",
     )
+    vllm_tune_cpu: bool = Field(
+        default=True,
+        description="On a machine without an accelerator, a vLLM server that weft starts keeps engine and model in one process, "
+        "and the first one keeps off the last core. Off: as vLLM does it.",
+    )
     swap_policy: Literal["continue", "finish"] = Field(
         default="continue",
         description="What samples in flight of a live sampler do when a newer version is published: go on with it, or end "

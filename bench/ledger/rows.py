@@ -12,10 +12,10 @@ from psycopg import Connection, sql
 from contracts.codec import digest, encode
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
 from contracts.ledger_records import OperationState, RunLease
+from contracts.losses import LossName
 from contracts.operations import (
     Datum,
     ForwardBackwardOutput,
-    LossName,
     LossSpec,
     OperationKind,
     OptimStep,

@@ -20,7 +20,7 @@ from bench.swap.tenant import Round, Swap
 from engine.sampling.vllm.aborts import ABORT
 from engine.sampling.vllm.adapters import LOAD, UNLOAD
 from engine.sampling.vllm.messages import Chunk, EventLines
-from engine.sampling.vllm.prompt_pacing import PaceTurn, TokenPace
+from engine.sampling.vllm.prompt_budget import PromptBudget, Reservation
 from engine.sampling.vllm.sequence import GENERATE
 
 _ID_PREFIX = "generate-tokens-"
@@ -50,7 +50,7 @@ class _Server:
 
     def __init__(self, http: aiohttp.ClientSession, base_url: str, load: BareLoad) -> None:
         self.load = load
-        self.pace = TokenPace(load.prompt_tokens)
+        self.prompts = PromptBudget(load.prompt_tokens)
         self.numbers = count()
         self._http = http
         self._base_url = base_url
@@ -93,14 +93,14 @@ class _Stream:
             tokens = [(self.number * 7 + number * 31 + place * 13) % load.vocabulary for place in range(_PROMPT_TOKENS)]
             self.last = None
             while (left := _PROMPT_TOKENS + load.tokens - len(tokens)) > 0:
-                turn = await self.server.pace.turn(len(tokens))
+                reservation = await self.server.prompts.reserve(len(tokens))
                 try:
-                    tokens += await self._segment(tokens, left, turn)
+                    tokens += await self._segment(tokens, left, reservation)
                 finally:
-                    turn.end()
+                    reservation.release()
             number += 1
 
-    async def _segment(self, prompt: list[int], tokens: int, turn: PaceTurn) -> list[int]:
+    async def _segment(self, prompt: list[int], tokens: int, reservation: Reservation) -> list[int]:
         version, made, lines = self.version, list[int](), EventLines()
         self.request_id = f"bare-{next(self.server.numbers)}"
         params = {
@@ -118,7 +118,7 @@ class _Stream:
                 for payload in lines.feed(data):
                     if payload != b"[DONE]":
                         made += self._take(msgspec.json.decode(payload, type=Chunk), version)
-                        turn.end()
+                        reservation.release()
         return made
 
     def _take(self, chunk: Chunk, version: str) -> list[int]:

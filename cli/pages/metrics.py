@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from cli.pages.markdown import GENERATED, table
@@ -38,7 +39,7 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
             yield f"`{family.name}{_SUFFIX.get(family.type, '')}`", family.type, shown, family.documentation
 
 
-def _collectors() -> list[object]:
+def _collectors() -> list[Collector]:
     """Return the collectors of a process that has one of everything, so that each shows its labels."""
     telemetry = Telemetry.of("serve", utc_now)
     metrics = telemetry.metrics

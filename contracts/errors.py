@@ -1,6 +1,6 @@
 """Every error that weft raises on purpose, drawn as a tree.
 
-``tests/contracts/test_errors.py`` compares the tree with the classes. Each line has the class, its HTTP status, its code and a remark.
+``tests/contracts/test_errors.py`` compares the tree with the classes. A line has the class, its HTTP status, its code, a remark.
 
     WeftError                  500  weft_error
     ├── Unauthenticated        401  unauthenticated      no API key, an unknown one or a revoked one

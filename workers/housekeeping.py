@@ -8,7 +8,7 @@ from time import time
 
 from sqlalchemy import delete, select
 
-from ledger.statements import PRUNE_BATCH
+from ledger.pruning import PRUNE_BATCH, prune
 from store.tables import Checkpoint, Run, VersionCommand
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.downloads import delete_expired_links
@@ -111,4 +111,4 @@ class Housekeeping:
         pruned = PRUNE_BATCH
         while pruned == PRUNE_BATCH:
             async with self._database.write() as transaction:
-                pruned = await self._ledger.prune(transaction, finished_before=now - self._settings.result_grace)
+                pruned = await prune(transaction, finished_before=now - self._settings.result_grace, now=self._clock())

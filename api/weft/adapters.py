@@ -13,7 +13,7 @@ from api.wire.json_body import PathId, RequestModel, json_body
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
-from ledger.wakeups import departures_topic, gates_topic
+from ledger.wakeups import cleared_samples_topic, gates_topic
 from store.repeat import wait_for
 from store.tables import Run
 from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
@@ -158,7 +158,7 @@ async def _version(
 async def _drained(services: ApiServices, base_model: str, run: RunId, paused: Gate, *, seconds: float) -> GateState:
     """The state once nothing is in flight, the gate was changed by somebody else, or the time is over."""
     deadline = monotonic() + seconds
-    with services.ledger.wakeups.listen(gates_topic(base_model), departures_topic(base_model)) as event:
+    with services.ledger.wakeups.listen(gates_topic(base_model), cleared_samples_topic(base_model)) as event:
         while True:
             async with services.database.read() as session:
                 state = await _state(services, session, run)

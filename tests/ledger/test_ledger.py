@@ -42,6 +42,7 @@ from contracts.operations import (
     UnloadModel,
 )
 from ledger.ledger import Ledger
+from ledger.pruning import prune
 from ledger.wakeups import Wakeups, operation_topic, placements_topic
 from migrations.upgrade import sync_url, upgrade
 from store.database import Database, create_engine
@@ -491,7 +492,7 @@ async def _set_run(bench: Bench, **values: object) -> None:
 
 async def _prune(bench: Bench) -> int:
     async with bench.database.write() as transaction:
-        return await bench.ledger.prune(transaction, finished_before=bench.clock() - timedelta(hours=1))
+        return await prune(transaction, finished_before=bench.clock() - timedelta(hours=1), now=bench.clock())
 
 
 async def test_replay_lists_done_operations_between_bounds_by_seq_id(bench: Bench) -> None:

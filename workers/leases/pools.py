@@ -10,7 +10,7 @@ from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from ledger.statements import IS_PENDING, IS_SAMPLE
-from ledger.wakeups import Wakeups, departures_topic, sampling_topic
+from ledger.wakeups import Wakeups, cleared_samples_topic, sampling_topic
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.tables import Operation, VersionCommand
@@ -93,5 +93,5 @@ async def _free(transaction: AsyncSession, processes: Sequence[str], base_model:
         await clear_all_in_flight(transaction, process)
     await transaction.execute(delete(VersionCommand).where(VersionCommand.process_id.in_(processes)))
     await forget(transaction, processes)
-    for topic in (sampling_topic(base_model), departures_topic(base_model)):
+    for topic in (sampling_topic(base_model), cleared_samples_topic(base_model)):
         after_commit(transaction, partial(wakeups.announce, topic))

@@ -311,7 +311,7 @@ class Dispatcher:
     async def _leave(self, transaction: AsyncSession, operations: Sequence[ReadyOperation]) -> set[str]:
         left = await clear_in_flight(transaction, [operation.id for operation in operations], self._process)
         if left:
-            self._ledger.announce_departure(transaction, self._base_model)
+            self._ledger.announce_cleared_samples(transaction, self._base_model)
         return left
 
     async def _moved(self, attempt: Attempt) -> None:

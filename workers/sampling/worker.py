@@ -133,7 +133,7 @@ class SamplingWorker:
         if self._most_taken is not None:
             process, known = self._heartbeat.identity.id, list(self._in_flight)
             async with self._database.write() as transaction:
-                await self._ledger.give_back_samples(transaction, self._base.name, process=process, but=known)
+                await self._ledger.return_samples(transaction, self._base.name, process=process, but=known)
 
     async def _dispatch(self) -> None:
         """Start every sample that waits, or as many as this process takes."""
@@ -160,7 +160,7 @@ class SamplingWorker:
             return [], True
         async with self._database.write() as transaction:
             process = self._heartbeat.identity.id
-            found = await self._ledger.take_samples(transaction, self._base.name, process=process, most=room)
+            found = await self._ledger.claim_samples(transaction, self._base.name, process=process, most=room)
         return found, len(found) < min(room, MAX_READY)
 
     async def _serve(self, operation: ReadyOperation) -> None:
@@ -208,7 +208,7 @@ class SamplingWorker:
             await self._ledger.complete(transaction, completions)
             await clear_in_flight(transaction, [operation.id for operation, _ in ends], self._heartbeat.identity.id)
             await record_reports(transaction, reports)
-            self._ledger.announce_departure(transaction, self._base.name)
+            self._ledger.announce_cleared_samples(transaction, self._base.name)
         return [None] * len(ends)
 
 

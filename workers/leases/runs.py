@@ -19,7 +19,8 @@ from contracts.ledger_records import OperationState
 from ledger.statements import IS_PENDING, IS_TRAINING
 from ledger.wakeups import Wakeups, placements_topic, trainer_topic
 from store.clock import Clock
-from store.database import Database, after_commit, insert_unless_present
+from store.database import Database, after_commit
+from store.inserts import insert_unless_present
 from store.repeat import wait_for
 from store.tables import Operation, Placement, Run, RunState, Session
 from telemetry.readiness import NotReady

@@ -92,7 +92,7 @@ class ReplicaPool:
         try:
             standing = (await self._orders()).get(routed.name)
             self.router.drain(routed, is_draining=standing is not None or routed.is_asleep is not False)
-            wanted = standing is not None and standing.order is ReplicaDirective.SLEEP
+            wanted = standing is not None and standing.directive is ReplicaDirective.SLEEP
             if wanted is routed.is_asleep or not routed.is_alive:
                 return
             if wanted and (routed.sequences or routed.name in self._sleepless):

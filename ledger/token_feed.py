@@ -1,4 +1,7 @@
-"""Tokens of samples as they are made, for those who stream them inside one process. Nothing is kept: the result is the truth."""
+"""Token feed: passes on sampled tokens as they are drawn, for streamed answers inside one process.
+
+Nothing is stored. The operation's result has every token.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -6,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 FeedKey = tuple[str, int]
-"""Lane and seq_id: known before the operation is."""
+"""Lane and seq_id of a sample, which are known before its request id."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokensMade:
-    """Tokens of one sequence from place ``start`` on, of one version (None: the bare base); ``logprobs`` of the same length.
+    """New tokens of one sequence, drawn from one version (None: the bare base), with as many ``logprobs``.
 
-    They follow those told before, except when the sample was begun again: then they take their place.
+    ``start`` is the index of the first one. When a sample begins again, ``start`` goes back and later tokens are replaced.
     """
 
     sequence: int
@@ -24,14 +27,14 @@ class TokensMade:
 
 
 class TokenFeed:
-    """Who follows which sample. Used from one event loop."""
+    """Followers of samples. Used from one event loop."""
 
     def __init__(self) -> None:
         self._followers: dict[FeedKey, list[asyncio.Queue[Sequence[TokensMade]]]] = {}
 
     @contextmanager
     def follow(self, key: FeedKey) -> Iterator[asyncio.Queue[Sequence[TokensMade]]]:
-        """All that is published from now on. A sample has at most as many entries as tokens, so the queue is bounded."""
+        """Open a queue of the sample's tokens published from now on. It holds at most one entry for each token."""
         queue: asyncio.Queue[Sequence[TokensMade]] = asyncio.Queue()
         self._followers.setdefault(key, []).append(queue)
         try:
@@ -43,11 +46,11 @@ class TokenFeed:
                 del self._followers[key]
 
     def followed_here(self) -> list[FeedKey]:
-        """Every sample that is followed in this process."""
+        """Return every sample that is followed in this process."""
         return list(self._followers)
 
     def is_followed(self, key: FeedKey) -> bool:
-        """Whether publishing reaches anybody."""
+        """Return True if the sample has a follower."""
         return key in self._followers
 
     def publish(self, key: FeedKey, made: Sequence[TokensMade]) -> None:

@@ -35,7 +35,7 @@ class NewOperation:
     digest: bytes
     """Digest of the body, which tells a repeated request from a conflicting one."""
     tokens: int = 0
-    """Tokens that the operation trains on; 0 for a sample."""
+    """Tokens of the training data, or of the sample's prompt."""
     trainer: str | None = None
     """Trainer that leases the run, as far as known."""
     trace_id: str | None = None

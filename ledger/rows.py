@@ -98,7 +98,7 @@ def _ready(row: Row[Any]) -> ReadyOperation:
 
 
 def sampled_tokens(outcome: Result) -> int:
-    """Return how many tokens a sample drew; 0 for training, whose tokens were counted at acceptance."""
+    """Return how many tokens a sample drew, or 0 for training. All other tokens were counted at acceptance."""
     return sum(len(one.tokens) for one in outcome.sequences) if isinstance(outcome, SampleOutput) else 0
 
 

@@ -22,7 +22,7 @@ _STALE = select(
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
-    """A tenant's usage on one day (UTC): successful operations, and the tokens that they trained or sampled."""
+    """A tenant's usage on one day (UTC): successful operations, and their tokens (for samples: prompt and drawn ones)."""
 
     tenant: str
     day: date

@@ -60,7 +60,7 @@ POSTGRES_URL = make_url(POSTGRES_SERVER).set(drivername="postgresql+asyncpg")
 
 @dataclass
 class MovableClock:
-    """A clock that stands still until it is moved."""
+    """A clock that shows the same time until the test moves it."""
 
     now: datetime = field(default_factory=lambda: datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -157,7 +157,7 @@ def _text(url: URL) -> str:
 
 @contextmanager
 def _postgres_database(url: URL, template: str | None) -> Iterator[URL]:
-    """A throw-away database on the server of ``url``; skips where none answers."""
+    """Make a database on the server of ``url`` and drop it afterwards. Skip the test if no server answers."""
     name = f"weft_test_{uuid4().hex}"
     server = create_sync_engine(sync_url(_text(url)), isolation_level="AUTOCOMMIT")
     try:

@@ -1,4 +1,4 @@
-"""Operators' orders for replicas in the database, both of them."""
+"""Replica directives are stored, replaced and lifted, on both databases."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

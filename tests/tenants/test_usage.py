@@ -1,4 +1,4 @@
-"""Usage is added up once for each operation, whoever prunes how often."""
+"""Usage counts each operation once, however often and by how many processes it is pruned."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -61,7 +61,7 @@ async def test_usage_is_the_same_before_and_after_pruning_and_pruning_again(data
         async with database.write() as transaction:
             await prune(transaction, finished_before=NOW - timedelta(hours=1), now=NOW)
 
-    # Sweeps at once, as a doubled message makes them; then the rest of the day.
+    # Concurrent sweeps, as a doubled message causes them; then the rest of the day.
     await asyncio.gather(*(sweep() for _ in range(4)))
     async with database.read() as session:
         assert await usage(session, since=NOW.date() - timedelta(days=1)) == before

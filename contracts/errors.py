@@ -6,7 +6,7 @@
     ├── Unauthenticated        401  unauthenticated      no API key, an unknown one or a revoked one
     ├── NotFound               404  not_found            unknown, or another tenant's: indistinguishable
     ├── NotImplementedHere     404  not_implemented      a Tinker endpoint or feature that weft does not offer
-    ├── InvalidRequest         400  invalid_request      the caller must change something; text names the field and limit
+    ├── InvalidRequest         400  invalid_request      the message names the field and what to change
     │   ├── SequenceConflict   400  sequence_conflict    a seq_id was used again with another body
     │   ├── UnknownBaseModel   400  unknown_base_model   no base model of that name is served
     │   ├── RunUnloaded        400  run_unloaded         the model was unloaded, or its creation failed
@@ -19,17 +19,17 @@
     ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
     │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
-    │   └── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it and goes on
+    │   └── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
     ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
     └── Unavailable            503  unavailable          no database; repeating the request finds what was recorded
 
-Errors that never become an HTTP answer have no status and no code. They stand beside the tree, where they are raised.
+Errors that never become an HTTP answer have no status and no code. Each is drawn with the module that defines it.
 
     Exception
     ├── NotReady               telemetry.readiness           a part of the process cannot work; `/readyz` says why
     └── TakesNoWrites          store.database_health         the database answers, but is read-only or a standby
     BaseException
-    └── GroupLost              engine.training.executors.group  a rank is gone; the process ends, nobody may catch it
+    └── GroupLost              engine.training.executors.group  a rank is gone; the process must end
 
 The SDK retries 408, 409, 429 and 5xx for minutes, so no final answer uses them (decision 2).
 Messages never carry a path, a traceback or another tenant's data.

@@ -3,6 +3,9 @@
 Invariants: ``(lane, seq_id)`` is unique, so a repeated request finds its row; a run's operations run strictly by seq_id
 (``runs.next_seq_id`` names the only one that may); a result and the run's advance are written in one transaction;
 wake-ups are announced after the commit and carry nothing.
+
+The SQL is in ``ledger.statements``. Samples are accepted in batches by ``ledger.sample_intake``. ``ledger.pruning`` deletes
+results and payloads that nothing needs any more.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,7 +30,7 @@ from contracts.ledger_records import (
 )
 from contracts.operations import OperationKind, Result
 from ledger import statements as sql
-from ledger.rows import error_columns, new_row, pending_operation, ready_operations, sampled_tokens, status_of
+from ledger.rows import error_columns, finished_row, new_row, pending_operation, ready_operations, status_of
 from ledger.wakeups import (
     Wakeups,
     cleared_samples_topic,
@@ -190,16 +193,10 @@ class Ledger:
             if operation.id not in pending:
                 continue
             pending.remove(operation.id)
-            values: dict[str, object] = {"operation_id": operation.id, "now": now, "size": None, "made": 0}
-            values |= {"new_state": OperationState.DONE, "code": None, "category": None, "message": None}
-            if isinstance(outcome, WeftError):
-                values |= {"new_state": OperationState.FAILED, "code": outcome.code}
-                values |= {"category": outcome.category, "message": outcome.message}
-            else:
-                body = encode(outcome)
-                values["size"], values["made"] = len(body), sampled_tokens(outcome)
+            body = None if isinstance(outcome, WeftError) else encode(outcome)
+            finished.append(finished_row(completion, now, result_bytes=None if body is None else len(body)))
+            if body is not None:
                 results.append({"operation_id": operation.id, "tenant_id": operation.tenant, "body": body})
-            finished.append(values)
             after_commit(transaction, partial(self.wakeups.announce, operation_topic(operation.id)))
             after_commit(transaction, partial(self._telemetry.finished, operation, outcome))
         if finished:
@@ -238,16 +235,18 @@ class Ledger:
         if moved:
             await transaction.execute(sql.ADVANCE, moved)
 
+    # --- announcing ------------------------------------------------------------------------------------------------
+
     def announce_gates(self, transaction: AsyncSession, base_model: str) -> None:
-        """Wake samplers of ``base_model`` after the commit: gates have changed."""
+        """Announce after the commit that gates of ``base_model`` have changed."""
         after_commit(transaction, partial(self.wakeups.announce, gates_topic(base_model)))
 
     def announce_versions(self, transaction: AsyncSession, base_model: str) -> None:
-        """Wake samplers of ``base_model`` after the commit: live samplers follow other versions."""
+        """Announce after the commit that live samplers of ``base_model`` follow other versions."""
         after_commit(transaction, partial(self.wakeups.announce, versions_topic(base_model)))
 
     def announce_cleared_samples(self, transaction: AsyncSession, base_model: str) -> None:
-        """Wake everyone who waits for samples to finish after the commit: some are no longer in flight."""
+        """Announce after the commit that samples of ``base_model`` are no longer in flight."""
         after_commit(transaction, partial(self.wakeups.announce, cleared_samples_topic(base_model)))
 
     # --- answering -------------------------------------------------------------------------------------------------
@@ -274,7 +273,7 @@ class Ledger:
         return status
 
     async def result(self, tenant: TenantId, status: OperationStatus) -> Result | None:
-        """Return the decoded result of a done operation, or None once it is pruned. A large one takes a query of its own."""
+        """Return the decoded result of a done operation, or None once it is pruned. A large result takes another query."""
         body = status.body if status.tenant == tenant else None
         if body is None:
             async with self._database.read() as session:

@@ -11,6 +11,7 @@ from contracts.codec import decode_payload
 from contracts.errors import WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import (
+    Completion,
     NewOperation,
     OperationState,
     OperationStatus,
@@ -19,7 +20,7 @@ from contracts.ledger_records import (
     RejectedOperation,
     RunLease,
 )
-from contracts.operations import OperationKind, Result, SampleOutput
+from contracts.operations import OperationKind, SampleOutput
 
 
 def new_row(new: NewOperation | RejectedOperation, now: datetime, state: OperationState) -> dict[str, object]:
@@ -97,9 +98,22 @@ def _ready(row: Row[Any]) -> ReadyOperation:
     )
 
 
-def sampled_tokens(outcome: Result) -> int:
-    """Return how many tokens a sample drew, or 0 for training. All other tokens were counted at acceptance."""
-    return sum(len(one.tokens) for one in outcome.sequences) if isinstance(outcome, SampleOutput) else 0
+def finished_row(completion: Completion, now: datetime, *, result_bytes: int | None) -> dict[str, object]:
+    """Return the parameters of ``FINISH``. ``result_bytes`` is the encoded result's size, None for an error."""
+    outcome = completion.outcome
+    error = outcome if isinstance(outcome, WeftError) else None
+    # Tokens of training data and prompts were counted at acceptance.
+    drawn = sum(len(one.tokens) for one in outcome.sequences) if isinstance(outcome, SampleOutput) else 0
+    return {
+        "operation_id": completion.operation.id,
+        "now": now,
+        "new_state": OperationState.DONE if error is None else OperationState.FAILED,
+        "size": result_bytes,
+        "made": drawn,
+        "code": error and error.code,
+        "category": error and error.category,
+        "message": error and error.message,
+    }
 
 
 def error_columns(error: WeftError) -> dict[str, str]:

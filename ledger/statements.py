@@ -29,7 +29,7 @@ FIND = select(operations.c.id, operations.c.body_digest).where(
     operations.c.lane == bindparam("lane"), operations.c.seq_id == bindparam("seq_id")
 )
 
-# Literals, as in the partial indexes: a bound value would keep SQLite, and PostgreSQL's generic plans, from using them.
+# Literals, as in the partial indexes. With bound values SQLite, and PostgreSQL's generic plans, would not use them.
 IS_PENDING = operations.c.state == literal_column("'pending'")
 IS_SAMPLE = operations.c.kind == literal_column("'sample'")
 IS_TRAINING = operations.c.kind != literal_column("'sample'")

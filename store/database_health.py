@@ -11,15 +11,15 @@ from sqlalchemy.engine import make_url
 from store.database import Database
 
 _REVISION = "SELECT version_num FROM alembic_version"
-_STATE = f"SELECT ({_REVISION}), pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
+_POSTGRES_STATE = f"SELECT ({_REVISION}), pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
 
 
 class TakesNoWrites(Exception):
     """The database answers but takes no writes. The message is safe to show to anybody."""
 
 
-async def schema_revision(database: Database, *, seconds: float) -> str | None:
-    """Return the schema's Alembic revision, or None for an empty database, once the database takes writes.
+async def check_health(database: Database, *, seconds: float) -> str | None:
+    """Check that the database takes writes. Return its schema's Alembic revision, or None for an empty database.
 
     SQLite: take the write lock, waiting about ``seconds``. PostgreSQL: ask whether it is a standby or read-only; nothing is
     written, so a full disk is not noticed here. Raises ``TakesNoWrites``, ``Unavailable``, ``sqlite3.Error`` or
@@ -29,7 +29,7 @@ async def schema_revision(database: Database, *, seconds: float) -> str | None:
     if url.get_backend_name() == "sqlite" and url.database is not None:
         return await asyncio.to_thread(_sqlite_revision, Path(url.database), seconds)
     async with database.read() as session:
-        revision, is_standby, only_reads = (await session.execute(text(_STATE))).one()
+        revision, is_standby, only_reads = (await session.execute(text(_POSTGRES_STATE))).one()
     if is_standby:
         raise TakesNoWrites("the database is a standby, which takes no writes")
     if only_reads:

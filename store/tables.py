@@ -13,7 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from contracts.ledger_records import OperationState
 
-# Named twice, so that others can import it from here, where every table is known to its metadata.
+# Re-exported: ``Base.metadata`` knows every table once this module is imported.
 from store.table_base import Base as Base
 from store.table_base import partial_index
 

@@ -37,7 +37,7 @@ class NewCheckpoint:
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 """Parent folders, relative to the data folder."""
 
-_IS_LEFT = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
+_IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
 # Built once: every swap waits for both queries.
 _AT_PATH = (
     select(Checkpoint, Run)
@@ -47,11 +47,11 @@ _AT_PATH = (
         Checkpoint.run_id == bindparam("run"),
         Checkpoint.segment == bindparam("segment"),
         Checkpoint.name == bindparam("name"),
-        _IS_LEFT,
+        _IS_UNEXPIRED,
     )
 )
 _BY_ID = select(Checkpoint).where(
-    Checkpoint.id == bindparam("id"), Checkpoint.tenant_id == bindparam("tenant"), _IS_LEFT
+    Checkpoint.id == bindparam("id"), Checkpoint.tenant_id == bindparam("tenant"), _IS_UNEXPIRED
 )
 
 

@@ -72,7 +72,7 @@ class SamplerStanding:
     obstacle: SessionEnded | NotFound | None
 
 
-_IS_LEFT = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
+_IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
 _STANDING = (
     select(
         Sampler.id,
@@ -87,7 +87,7 @@ _STANDING = (
     .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
     .outerjoin(
         Checkpoint,
-        and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_LEFT),
+        and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_UNEXPIRED),
     )
     .where(Sampler.id.in_(bindparam("ids", expanding=True)))
 )
@@ -102,10 +102,10 @@ _SAMPLERS = select(
 ).where(Sampler.id.in_(bindparam("ids", expanding=True)))
 _SAMPLERS_LOCKED = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True)
 _CHECKPOINTS = select(Checkpoint.id, Checkpoint.tenant_id, Checkpoint.run_id, Checkpoint.directory).where(
-    Checkpoint.id.in_(bindparam("ids", expanding=True)), _IS_LEFT
+    Checkpoint.id.in_(bindparam("ids", expanding=True)), _IS_UNEXPIRED
 )
 _FOLLOWED = _SAMPLERS.add_columns(Checkpoint.run_id, Checkpoint.directory).join(
-    Checkpoint, and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_LEFT)
+    Checkpoint, and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_UNEXPIRED)
 )
 # Locked in the same order as dispatches lock them, which prevents deadlocks.
 _BEHIND = (
@@ -122,7 +122,9 @@ _PUBLISH = (
     update(cast(Table, Sampler.__table__))
     .where(
         Sampler.id.in_(_BEHIND),
-        exists().where(Checkpoint.id == bindparam("version"), Checkpoint.tenant_id == bindparam("tenant"), _IS_LEFT),
+        exists().where(
+            Checkpoint.id == bindparam("version"), Checkpoint.tenant_id == bindparam("tenant"), _IS_UNEXPIRED
+        ),
     )
     .values(checkpoint_id=bindparam("version"), publications=Sampler.publications + 1)
     .returning(Sampler.id)

@@ -54,7 +54,7 @@ class LiveRun:
         return new
 
     async def sampled(self) -> CheckpointId | None:
-        """Read the sampled version as a dispatch does, without a lock."""
+        """Read the sampled version in a transaction of its own."""
         async with self.database.write() as transaction:
             return (await self.dispatched(transaction)).checkpoint
 

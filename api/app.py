@@ -1,17 +1,17 @@
-"""The ASGI application: routers under ``/api/v1``, one way to render errors, nothing else in a request's way."""
+"""The ASGI application: the list of routers, the handlers of errors and the observer of requests."""
 
 from fastapi import FastAPI
 
-from api import readiness
+from api import health
 from api.errors import install_error_handlers
-from api.observation import RequestObserver
 from api.openai import chat, completions
 from api.openai import models as openai_models
+from api.request_observer import RequestObserver
 from api.services import ApiServices
 from api.tinker import (
     capabilities,
     checkpoints,
-    config,
+    client_config,
     downloads,
     futures,
     keys,
@@ -24,13 +24,12 @@ from api.tinker import (
     training,
     weights,
 )
-from api.weft import adapters, samplers, samples, streaming
+from api.weft import adapters, sample_stream, samplers, samples
 
 TINKER_PREFIX = "/api/v1"
+"""Prefix of Tinker's endpoints and of weft's own."""
 OPENAI_PREFIX = "/v1"
 
-# The first match wins: busy endpoints stand first, and `not_offered` names paths that the open-ended checkpoint routes
-# would take.
 _TINKER_MODULES = (
     futures,
     training,
@@ -39,7 +38,7 @@ _TINKER_MODULES = (
     weights,
     sessions,
     telemetry,
-    config,
+    client_config,
     capabilities,
     keys,
     not_offered,
@@ -47,22 +46,27 @@ _TINKER_MODULES = (
     checkpoints,
     runs,
 )
+"""Order matters, because the first match wins: busy endpoints come first, and ``not_offered`` comes before
+``checkpoints``, whose open-ended paths would match its paths."""
+_WEFT_MODULES = (adapters, samplers, samples, sample_stream)
+_OPENAI_MODULES = (chat, completions, openai_models)
 
 
 def create_app(services: ApiServices) -> FastAPI:
-    """The API over ``services``, which its starter opens and closes. Redirects are off: the SDK mishandles them."""
+    """Return the API over ``services``; the caller opens and closes the services.
+
+    Redirects of trailing slashes are off, because the SDK mishandles them.
+    """
     app = FastAPI(title="weft", summary="Multi-tenant LoRA training; speaks the Tinker API.", redirect_slashes=False)
     app.state.services = services
     install_error_handlers(app)
-    # Last is outermost: what the others log belongs to the request.
-    app.add_middleware(RequestObserver, telemetry=services.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX))
-    for module in _TINKER_MODULES:
+    # Added last, so outermost: the log lines of the other middleware carry the request's trace id.
+    app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX))
+    for module in (*_TINKER_MODULES, *_WEFT_MODULES):
         app.include_router(module.router, prefix=TINKER_PREFIX)
-    for module in (adapters, samplers, samples, streaming):
-        app.include_router(module.router, prefix=TINKER_PREFIX)
-    for module in (chat, completions, openai_models):
+    for module in _OPENAI_MODULES:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
-    app.include_router(config.health_router)
-    app.include_router(config.health_router, prefix=TINKER_PREFIX)
-    app.include_router(readiness.router)
+    app.include_router(health.liveness_router)
+    app.include_router(health.liveness_router, prefix=TINKER_PREFIX)
+    app.include_router(health.readiness_router)
     return app

@@ -1,8 +1,6 @@
-"""How every error leaves the API: ``{"detail", "code", "retryable"}`` and its class's status, never a traceback."""
+"""Errors as answers: ``{"detail", "code", "retryable"}`` with the status of the error's class, never a traceback."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,31 +9,21 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.wire.request_model import describe_problems
 from contracts.errors import InvalidRequest, NotImplementedHere, WeftError
 
 _log = logging.getLogger(__name__)
 
-_SHOWN_PROBLEMS = 3
 _NOTHING_THERE = (404, 405)
 
 
 def error_response(status: int, *, detail: str, code: str, retryable: bool) -> JSONResponse:
-    """The one form of an error body."""
+    """Return the one form of an error answer."""
     return JSONResponse({"detail": detail, "code": code, "retryable": retryable}, status_code=status)
 
 
-def describe_problems(problems: Sequence[Mapping[str, Any]]) -> str:
-    """Text of pydantic's ``errors()``: each field with what is wrong; values are left out."""
-    texts = []
-    for problem in problems[:_SHOWN_PROBLEMS]:
-        field = ".".join(str(part) for part in problem["loc"]) or "body"
-        texts.append(f"{field}: {problem['msg']}")
-    hidden = len(problems) - _SHOWN_PROBLEMS
-    return "; ".join(texts) + (f"; and {hidden} more" if hidden > 0 else "")
-
-
 def install_error_handlers(app: FastAPI) -> None:
-    """Render ``WeftError``, validation errors and unknown routes; anything else is ``InternalErrorGuard``'s."""
+    """Render ``WeftError``, validation errors and unknown routes; ``InternalErrorGuard`` answers all other exceptions."""
     app.add_exception_handler(WeftError, _weft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -43,13 +31,13 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 class InternalErrorGuard:
-    """Pure ASGI edge: an unforeseen exception is logged with its traceback and answered as a bare 500."""
+    """ASGI middleware that logs an unforeseen exception with its traceback and answers a bare 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; answer in its place if it raises before it started to."""
+        """Run the application; answer in its place if it raises before its answer began."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -69,7 +57,10 @@ class InternalErrorGuard:
             if started:
                 raise
             response = error_response(
-                500, detail="internal error; the service's log says more", code="internal_error", retryable=True
+                500,
+                detail="internal error; send the request again, and report its x-trace-id if that fails too",
+                code="internal_error",
+                retryable=True,
             )
             await response(scope, receive, send)
 
@@ -87,8 +78,7 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code in _NOTHING_THERE:
-        return await _weft_error(
-            request, NotImplementedHere(f"weft offers no {request.method} {request.url.path[:200]}")
-        )
+        route = f"{request.method} {request.url.path[:200]}"
+        return await _weft_error(request, NotImplementedHere(f"weft offers no {route}; /openapi.json lists its routes"))
     code = InvalidRequest.code if error.status_code < 500 else "internal_error"
     return error_response(error.status_code, detail=str(error.detail), code=code, retryable=error.status_code >= 500)

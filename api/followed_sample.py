@@ -1,24 +1,27 @@
-"""A sample that its caller waits for on one connection, with its tokens as they are made."""
+"""A sample that its client follows on one connection, token by token, until it ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from api.sample_submission import SampleSubmission, accept_sample
 from api.services import ApiServices
-from api.tinker.sampling import accept_sample
 from contracts.errors import FutureGone
 from contracts.ids import RequestId, TenantId
-from contracts.ledger_records import NewOperation, OperationState, OperationStatus
+from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import SampleOutput
 from ledger.ledger import Ledger
 from ledger.token_feed import TokensMade
 
 SILENCE_SECONDS = 15.0
-"""After so long without a token, followers hear that the sample goes on: no proxy takes the connection for dead."""
+"""Longest time without a message to the client: a proxy may cut a connection that is silent for longer."""
 
 
 class FollowedSample:
-    """An accepted sample. Tokens may have been missed, by a client that comes back: ``output`` has all of them."""
+    """An accepted sample and the feed of its tokens.
+
+    A client that comes back may have missed tokens of the feed; ``output`` has all of them.
+    """
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class FollowedSample:
         queue: "asyncio.Queue[Sequence[TokensMade]]",
         ending: "asyncio.Task[OperationStatus]",
     ) -> None:
+        """``queue`` receives the feed, ``ending`` returns the final status."""
         self.request_id = request_id
         self._ledger = ledger
         self._caller = caller
@@ -35,7 +39,7 @@ class FollowedSample:
         self._ending = ending
 
     async def tokens(self) -> AsyncIterator[Sequence[TokensMade]]:
-        """What is made, until the sample has ended; an empty part after ``SILENCE_SECONDS`` without any."""
+        """Yield tokens as they are made, until the sample has ended; an empty part after ``SILENCE_SECONDS`` of silence."""
         while not self._ending.done() or not self._queue.empty():
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
@@ -47,29 +51,28 @@ class FollowedSample:
                 yield made
 
     async def status(self) -> OperationStatus:
-        """How it ended, waited for."""
+        """Wait for the end of the sample and return its final status."""
         return await asyncio.shield(self._ending)
 
     async def output(self) -> SampleOutput:
-        """The result of a sample that ended well. Raises ``FutureGone`` once that is pruned."""
+        """Return the result of a sample that succeeded. Raises ``FutureGone`` once the result is pruned."""
         result = await self._ledger.result(self._caller, await self.status())
         if not isinstance(result, SampleOutput):
-            raise FutureGone("the result was kept for its grace time and is gone")
+            raise FutureGone("the result was kept for its grace time and is gone; send a new request")
         return result
 
 
 @asynccontextmanager
-async def followed(
-    services: ApiServices, caller: TenantId, operation: NewOperation, obstacle: Exception | None
-) -> AsyncIterator[FollowedSample]:
-    """Accept the sample, or find its earlier self, and follow it. Raises as ``accept_sample``."""
-    with services.feed.follow((operation.lane, operation.seq_id)) as queue:
-        request_id = await accept_sample(services, operation, obstacle)
-        ending = asyncio.create_task(_final(services.ledger, caller, request_id))
-        # Who waits for tokens is woken by the end, too.
+async def followed(services: ApiServices, submission: SampleSubmission) -> AsyncIterator[FollowedSample]:
+    """Accept the sample, or find the one that it repeats, and follow it. Raises as ``accept_sample``."""
+    ledger = services.runtime.ledger
+    with services.runtime.feed.follow((submission.sampler, submission.seq_id)) as queue:
+        request_id = await accept_sample(services, submission)
+        ending = asyncio.create_task(_final(ledger, submission.tenant, request_id))
+        # An empty part wakes the reader of the queue when the sample ends.
         ending.add_done_callback(lambda _: queue.put_nowait(()))
         try:
-            yield FollowedSample(services.ledger, caller, request_id, queue, ending)
+            yield FollowedSample(ledger, submission.tenant, request_id, queue, ending)
         finally:
             ending.cancel()
 

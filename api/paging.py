@@ -1,4 +1,4 @@
-"""Paging of lists: a limit and an offset, brought into range instead of refused."""
+"""Paging of lists by limit and offset; values out of range are brought into range instead of refused."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,21 +8,21 @@ from pydantic import BaseModel
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
-"""Rows of one answer."""
+"""Most rows of one answer."""
 MAX_OFFSET = 2**31 - 1
-"""What every database's integer holds."""
+"""Largest offset: int32, which the integers of every database hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which rows: ``limit`` 0 to ``MAX_LIMIT``, ``offset`` 0 to ``MAX_OFFSET``."""
+    """Range of rows: ``limit`` 0 to ``MAX_LIMIT``, ``offset`` 0 to ``MAX_OFFSET``."""
 
     limit: int
     offset: int
 
 
 class Cursor(BaseModel):
-    """Where a page lies in the whole."""
+    """Position of a page in the whole list."""
 
     offset: int
     limit: int
@@ -37,5 +37,5 @@ Page = Annotated[PageRequest, Depends(_page)]
 
 
 def cursor_of(page: PageRequest, total: int) -> Cursor:
-    """The answer's cursor."""
+    """Return the cursor of an answer that shows ``page`` of ``total`` rows."""
     return Cursor(offset=page.offset, limit=page.limit, total_count=total)

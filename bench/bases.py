@@ -70,15 +70,14 @@ def _config(shape: Shape) -> Any:
 def step_flops(model: nn.Module, *, tokens: int, length: int, rank: int) -> float:
     """Floating point operations that a training step of LoRA adapters cannot do without.
 
-    ``tokens`` in sequences of ``length``; ``rank`` on every linear layer but the head. Frozen matrices take part in the
+    ``tokens`` in sequences of ``length``; ``rank`` on every linear layer, the head included. Frozen matrices take part in the
     forward pass and in the gradient of their inputs (2 x 2 a weight and token), adapters in the gradient of their
     weights too (3 x 2), causal attention in two products forward and four backward over half of ``length``.
     """
     config: Any = model.config
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     frozen = sum(linear.in_features * linear.out_features for linear in linears)
-    adapted = [linear for linear in linears if linear.out_features != config.vocab_size]
-    adapter = sum(rank * (linear.in_features + linear.out_features) for linear in adapted)
+    adapter = sum(rank * (linear.in_features + linear.out_features) for linear in linears)
     attention = config.num_hidden_layers * config.num_attention_heads * config.head_dim * length / 2
     each: float = 4.0 * frozen + 6.0 * adapter + 6 * 2.0 * attention
     return tokens * each
@@ -103,6 +102,6 @@ def matmul_flops_per_second(model: nn.Module, *, rows: int = 4096, seconds: floa
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for what was asked of ``device``."""
+    """Wait until ``device`` has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

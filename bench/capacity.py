@@ -1,4 +1,4 @@
-"""How many adapters one service holds: ``python -m bench.capacity``.
+"""Capacity of one service, in adapters: ``python -m bench.capacity``.
 
 Creates many rank-8 adapters of the tiny base through a ``weft serve`` process and the real SDK, trains each one step, and
 gives the service so little memory for adapters that most are paged out. Then trains one more step of some that were
@@ -20,13 +20,13 @@ import tinker
 from tinker import types
 
 from bench.bases import write_base
-from bench.fresh_process import in_fresh_process, prepare
-from bench.process_memory import rss_mib
-from bench.sdk_clients import make_tenants
-from bench.sdk_worker import sdk_data
+from bench.clients.sdk_worker import sdk_data
+from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.processes.memory import rss_mib
 from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from testing.service_process import ServiceProcess
+from testing.tenants import make_tenants
 
 BASE = "weft/tiny"
 ADAPTER_MEMORY_VARIABLE = "WEFT_ADAPTER_MEMORY_BYTES"

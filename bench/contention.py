@@ -1,4 +1,4 @@
-"""What the engine keeps beside others on its cores: ``python -m bench.contention``.
+"""The engine's rate beside other processes on its cores: ``python -m bench.contention``.
 
 The service shares its machine with its API, its ledger and, on one machine, its clients. Here the trainer computes steps
 while another process takes a share of one core in pieces as short as a request's; one round is without it. That bounds
@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from bench.bases import write_base
-from bench.contestants import EngineContestant
-from bench.fresh_process import in_fresh_process, prepare
+from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.service_trainer import make_trainer
+from bench.training.contestants import EngineContestant
 from bench.workload import OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
@@ -40,7 +40,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to measure: ``shares`` of one core that the competitor takes."""
+    """A measurement to make; ``shares`` are the parts of one core that the competitor takes."""
 
     base: str
     model: Path
@@ -97,7 +97,7 @@ def measure(task: Task) -> list[Kept]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default="tiny", help="tiny, small or large")
+    parser.add_argument("--base", default="small", help="tiny, small or large")
     parser.add_argument("--tenants", type=int, default=16)
     parser.add_argument("--operation", default="4x128", help="sequences x length of a tenant's operation")
     parser.add_argument("--shares", default="0.25,0.5,0.75", help="of one core, comma between")

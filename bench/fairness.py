@@ -1,6 +1,6 @@
-"""What a light tenant feels of the others: ``python -m bench.fairness``.
+"""Latency of a light tenant beside heavy ones: ``python -m bench.fairness``.
 
-A ``weft serve`` process on the tiny base and real SDK clients, every tenant with its own key. Three light tenants train
+A ``weft serve`` process on the base ``small`` and real SDK clients, every tenant with its own key. Three light tenants train
 alone, beside many normal tenants, and beside one that floods; how long one full pass takes is measured on the trainer
 itself. Prints a table and, last, one JSON line. Nothing else should run meanwhile: clients and service share the machine.
 """
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bases import write_base
-from bench.cluster_process import started_service
-from bench.fresh_process import in_fresh_process, prepare
-from bench.sdk_clients import LoadReport, SdkClients
+from bench.clients.sdk_clients import LoadReport, SdkClients
+from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
 from contracts.base_model import read_base_model_facts
@@ -26,12 +25,13 @@ from contracts.ids import RunId
 from contracts.operations import LoraSettings, OptimStep
 from engine.model.base import BaseModel
 from engine.training.trainer import PassItem
+from testing.cluster_process import started_service
 
-BASE = "weft/tiny"
+BASE = "weft/base"
 _PASS_LENGTH = 512
 _PASS_REPEATS = 5
-_WARM_UP_SECONDS = 25.0
-"""A small base's processes start after some load, and take seconds to."""
+_WARM_UP_SECONDS = 10.0
+"""Load before the first measurement, in seconds."""
 _LEAD_SECONDS = 2.0
 """The others begin this much before the light tenants, and end this much after them."""
 
@@ -68,7 +68,7 @@ def full_pass(model: Path, tokens: int | None) -> FullPass:
     base = BaseModel.load(facts)
     trainer, budget = make_trainer(base), tokens or pass_tokens(base)
     run = RunId("bench:train:0")
-    trainer.create(run, LoraSettings(rank=RANK, alpha=ALPHA, seed=0, train_unembed=False))
+    trainer.create(run, LoraSettings(rank=RANK, alpha=ALPHA, seed=0, train_unembed=True))
     shape = OperationShape(max(1, budget // _PASS_LENGTH), min(budget, _PASS_LENGTH))
     block = token_block(shape, vocabulary=facts.vocabulary_size, seed=0)
     item = PassItem(run=run, batch=training_batch(block), backward=True)
@@ -132,7 +132,7 @@ class Phases:
 
 
 def latencies_ms(report: LoadReport) -> list[float]:
-    """Of every step of every tenant."""
+    """Latencies in milliseconds, of every step of every tenant."""
     return [(end - begin) * 1e3 for steps in report.steps for begin, end in steps]
 
 
@@ -157,7 +157,7 @@ def rates(report: LoadReport, window: tuple[float, float]) -> list[float]:
 
 
 def window_of(report: LoadReport) -> tuple[float, float]:
-    """From the first step's begin to the last one's end, in seconds of the monotonic clock."""
+    """The first step's begin and the last step's end, in seconds of the monotonic clock."""
     steps = [step for tenant in report.steps for step in tenant]
     return min(begin for begin, _ in steps), max(end for _, end in steps)
 
@@ -170,8 +170,8 @@ def jain_index(values: list[float]) -> float:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Every figure: times in milliseconds, rates in tokens a second."""
-    model = folder / "tiny"
-    in_fresh_process(write_base, "tiny", model, dtype="float32")
+    model = folder / options.base
+    in_fresh_process(write_base, options.base, model, dtype="float32")
     one_pass = in_fresh_process(full_pass, model, options.pass_tokens)
     with ExitStack() as stack:
         phases = Phases(stack, folder, model, normal=options.normal, is_cluster=options.cluster)
@@ -207,7 +207,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase")
+    parser.add_argument("--base", default="small", help="tiny, small or large")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
     parser.add_argument("--normal", type=int, default=NORMAL.tenants, help="number of normal tenants")
     parser.add_argument("--pass-tokens", type=int, default=None, help="tokens of one full pass [the service's budget]")
     parser.add_argument("--cluster", action="store_true", help="the service is `weft up`, not `weft serve`")

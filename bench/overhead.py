@@ -1,15 +1,19 @@
-"""What the service adds to a training step: ``python -m bench.overhead``.
+"""The service's part of an SDK call: ``python -m bench.overhead``.
 
-Starts its own service on a tiny base, times the SDK's calls over HTTP against the same engine call made directly, and
-prints, last, one JSON line. Nothing else should run meanwhile: client, service and engine share the machine.
+Starts a service on the tiny base and, before it, a server that repeats the service's answers at once. The same SDK calls go to
+both in turns, and the engine's own pass takes its turn beside them. The repeating server is the floor: what is above it is
+weft's. Prints a table and, last, one JSON line. Nothing else should run meanwhile: all of them share the machine.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +22,8 @@ from tinker import types
 
 from contracts.base_model import read_base_model_facts
 from contracts.ids import RunId
-from contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import Datum, LoraSettings, LossSpec, TrainingBatch
 from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model
 from engine.training.trainer import PassItem, Trainer
@@ -28,18 +33,8 @@ BASE_NAME = "weft/tiny"
 RANK = 32
 TOKENS = [72, 101, 108, 108, 111, 44, 32, 119, 101]
 """Nine tokens: eight positions, each predicting the next."""
-
-
-def median_ms(call: Callable[[], object], *, repeats: int, warm_up: int) -> float:
-    """Median wall time of ``call`` in milliseconds after ``warm_up`` untimed calls."""
-    for _ in range(warm_up):
-        call()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(times)
+_STOP_SECONDS = 30.0
+Call = Callable[[], object]
 
 
 def sdk_datum() -> types.Datum:
@@ -53,8 +48,8 @@ def sdk_datum() -> types.Datum:
     )
 
 
-def engine_median_ms(model: Path, *, repeats: int, warm_up: int) -> float:
-    """The same pass, called directly in this process."""
+def engine_pass(model: Path) -> Call:
+    """Return a call that computes the same ``forward_backward`` in this process."""
     base = BaseModel.load(read_base_model_facts(BASE_NAME, model, None))
     trainer = Trainer(base)
     run = RunId("bench:train:0")
@@ -65,42 +60,88 @@ def engine_median_ms(model: Path, *, repeats: int, warm_up: int) -> float:
         inputs={"weights": np.ones(8, dtype=np.float32)},
     )
     item = PassItem(run=run, batch=TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [datum]), backward=True)
-    return median_ms(lambda: trainer.run_pass([item]), repeats=repeats, warm_up=warm_up)
+    return lambda: trainer.run_pass([item])
 
 
-def service_medians(model: Path, data: Path, *, repeats: int, warm_up: int) -> dict[str, float]:
-    """Each SDK call over real HTTP, from the call to its result."""
-    with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={model}"]) as service:
-        client = tinker.ServiceClient(base_url=service.base_url, api_key=service.first_key)
-        trainer = client.create_lora_training_client(base_model=BASE_NAME, rank=RANK, seed=1)
-        datum = sdk_datum()
-        sampler = client.create_sampling_client(base_model=BASE_NAME)
-        prompt = types.ModelInput.from_ints(TOKENS)
-        params = types.SamplingParams(max_tokens=16, stop=[], seed=1)
-        adam = types.AdamParams(learning_rate=1e-4)
-        calls: dict[str, Callable[[], object]] = {
-            "forward_backward_p50_ms": lambda: trainer.forward_backward([datum], "cross_entropy").result(),
-            "optim_step_p50_ms": lambda: trainer.optim_step(adam).result(),
-            "asample_16_tokens_p50_ms": lambda: sampler.sample(prompt, 1, params).result(),
+def sdk_calls(client: tinker.ServiceClient) -> dict[str, Call]:
+    """Return the SDK's calls by name, each from the call to its result."""
+    trainer = client.create_lora_training_client(base_model=BASE_NAME, rank=RANK, seed=1).result()
+    sampler = client.create_sampling_client(base_model=BASE_NAME).result()
+    datum, prompt = sdk_datum(), types.ModelInput.from_ints(TOKENS)
+    params = types.SamplingParams(max_tokens=16, stop=[], seed=1)
+    adam = types.AdamParams(learning_rate=1e-4)
+    return {
+        "forward_backward": lambda: trainer.forward_backward([datum], "cross_entropy").result(),
+        "optim_step": lambda: trainer.optim_step(adam).result(),
+        "asample_16_tokens": lambda: sampler.sample(prompt, 1, params).result(),
+    }
+
+
+@contextmanager
+def replaying(upstream: str) -> Iterator[str]:
+    """Run a server that repeats the answers of ``upstream``; yields its base URL."""
+    command = [sys.executable, "-m", "testing.replay_server", "--upstream", upstream]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+            process.wait(timeout=_STOP_SECONDS)
+
+
+def medians_in_turns(calls: dict[str, Call], *, repeats: int, warm_up: int) -> dict[str, float]:
+    """Return each call's median wall time in milliseconds; a round makes every call once, and each begins with another."""
+    names = list(calls)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(warm_up + repeats):
+        first = number % len(names)
+        # The very first round keeps the order: the floor learns the answers of a run's seq_ids one after another.
+        for name in names if number == 0 else (*names[first:], *names[:first]):
+            started = time.perf_counter()
+            calls[name]()
+            if number >= warm_up:
+                times[name].append((time.perf_counter() - started) * 1e3)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure(folder: Path, *, repeats: int, warm_up: int) -> dict[str, float]:
+    """Return every figure: times in milliseconds, and weft's part as ratios to the floor."""
+    model = folder / "tiny"
+    write_tiny_model(model)
+    with (
+        ServiceProcess(data=folder / "data", base_models=[f"{BASE_NAME}={model}"]) as service,
+        replaying(service.base_url) as floor_url,
+    ):
+        clients = {
+            "": tinker.ServiceClient(base_url=service.base_url, api_key=service.first_key),
+            "floor_": tinker.ServiceClient(base_url=floor_url, api_key=service.first_key),
         }
-        medians = {name: median_ms(call, repeats=repeats, warm_up=warm_up) for name, call in calls.items()}
-        client.close("success")
-    return medians
+        calls = {
+            f"{prefix}{name}": call for prefix, client in clients.items() for name, call in sdk_calls(client).items()
+        }
+        calls["engine_forward_backward"] = engine_pass(model)
+        median = medians_in_turns(calls, repeats=repeats, warm_up=warm_up)
+        for client in clients.values():
+            client.close("success")
+    figures = {f"{name}_p50_ms": value for name, value in median.items()}
+    overhead = median["forward_backward"] - median["engine_forward_backward"]
+    return figures | {
+        "overhead_p50_ms": overhead,
+        "optim_step_to_floor": median["optim_step"] / median["floor_optim_step"],
+        "forward_backward_to_floor": overhead / median["floor_forward_backward"],
+        "asample_to_floor": median["asample_16_tokens"] / median["floor_asample_16_tokens"],
+    }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--warm-up", type=int, default=20)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        model = Path(folder) / "tiny"
-        write_tiny_model(model)
-        figures = service_medians(model, Path(folder) / "data", repeats=options.repeats, warm_up=options.warm_up)
-        engine = engine_median_ms(model, repeats=options.repeats, warm_up=options.warm_up)
-    figures["engine_forward_backward_p50_ms"] = engine
-    figures["overhead_p50_ms"] = figures["forward_backward_p50_ms"] - engine
+        figures = measure(Path(folder), repeats=options.repeats, warm_up=options.warm_up)
     for name, value in figures.items():
         print(f"{name:34} {value:8.2f}")
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))

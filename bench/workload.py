@@ -1,4 +1,4 @@
-"""What tenants train on in the benchmarks: operations of random tokens, the same for every contestant."""
+"""Training data of the benchmarks: operations of random tokens, the same for every contestant."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -6,10 +6,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import Datum, LossSpec, TrainingBatch
 
 RANK = 8
-"""Of every adapter: on all linear layers of attention and MLP, none on the head."""
+"""Rank of every adapter, on all linear layers of attention and MLP; benchmarks of training adapt the head, too."""
 ALPHA = 32.0
 LEARNING_RATE = 1e-4
 
@@ -28,7 +29,7 @@ class OperationShape:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``4x128``: sequences x length. Raises ``ValueError``."""
+        """Parse ``4x128``, sequences x length. Raises ``ValueError``."""
         sequences, length = (int(part) for part in text.split("x"))
         return cls(sequences, length)
 

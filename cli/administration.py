@@ -1,4 +1,4 @@
-"""Tenants and keys from the command line, on the service's own database."""
+"""Administration from the command line: tenants, keys and usage, read and written in the service's database."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -19,9 +19,10 @@ T = TypeVar("T")
 
 
 def on_database(settings: Settings, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-    """Run ``work`` on the settings' database. Raises what ``work`` raises.
+    """Run ``work`` on the settings' database and return its result. Raises what ``work`` raises.
 
-    SQLite's schema is brought up to date first; PostgreSQL's is for ``weft db upgrade``: ``InvalidRequest`` when it is old.
+    An SQLite schema is brought up to date first. For an old PostgreSQL schema, which ``weft db upgrade`` brings up to
+    date, it raises ``InvalidRequest``.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     url = settings.resolved_database_url()
@@ -41,27 +42,27 @@ def on_database(settings: Settings, work: Callable[[Database], Coroutine[Any, An
 
 
 async def new_tenant(database: Database, name: str) -> str:
-    """A tenant and its first key; returns the secret."""
+    """Make a tenant and its first key; return the key's secret."""
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name=name, clock=utc_now)
         return (await create_key(transaction, tenant=tenant, note="made with the tenant", clock=utc_now)).secret
 
 
 async def new_key(database: Database, tenant_name: str, note: str) -> str:
-    """A key of the named tenant; returns the secret."""
+    """Make a key of the named tenant; return its secret. Raises ``NotFound``."""
     async with database.write() as transaction:
         tenant = await find_tenant(transaction, name=tenant_name)
         return (await create_key(transaction, tenant=tenant, note=note, clock=utc_now)).secret
 
 
 async def end_key(database: Database, key: str) -> None:
-    """Revoke a key."""
+    """Revoke the key with this text or prefix."""
     async with database.write() as transaction:
         await revoke_key(transaction, prefix=key, clock=utc_now)
 
 
 async def tenant_lines(database: Database) -> list[str]:
-    """One line a tenant: name, id, when made."""
+    """Return one line for each tenant: name, id, time of creation."""
     async with database.read() as session:
         return [
             f"{tenant.name}\t{tenant.id}\t{tenant.created_at:%Y-%m-%d %H:%M}" for tenant in await list_tenants(session)
@@ -69,7 +70,7 @@ async def tenant_lines(database: Database) -> list[str]:
 
 
 async def key_lines(database: Database, tenant_name: str) -> list[str]:
-    """One line a key: first characters, state, when made, note."""
+    """Return one line for each key: first characters, state, time of creation, note."""
     async with database.read() as session:
         tenant = await find_tenant(session, name=tenant_name)
         return [
@@ -79,7 +80,7 @@ async def key_lines(database: Database, tenant_name: str) -> list[str]:
 
 
 async def usage_lines(database: Database, days: int) -> list[str]:
-    """One line a tenant, day, base model and kind of operation: operations that ended well, and their tokens."""
+    """Return one line for each tenant, day, base model and kind of operation: operations done, and their tokens."""
     since = utc_now().date() - timedelta(days=days - 1)
     async with database.read() as session:
         return [

@@ -1,4 +1,4 @@
-"""``weft api``: one of any number of API processes. It keeps nothing: any of them answers any request."""
+"""``weft api``: one of a cluster's API processes. It keeps no state, so each process can answer each request."""
 
 import asyncio
 import logging
@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 
 import typer
 
-from api.services import ApiServices, BatchedReads
+from api.services import ApiServices
 from cli.base_models import read_base_models
-from cli.cluster_runtime import API, ClusterRuntime, open_cluster
+from cli.cluster_runtime import API, open_cluster
 from cli.http_server import ApiServer, address, bind
 from cli.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary
@@ -26,23 +26,9 @@ async def serve_api(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(open_cluster(settings, API, bases))
         runtime = cluster.runtime
-        services = ApiServices(
-            settings=settings,
-            database=runtime.database,
-            batched_reads=BatchedReads.over(
-                settings, runtime.database, runtime.ledger, runtime.clock, runtime.telemetry
-            ),
-            ledger=runtime.ledger,
-            clock=runtime.clock,
-            data_folder=runtime.data_folder,
-            bases=bases,
-            vocabularies=vocabularies,
-            feed=runtime.feed,
-            publication=runtime.publication,
-            telemetry=runtime.telemetry,
-            readiness=cluster.readiness,
-        )
-        announcing = asyncio.create_task(_announcer(cluster).run(bases), name="placements")
+        services = ApiServices.over(runtime, bases, vocabularies, cluster.readiness)
+        announcer = PlacementAnnouncer(cluster.celery, runtime)
+        announcing = asyncio.create_task(announcer.run(bases), name="placements")
         stack.callback(announcing.cancel)
         server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
@@ -50,8 +36,3 @@ async def serve_api(settings: Settings) -> None:
         keep_pauses_short()
         typer.echo(f"ready; the API listens on {address(listener)}")
         await server.serve(sockets=[listener])
-
-
-def _announcer(cluster: ClusterRuntime) -> PlacementAnnouncer:
-    runtime = cluster.runtime
-    return PlacementAnnouncer(cluster.celery, database=runtime.database, wakeups=runtime.wakeups, clock=runtime.clock)

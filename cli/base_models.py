@@ -1,4 +1,4 @@
-"""``--base-model [NAME=]PATH``: from the command line to facts."""
+"""``--base-model [NAME=]PATH``: reads the facts of the base models that the settings name."""
 
 import ipaddress
 from pathlib import Path
@@ -9,7 +9,7 @@ from store.settings import Settings
 
 
 def read_base_models(settings: Settings) -> dict[str, BaseModelFacts]:
-    """Facts of every base of ``settings.base_models`` by served name.
+    """Return the facts of every base of ``settings.base_models`` by served name.
 
     Raises ``InvalidRequest`` when none is given, two share a name, or one cannot be read.
     """
@@ -25,7 +25,7 @@ def read_base_models(settings: Settings) -> dict[str, BaseModelFacts]:
 
 
 def split_spec(spec: str) -> tuple[str, Path]:
-    """``NAME=PATH`` or ``PATH`` (then the path, as written, is the name)."""
+    """Split ``NAME=PATH`` into name and path; of a bare ``PATH`` the path, as written, is the name."""
     name, separator, path = spec.partition("=")
     if not separator:
         return spec.rstrip("/") or spec, Path(spec).expanduser().resolve()
@@ -35,10 +35,10 @@ def split_spec(spec: str) -> tuple[str, Path]:
 
 
 def _tokenizer_id(name: str, path: Path, host: str) -> str:
-    """What the SDK gives to ``AutoTokenizer`` on the client.
+    """Return the id that the SDK gives to ``AutoTokenizer`` on the client: the model's folder, or its name.
 
-    Clients of a service that listens on loopback share its disk, so they can read the folder; others know the name only.
-    The SDK cuts the id at a colon, so a folder with one in its path cannot be told.
+    Clients of a service that listens on loopback share its disk, so they can read the folder. Other clients know the
+    name only. The SDK cuts the id at a colon, so a path with a colon cannot be an id.
     """
     has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
     return str(path) if has_tokenizer and _is_loopback(host) and ":" not in str(path) else name

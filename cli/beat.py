@@ -1,4 +1,7 @@
-"""``weft beat``: sends housekeeping tasks when they are due. Two of them do no harm: what is done twice finds nothing."""
+"""``weft beat``: sends housekeeping tasks to Celery when they are due.
+
+Two beats do no harm: a task that runs twice finds nothing left to do.
+"""
 
 import typer
 from celery.apps.beat import Beat
@@ -10,14 +13,14 @@ from workers.cluster.celery_app import make_celery
 
 
 def send_when_due(settings: Settings) -> None:
-    """Blocking, until SIGINT or SIGTERM. Raises ``InvalidRequest`` for settings that are not a cluster's."""
+    """Send tasks until SIGINT or SIGTERM. Blocking. Raises ``InvalidRequest`` for settings that are not a cluster's."""
     check_cluster(settings)
     log_to_standard_error(settings, "beat")
     typer.echo("ready; housekeeping is sent when it is due")
-    # Celery leaves a root logger alone that has a handler, and standard output, too, when it is told to.
+    # Celery leaves a root logger that has a handler alone, and with ``redirect_stdouts`` off standard output, too.
     beat = Beat(
         app=make_celery(settings),
-        # In memory: an interval that was missed is no loss, and there is no file to keep.
+        # In memory, without a file: a missed interval is no loss.
         scheduler="celery.beat:Scheduler",
         loglevel=settings.log_level,
         quiet=True,

@@ -1,4 +1,4 @@
-"""What every process of a cluster opens first: PostgreSQL, Redis, and the ways to the other processes."""
+"""The runtime of a cluster's process: PostgreSQL, Redis, Celery, and the ways to the other processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -8,10 +8,11 @@ from datetime import timedelta
 
 from celery import Celery
 
-from cli.observability import observed
+from cli.metrics_endpoint import serve_metrics_and_health
 from cli.readiness import readiness
 from contracts.errors import InvalidRequest
 from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from migrations.upgrade import current_is_head, is_newer
 from store.clock import utc_now
 from store.data_folder import DataFolder
@@ -20,19 +21,20 @@ from store.settings import Settings
 from telemetry.readiness import NotReady, Readiness
 from telemetry.telemetry import open_telemetry
 from workers.cluster.celery_app import make_celery
+from workers.cluster.publication import ClusterPublication
+from workers.cluster.redis_channel import open_redis
 from workers.cluster.redis_feed import RedisTokenFeed
-from workers.cluster.redis_wakeups import RedisWakeups, open_redis
-from workers.cluster.version_commands import ClusterPublication
-from workers.runtime import Runtime
+from workers.cluster.redis_wakeups import RedisWakeups
 
 API, WORKER, POOL = "api", "worker", "pool"
-"""What processes are called in logs and metrics."""
+"""Names of the processes in logs and metrics."""
 _LOAD_PATIENCE = timedelta(seconds=60)
+"""Time that a sampling process may take to load a version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRuntime:
-    """A runtime over PostgreSQL and Redis, and the Celery of the cluster."""
+    """A runtime over PostgreSQL and Redis, and the Celery app of the cluster."""
 
     runtime: Runtime
     readiness: Readiness
@@ -51,9 +53,9 @@ def check_cluster(settings: Settings) -> None:
 
 @asynccontextmanager
 async def open_cluster(settings: Settings, process: str, bases: Collection[str]) -> AsyncIterator[ClusterRuntime]:
-    """Open everything, close it afterwards. ``process`` is what logs and metrics call it.
+    """Open the process's connections and close them on leaving. ``process`` is its name in logs and metrics.
 
-    Raises ``InvalidRequest`` for settings or a schema that do not fit.
+    Raises ``InvalidRequest`` for settings that are not a cluster's and for a schema that is too old.
     """
     check_cluster(settings)
     url = settings.resolved_database_url()
@@ -81,11 +83,11 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
         if not wakeups.is_through:
             raise NotReady("Redis does not answer; the database is looked at instead, which is slower")
 
-    # All lose it at once, and all go on: nobody else could take their work.
+    # Not needed: all processes lose Redis at once and go on without, so no other process could take over.
     ready.add("redis", redis_answers, is_needed=False)
     tasks = [asyncio.create_task(wakeups.run(), name="wakeups"), asyncio.create_task(feed.run(), name="tokens")]
     try:
-        async with observed(telemetry, settings, database, ready, reads_queue=process == API):
+        async with serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=process == API):
             yield ClusterRuntime(runtime, ready, make_celery(settings))
     finally:
         for task in tasks:

@@ -1,4 +1,4 @@
-"""``weft doctor``: looks at each part a start needs and says how to mend it."""
+"""``weft doctor``: checks each part that a start needs, and says how to mend what is wrong."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ _LITTLE_BYTES = 2**30
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Look at every part; nothing is changed."""
+    """Check every part, change nothing, and return a finding for each."""
     database = _database(settings)
     findings = [Finding("settings", True, "valid"), _data_folder(settings), database, _port(settings)]
     if settings.redis_url is not None:
@@ -34,7 +34,7 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def _cluster(settings: Settings, database: Finding) -> list[Finding]:
-    # Only here: what runs in one process does without Redis' client.
+    # Only here: a service of one process needs no Redis client.
     from cli.cluster_runtime import check_cluster
     from cli.doctor_cluster import examine_cluster
 
@@ -46,7 +46,7 @@ def _cluster(settings: Settings, database: Finding) -> list[Finding]:
 
 
 def _names(settings: Settings) -> list[str]:
-    """Served bases, as far as they can be read; ``_base_models`` tells of the others."""
+    """Return the names of the served bases; none when one cannot be read, which ``_base_models`` reports."""
     try:
         return list(read_base_models(settings))
     except WeftError:
@@ -61,7 +61,7 @@ def _data_folder(settings: Settings) -> Finding:
     if not folder.exists():
         return Finding("data folder", True, f"{folder} (made at the first start)")
     try:
-        # A file without a name, which leaves nothing: permission bits tell little of a network file system, or a full one.
+        # A nameless file leaves nothing behind. Permission bits tell little about a network file system, or a full one.
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(4096))
     except OSError as error:
@@ -105,7 +105,7 @@ def _port(settings: Settings) -> Finding:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if settings.redis_url is not None:
-            # API processes of a cluster share their address: one that runs is in nobody's way.
+            # API processes of a cluster share their address: a running one is no obstacle.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             probe.bind((settings.host, settings.port))

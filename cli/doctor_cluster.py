@@ -1,4 +1,4 @@
-"""What ``weft doctor`` looks at when the settings are a cluster's: Redis, PostgreSQL's room, who is alive, the data folder."""
+"""``weft doctor`` for a cluster: Redis, PostgreSQL's connections, worker processes, and the shared data folder."""
 
 import errno
 import socket
@@ -31,7 +31,7 @@ _COMMANDS = {ProcessKind.TRAINER: "weft worker", ProcessKind.POOL: "weft pool"}
 
 
 def examine_cluster(settings: Settings, bases: Iterable[str], *, has_schema: bool) -> list[Finding]:
-    """Every part of a cluster; ``has_schema``: the database answers and its schema is this code's. Nothing is changed."""
+    """Check every part of a cluster and change nothing. ``has_schema``: the database answers and has this code's schema."""
     findings = [*_metrics_port(settings), *_redis(settings)]
     if not has_schema:
         return findings
@@ -124,11 +124,11 @@ def _clock(connection: Connection) -> Finding:
 
 
 def _folders(connection: Connection, settings: Settings) -> Finding:
-    """Folders that rows name must be here, or this is not the folder that trainers and pools share."""
+    """Check that the folders that rows name are here: else this is not the folder that trainers and pools share."""
     folder = DataFolder(settings.data_dir)
     missing = [name for name in _named(connection) if not folder.path(name).is_dir()]
     connection.rollback()
-    # A snapshot that was replaced meanwhile is gone, and so is its name.
+    # A snapshot that was replaced meanwhile is gone, but no row names it any more.
     named = _named(connection)
     missing = [name for name in missing if name in named]
     if missing:
@@ -163,7 +163,7 @@ class _Process:
     host: str
     pid: int
     left: timedelta
-    """Of its lease; below zero when it is dead and nobody has reaped it yet."""
+    """Time left of the process's lease; below zero for a dead process that is not yet reaped."""
 
     @property
     def is_alive(self) -> bool:
@@ -222,7 +222,7 @@ def _metrics_port(settings: Settings) -> list[Finding]:
         try:
             probe.bind((settings.metrics_host, settings.metrics_port))
         except OSError as error:
-            # Beside a cluster that runs it is one of its own.
+            # In use beside a running cluster, the address is most likely that of a process of the cluster.
             is_taken = error.errno == errno.EADDRINUSE
             told = f"{shown}: {error.strerror}; every process needs a WEFT_METRICS_PORT of its own"
             return [Finding("metrics address", is_taken, told, advises=True)]

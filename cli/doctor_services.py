@@ -1,4 +1,4 @@
-"""What ``weft doctor`` looks at when the settings name services of others: vLLM servers, a collector of traces."""
+"""``weft doctor`` for services outside weft: vLLM servers and a collector of traces, if the settings name any."""
 
 import asyncio
 from importlib import import_module
@@ -14,7 +14,7 @@ _SECONDS = 3.0
 
 
 def examine_services(settings: Settings) -> list[Finding]:
-    """Those that the settings name, maybe none. Nothing is changed."""
+    """Check the services that the settings name and change nothing; return no finding when there are none."""
     try:
         urls = dict.fromkeys(split_url(spec)[1] for spec in settings.vllm_urls)
     except InvalidRequest as error:
@@ -51,5 +51,5 @@ def _traces(settings: Settings) -> list[Finding]:
 
 
 def _shown(url: str) -> str:
-    """Host and port, without what a URL may hold of secrets."""
+    """Return the URL's host and port, without user name and password."""
     return urlsplit(url).netloc.rpartition("@")[2]

@@ -1,13 +1,13 @@
-"""What ``weft doctor`` says of one part."""
+"""A finding of ``weft doctor`` about one part of the service."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How one part is, and what to do when it is not well.
+    """State of one part, and how to mend it when it is not well.
 
-    ``advises``: a start will work, yet somebody should read this.
+    ``advises``: a start will work, but the operator should read the text.
     """
 
     part: str
@@ -17,7 +17,7 @@ class Finding:
 
     @property
     def mark(self) -> str:
-        """The word at the line's begin."""
+        """The word that begins the finding's line: ``ok``, ``note`` or ``FAIL``."""
         if not self.is_well:
             return "FAIL"
         return "note" if self.advises else "ok  "

@@ -1,4 +1,4 @@
-"""Gates from the command line: an operator's pause of one adapter, or of all sampling of a base model."""
+"""``weft gate``: an operator pauses and resumes one adapter, or all sampling of a base model."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -17,20 +17,20 @@ from tenants.gates import Gate, GateMode, Pause, gate_of, in_flight, pause_gate,
 
 app = typer.Typer(help="Pause and resume sampling. A running service follows within seconds.", no_args_is_help=True)
 
-AdapterOption = Annotated[str | None, typer.Option(help="The run whose adapter it is about.")]
-PoolOption = Annotated[str | None, typer.Option(help="The base model, for all its adapters and itself.")]
+AdapterOption = Annotated[str | None, typer.Option(help="The run whose adapter is meant.")]
+PoolOption = Annotated[str | None, typer.Option(help="The base model, for itself and all its adapters.")]
 
 
 @app.command("pause")
 def pause(
     adapter: AdapterOption = None,
     pool: PoolOption = None,
-    mode: Annotated[GateMode, typer.Option(help="What samples in flight do.")] = GateMode.KEEP,
-    reason: Annotated[str, typer.Option(help="For whoever looks.")] = "",
-    ttl: Annotated[float | None, typer.Option(help="Seconds after which it opens by itself.")] = None,
+    mode: Annotated[GateMode, typer.Option(help="Fate of the samples in flight.")] = GateMode.KEEP,
+    reason: Annotated[str, typer.Option(help="Reason that `weft gate show` prints.")] = "",
+    ttl: Annotated[float | None, typer.Option(help="Seconds after which the gate opens by itself.")] = None,
     data: DataOption = None,
 ) -> None:
-    """Close a gate: new samples wait; those in flight end (wait), are cut and go on later (keep), or end now (abort)."""
+    """Close a gate: new samples wait. Samples in flight end (wait), are cut and go on later (keep), or end now (abort)."""
     asked = Pause(mode, reason or None, None if ttl is None else timedelta(seconds=ttl))
 
     async def change(database: Database) -> str:
@@ -44,7 +44,7 @@ def pause(
 
 @app.command("resume")
 def resume(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOption = None) -> None:
-    """Open a gate; open already is fine."""
+    """Open a gate. An open gate stays open."""
 
     async def change(database: Database) -> str:
         async with database.write() as transaction:
@@ -57,7 +57,7 @@ def resume(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOpt
 
 @app.command("show")
 def show(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOption = None) -> None:
-    """How a gate stands."""
+    """Show a gate's state."""
 
     async def look(database: Database) -> str:
         async with database.read() as session:
@@ -68,7 +68,7 @@ def show(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOptio
 
 
 async def _named(session: AsyncSession, adapter: str | None, pool: str | None) -> tuple[str, TenantId | None, str]:
-    """Key, tenant and base model of the gate that is meant. Raises ``NotFound``, ``typer.BadParameter``."""
+    """Return key, tenant and base model of the gate that the options name. Raises ``NotFound``, ``typer.BadParameter``."""
     if (adapter is None) == (pool is None):
         raise typer.BadParameter("give either --adapter or --pool")
     if pool is not None:

@@ -1,4 +1,4 @@
-"""The API as a server: bound before anything slow, and ended without cutting held polls short."""
+"""The HTTP server of the API: its address is bound early, and held polls are answered before it ends."""
 
 import asyncio
 import signal
@@ -16,13 +16,13 @@ from store.settings import Settings
 
 
 class CannotListen(InvalidRequest):
-    """The address is taken or not ours."""
+    """Raised when the address is taken or is none of this machine."""
 
     code = "cannot_listen"
 
 
 def bind(settings: Settings, *, shared: bool = False) -> socket.socket:
-    """A socket on the settings' address; with ``shared`` other processes may bind it, too. Raises ``CannotListen``."""
+    """Bind a socket to the settings' address; with ``shared``, others may bind it as well. Raises ``CannotListen``."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,13 +39,13 @@ def bind(settings: Settings, *, shared: bool = False) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """The URL of the bound socket."""
+    """Return the URL of the bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class ApiServer(uvicorn.Server):
-    """Lets held polls go when the process is asked to end; the SDK polls again after the restart."""
+    """A uvicorn server that answers held polls when the process is asked to end; the SDK polls again after the restart."""
 
     def __init__(self, services: ApiServices, settings: Settings, wakeups: Wakeups) -> None:
         super().__init__(
@@ -61,13 +61,13 @@ class ApiServer(uvicorn.Server):
         self._wakeups = wakeups
 
     def end_on_signals(self) -> None:
-        """End in order at SIGINT or SIGTERM; called on the event loop."""
+        """Have SIGINT and SIGTERM end the server in order. Call it on the event loop."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the starter: uvicorn would raise them again and cut the snapshots short."""
+        """Leave signals to ``end_on_signals``: uvicorn would raise them again and cut the snapshots short."""
         yield
 
     def _ask_to_end(self) -> None:

@@ -13,10 +13,10 @@ from cli.process import run_process
 from store.settings import Settings
 
 app = typer.Typer(help="weft: multi-tenant LoRA training behind the Tinker API.", no_args_is_help=True)
-tenant_app = typer.Typer(help="Tenants of this service.", no_args_is_help=True)
-key_app = typer.Typer(help="API keys.", no_args_is_help=True)
-model_app = typer.Typer(help="Base models.", no_args_is_help=True)
-database_app = typer.Typer(help="The database.", no_args_is_help=True)
+tenant_app = typer.Typer(help="Make and list tenants, and show their usage.", no_args_is_help=True)
+key_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+model_app = typer.Typer(help="Make base models to try weft with.", no_args_is_help=True)
+database_app = typer.Typer(help="Upgrade the database.", no_args_is_help=True)
 app.add_typer(tenant_app, name="tenant")
 app.add_typer(key_app, name="key")
 app.add_typer(model_app, name="model")
@@ -32,11 +32,11 @@ def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, A
 
 
 def _prepare_libraries() -> None:
-    """What torch and transformers read from the environment when they are imported."""
-    # Trainer and sampler have thread pools of their own: idle OpenMP threads that spin for long take each other's cores, and
-    # threads that sleep at once are late for each of many small products.
+    """Set environment variables that torch and transformers read when they are imported."""
+    # Trainer and sampler each have a pool of OpenMP threads. Idle threads that spin for long take the other pool's cores;
+    # idle threads that sleep at once are late for each of many small products.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # Bars would stand between the lines of the log.
+    # Progress bars would break up the lines of the log.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
@@ -44,7 +44,7 @@ def _prepare_libraries() -> None:
 def serve(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
-    """Run the whole service in this process: API, trainer and sampler on SQLite and a data folder."""
+    """Run the whole service in this process: API, trainer and sampler, on SQLite and a data folder."""
     _prepare_libraries()
     from cli.serve import serve as run
 
@@ -56,7 +56,7 @@ def serve(
 def api(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
-    """Run one API process of a cluster; any number may share an address."""
+    """Run one API process of a cluster. Any number of them may share an address."""
     from cli.api import serve_api
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
@@ -65,7 +65,7 @@ def api(
 
 @app.command()
 def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
-    """Run a trainer of a cluster, and its housekeeping, as Celery tells."""
+    """Run a trainer of a cluster, which also does housekeeping."""
     _prepare_libraries()
     from cli.worker import work
 
@@ -75,7 +75,7 @@ def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
 
 @app.command()
 def pool(base_model: BaseOption = None, data: DataOption = None) -> None:
-    """Run sampling replicas of a cluster: vLLM servers, or torch in this process where none is set."""
+    """Run a sampling process of a cluster, on vLLM servers, or with torch when the settings name none."""
     _prepare_libraries()
     from cli.pool import sample
 
@@ -98,7 +98,7 @@ def up(
     data: DataOption = None,
     host: HostOption = None,
     port: PortOption = None,
-    apis: Annotated[int, typer.Option(min=1, help="API processes, on one address.")] = 1,
+    apis: Annotated[int, typer.Option(min=1, help="API processes, all on one address.")] = 1,
     trainers: Annotated[int, typer.Option(min=1, help="Trainers of each base model.")] = 1,
     pools: Annotated[int, typer.Option(min=1, help="Sampling processes of each base model.")] = 1,
 ) -> None:
@@ -135,7 +135,7 @@ def model_tiny(directory: Path, seed: int = 0) -> None:
 
 @tenant_app.command("create")
 def tenant_create(name: str, data: DataOption = None) -> None:
-    """Make a tenant and its first key; the key is shown once."""
+    """Make a tenant and its first key. The key is shown only once."""
     from cli.administration import new_tenant
 
     secret = _on_database(load_settings(data=data), lambda database: new_tenant(database, name))
@@ -144,7 +144,7 @@ def tenant_create(name: str, data: DataOption = None) -> None:
 
 @tenant_app.command("list")
 def tenant_list(data: DataOption = None) -> None:
-    """List tenants."""
+    """List all tenants."""
     from cli.administration import tenant_lines
 
     for line in _on_database(load_settings(data=data), tenant_lines):
@@ -153,9 +153,9 @@ def tenant_list(data: DataOption = None) -> None:
 
 @tenant_app.command("usage")
 def tenant_usage(
-    days: Annotated[int, typer.Option(min=1, help="So many days, today's included.")] = 30, data: DataOption = None
+    days: Annotated[int, typer.Option(min=1, help="Number of days up to today.")] = 30, data: DataOption = None
 ) -> None:
-    """What tenants used: day, base model, kind, operations and tokens."""
+    """List usage: tenant, day, base model, kind of operation, operations and tokens."""
     from cli.administration import usage_lines
 
     for line in _on_database(load_settings(data=data), lambda database: usage_lines(database, days)):
@@ -165,10 +165,10 @@ def tenant_usage(
 @key_app.command("create")
 def key_create(
     tenant: Annotated[str, typer.Option(help="Name of the tenant.")] = "default",
-    note: Annotated[str, typer.Option(help="What the key is for.")] = "",
+    note: Annotated[str, typer.Option(help="Purpose of the key.")] = "",
     data: DataOption = None,
 ) -> None:
-    """Make a key; it is shown once."""
+    """Make a key. It is shown only once."""
     from cli.administration import new_key
 
     typer.echo(_on_database(load_settings(data=data), lambda database: new_key(database, tenant, note)))
@@ -199,7 +199,7 @@ def key_revoke(
 
 @database_app.command("upgrade")
 def database_upgrade(data: DataOption = None) -> None:
-    """Bring the schema up to date."""
+    """Bring the database's schema up to date."""
     from migrations.upgrade import upgrade
 
     settings = load_settings(data=data)

@@ -1,4 +1,4 @@
-"""Options that many subcommands share, and how their mistakes are told."""
+"""Options that many subcommands share, and messages for wrong values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def load_settings(
     host: str | None = None,
     port: int | None = None,
 ) -> Settings:
-    """Environment, overridden by the options given. Exits with 2 and a plain message when a value does not fit."""
+    """Return the settings: file and environment, overridden by the options given. Exit with 2 and a message for a wrong value."""
     given: dict[str, Any] = {"data_dir": data, "base_models": base_models or None, "host": host, "port": port}
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
@@ -44,7 +44,7 @@ def load_settings(
 
 
 def run_or_explain(work: Callable[[], Any]) -> Any:
-    """Run ``work``; a ``WeftError`` becomes one line on standard error and exit status 1."""
+    """Run ``work`` and return its result; print a ``WeftError`` as one line on standard error and exit with 1."""
     try:
         return work()
     except WeftError as error:

@@ -1,4 +1,4 @@
-"""``weft pool``: sampling replicas of base models, and what sends samples to them."""
+"""``weft pool``: one of a cluster's sampling processes, with the replicas of its base models."""
 
 import asyncio
 import logging
@@ -12,14 +12,17 @@ from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from contracts.base_model import BaseModelFacts
 from engine.sampling.vocabulary import read_vocabulary
+from ledger.runtime import Runtime
 from store.database import this_host
 from store.settings import Settings
 from workers.cluster.version_commands import VersionCommandRunner
-from workers.runtime import Runtime
-from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import ReplicaSource, vllm_sources
+from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 
 log = logging.getLogger(__name__)
+
+_VERSION_COMMANDS = "version commands"
+"""Name of the task that ends only by being cancelled."""
 
 
 async def sample(settings: Settings) -> None:
@@ -34,7 +37,7 @@ async def sample(settings: Settings) -> None:
         try:
             for parts in pools:
                 await parts.pool.start()
-                running.append(asyncio.create_task(_orders(parts).run(), name="version orders"))
+                running.append(asyncio.create_task(_version_commands(parts).run(), name=_VERSION_COMMANDS))
                 running.append(asyncio.create_task(parts.worker.run(), name="sampling"))
                 cluster.readiness.add(_part(parts.heartbeat.identity.base_model), parts.heartbeat.check)
                 typer.echo(f"ready; {parts.heartbeat.identity.id} samples {parts.heartbeat.identity.base_model}")
@@ -48,7 +51,7 @@ async def sample(settings: Settings) -> None:
 
 
 def _named(settings: Settings) -> Settings:
-    """With a name for the pool: its host's, unless it has one."""
+    """Return the settings with a pool name: the host's name, unless one is set."""
     host = re.sub("[^A-Za-z0-9_.-]", "-", this_host())[:64]
     return settings.model_copy(update={"pool_name": settings.pool_name or host})
 
@@ -59,19 +62,19 @@ def _part(base_model: str) -> str:
 
 async def _ended(running: "list[asyncio.Task[None]]") -> None:
     for task in running:
-        if task.get_name() == "version orders":
+        if task.get_name() == _VERSION_COMMANDS:
             task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> SamplingParts:
+async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> BaseSampling:
     vocabulary = await asyncio.to_thread(read_vocabulary, facts.path)
     sources = vllm_sources(runtime.settings, facts, runtime.data_folder) or [await _in_process(runtime.settings, facts)]
-    return compose_sampling(runtime, facts, vocabulary, sources)
+    return wire_sampling(runtime, facts, vocabulary, sources)
 
 
 async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
-    # Only where there is no vLLM: torch takes seconds to import, and the base its memory.
+    # Imported only without vLLM: torch takes seconds to import, and the base needs its memory.
     from engine.model.base import BaseModel
     from workers.torch_source import TorchSource
 
@@ -79,13 +82,5 @@ async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSourc
     return TorchSource(base, settings)
 
 
-def _orders(parts: SamplingParts) -> VersionCommandRunner:
-    runtime = parts.runtime
-    return VersionCommandRunner(
-        parts.heartbeat.identity.id,
-        parts.prepare,
-        parts.runner.withdraw,
-        database=runtime.database,
-        wakeups=runtime.wakeups,
-        clock=runtime.clock,
-    )
+def _version_commands(parts: BaseSampling) -> VersionCommandRunner:
+    return VersionCommandRunner(parts.heartbeat.identity.id, parts.prepare, parts.withdraw, runtime=parts.runtime)

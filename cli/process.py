@@ -1,4 +1,4 @@
-"""How a process of weft runs: logs on standard error, uvloop, and the data folder there."""
+"""The frame of every process of weft: data folder, logs on standard error, uvloop, garbage collector."""
 
 import asyncio
 import gc
@@ -9,13 +9,13 @@ from typing import Any
 from store.settings import Settings
 
 _YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS = 5_000, 10, 50
-"""When the collector looks at what is new, at what survived that, and at everything; Python's own are 700, 10 and 10."""
+"""Thresholds of the garbage collector's three generations; Python's own are 700, 10 and 10."""
 
 _TALKATIVE = ("alembic", "celery", "kombu", "uvicorn")
 
 
 def log_to_standard_error(settings: Settings, process: str) -> None:
-    """As the settings say; libraries that talk much are heard when they warn. ``process`` is what the lines call it."""
+    """Configure the logs as the settings say; talkative libraries log warnings only. ``process`` is its name in the lines."""
     from telemetry.logs import configure_logging
 
     configure_logging(settings.log_level, settings.log_format, process)
@@ -25,7 +25,7 @@ def log_to_standard_error(settings: Settings, process: str) -> None:
 
 
 def run_process(settings: Settings, process: str, main: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
-    """Blocking. ``process`` is what its logs call it. Raises what ``main`` raises."""
+    """Run ``main`` on uvloop. Blocking. ``process`` is its name in logs. Raises what ``main`` raises."""
     import uvloop
 
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -35,10 +35,10 @@ def run_process(settings: Settings, process: str, main: Callable[[Settings], Cor
 
 
 def keep_pauses_short() -> None:
-    """Call it once everything is loaded: the garbage collector then leaves that alone.
+    """Exempt every object of now from garbage collection; call it once everything is loaded.
 
-    A full round over the modules of an API that holds a thousand polls takes 0.4 s of a busy core, and nothing is
-    answered meanwhile. What is loaded lives as long as the process.
+    Loaded modules live as long as the process. A full round over the objects of an API that holds a thousand polls takes
+    0.4 s of a busy core, in which no request is answered.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a process must find to be able to work: the checks that every process has."""
+"""The readiness checks that every process has: its database, its schema and its base models."""
 
 from collections.abc import Collection
 from functools import partial
@@ -15,7 +15,7 @@ _PROBE_SECONDS = 1.0
 
 
 def readiness(settings: Settings, database: Database, bases: Collection[str]) -> Readiness:
-    """Database, schema and bases; the composer adds what else its process needs."""
+    """Return the checks of database, schema and bases; each process adds checks of its own."""
     script = ScriptDirectory.from_config(alembic_config(settings.resolved_database_url()))
     older = frozenset(one.revision for one in script.walk_revisions()) - set(script.get_heads())
     found = Readiness()
@@ -25,7 +25,7 @@ def readiness(settings: Settings, database: Database, bases: Collection[str]) ->
 
 
 async def _database(database: Database, older: frozenset[str]) -> None:
-    """It answers and takes writes, and its schema is this code's or a newer one: those only add."""
+    """Raise ``NotReady`` unless the database takes writes and its schema is current or newer: newer schemas only add."""
     try:
         revision = await check_health(database, seconds=_PROBE_SECONDS)
     except TakesNoWrites as reason:

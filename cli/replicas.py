@@ -1,4 +1,4 @@
-"""Replicas from the command line: an operator's order for one of a base model's replicas."""
+"""``weft replica``: an operator's directives for single replicas of a base model."""
 
 from typing import Annotated
 
@@ -15,25 +15,25 @@ app = typer.Typer(
 )
 
 BaseOption = Annotated[str, typer.Option(help="The base model.")]
-ReplicaArgument = Annotated[str, typer.Argument(help="The replica's name, as logs and samples' reports have it.")]
-ReasonOption = Annotated[str, typer.Option(help="For whoever looks.")]
+ReplicaArgument = Annotated[str, typer.Argument(help="The replica's name, as in logs and samples' reports.")]
+ReasonOption = Annotated[str, typer.Option(help="Reason that `weft replica show` prints.")]
 
 
 @app.command("drain")
 def drain(replica: ReplicaArgument, base: BaseOption, reason: ReasonOption = "", data: DataOption = None) -> None:
-    """No new samples for the replica; what it works on ends there."""
-    _order(replica, base, ReplicaDirective.DRAIN, reason, data)
+    """Send the replica no new samples. The samples that it works on end there."""
+    _direct(replica, base, ReplicaDirective.DRAIN, reason, data)
 
 
 @app.command("sleep")
 def sleep(replica: ReplicaArgument, base: BaseOption, reason: ReasonOption = "", data: DataOption = None) -> None:
-    """Drain it, then have its server free the accelerator's memory (vLLM with --enable-sleep-mode)."""
-    _order(replica, base, ReplicaDirective.SLEEP, reason, data)
+    """Drain the replica, then have its server free the accelerator's memory (vLLM with --enable-sleep-mode)."""
+    _direct(replica, base, ReplicaDirective.SLEEP, reason, data)
 
 
 @app.command("work")
 def work(replica: ReplicaArgument, base: BaseOption, data: DataOption = None) -> None:
-    """Wake it and give it samples again; harmless when it does work."""
+    """Wake the replica and send it samples again. A replica that works is left alone."""
 
     async def change(database: Database) -> None:
         async with database.write() as transaction:
@@ -45,23 +45,24 @@ def work(replica: ReplicaArgument, base: BaseOption, data: DataOption = None) ->
 
 @app.command("show")
 def show(base: BaseOption, data: DataOption = None) -> None:
-    """The orders that stand; replicas without one work."""
+    """List the standing directives. A replica without one works."""
 
     async def look(database: Database) -> list[str]:
         async with database.read() as session:
-            orders = await standing_directives(session, base)
+            standing = await standing_directives(session, base)
         return [
-            f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}" for one in orders.values()
+            f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}"
+            for one in standing.values()
         ]
 
     for line in run_or_explain(lambda: on_database(load_settings(data=data), look)):
         typer.echo(line)
 
 
-def _order(replica: str, base: str, order: ReplicaDirective, reason: str, data: DataOption) -> None:
+def _direct(replica: str, base: str, directive: ReplicaDirective, reason: str, data: DataOption) -> None:
     async def change(database: Database) -> None:
         async with database.write() as transaction:
-            await direct_replica(transaction, base, replica, order, reason or None, utc_now)
+            await direct_replica(transaction, base, replica, directive, reason or None, utc_now)
 
     run_or_explain(lambda: on_database(load_settings(data=data), change))
-    typer.echo(f"{replica}\t{order}")
+    typer.echo(f"{replica}\t{directive}")

@@ -1,4 +1,4 @@
-"""``weft serve``: the one place that composes API and workers into a process."""
+"""``weft serve``: API and workers composed into one process."""
 
 import asyncio
 import logging
@@ -7,15 +7,16 @@ from contextlib import AsyncExitStack
 
 import typer
 
-from api.services import ApiServices, BatchedReads
+from api.services import ApiServices
 from cli.base_models import read_base_models
 from cli.http_server import ApiServer, address, bind
-from cli.observability import observed
+from cli.metrics_endpoint import serve_metrics_and_health
 from cli.process import keep_pauses_short
 from cli.readiness import readiness
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
@@ -26,12 +27,11 @@ from store.settings import Settings
 from telemetry.telemetry import open_telemetry
 from tenants.keys import create_key, create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 PROCESS = "serve"
-"""What this process is called in logs and metrics."""
+"""Name of this process in logs and metrics."""
 FIRST_TENANT = "default"
 READY = "ready; Ctrl-C finishes the pass in hand and ends"
 """The last line of the greeting."""
@@ -43,7 +43,7 @@ async def serve(settings: Settings) -> None:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     listener = bind(settings)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
-    # Off the event loop: tokenizers take long to read.
+    # Off the event loop: reading a tokenizer takes long.
     vocabularies = {name: await asyncio.to_thread(read_vocabulary, facts.path) for name, facts in bases.items()}
     database = Database(create_engine(settings.resolved_database_url(), pool_size=settings.database_pool))
     wakeups, feed, publication = Wakeups(), TokenFeed(), LocalPublication()
@@ -52,29 +52,16 @@ async def serve(settings: Settings) -> None:
     ledger = Ledger(database, wakeups, utc_now, telemetry)
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
     runner = EmbeddedRunner(runtime, publication, bases, vocabularies)
-    services = ApiServices(
-        settings=settings,
-        database=database,
-        batched_reads=BatchedReads.over(settings, database, ledger, utc_now, telemetry),
-        ledger=ledger,
-        clock=utc_now,
-        data_folder=data_folder,
-        bases=bases,
-        vocabularies=vocabularies,
-        feed=feed,
-        publication=publication,
-        telemetry=telemetry,
-        readiness=ready,
-    )
+    services = ApiServices.over(runtime, bases, vocabularies, ready)
     ready.add("workers", runner.check)
     first_key = await make_first_key(database)
-    observing = AsyncExitStack()
-    await observing.enter_async_context(observed(telemetry, settings, database, ready, reads_queue=True))
+    metrics = AsyncExitStack()
+    await metrics.enter_async_context(serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True))
     await runner.start()
     server = ApiServer(services, settings, wakeups)
     server.end_on_signals()
     try:
-        # From here on connections are queued: who reads "ready" may connect at once.
+        # From here on connections are queued: a client that reads "ready" may connect at once.
         listener.listen(server.config.backlog)
         keep_pauses_short()
         greet(address(listener), first_key)
@@ -82,12 +69,12 @@ async def serve(settings: Settings) -> None:
     finally:
         log.info("finishing the pass in hand and writing snapshots")
         await runner.stop()
-        await observing.aclose()
+        await metrics.aclose()
         await database.close()
 
 
 async def make_first_key(database: Database) -> str | None:
-    """On the very first start, a tenant and its key."""
+    """Make a tenant and its key at the very first start and return the key's secret; None at later starts."""
     async with database.write() as transaction:
         if await list_tenants(transaction):
             return None
@@ -96,7 +83,7 @@ async def make_first_key(database: Database) -> str | None:
 
 
 def greet(url: str, first_key: str | None) -> None:
-    """Say where the service is and how to reach it."""
+    """Print the service's address and the variables that clients need."""
     lines = [f"weft listens on {url}", f"export TINKER_BASE_URL={url}"]
     if first_key is not None:
         lines.append(f"export TINKER_API_KEY={first_key}")

@@ -1,4 +1,7 @@
-"""``docs/configuration.md``, rendered from the settings class: ``python -m cli.settings_page`` writes it."""
+"""The page of all settings, rendered from the settings class.
+
+``python -m cli.settings_page`` writes ``docs/configuration.md``.
+"""
 
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +23,7 @@ all. This page is generated from `store/settings.py`.
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page's Markdown."""
     rows = []
     for name, field in Settings.model_fields.items():
         default = field.default

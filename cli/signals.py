@@ -1,4 +1,4 @@
-"""Until a process is asked to end."""
+"""Signals that ask a process to end: SIGINT and SIGTERM."""
 
 import asyncio
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 async def until_asked_to_end(tasks: "Iterable[asyncio.Task[None]]") -> None:
-    """Return at SIGINT or SIGTERM. Raises what one of ``tasks``, which should not end by themselves, ends with."""
+    """Return at SIGINT or SIGTERM, or when one of ``tasks`` ends, which none should. Raises the task's error."""
     asked = asyncio.get_running_loop().create_future()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""Child processes kept running: their logs merged under labels, each started again when it ends, all ended together."""
+"""A supervisor of child processes: merges their logs under labels, restarts each that ends, and ends all together."""
 
 import asyncio
 import ctypes
@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from store.repeat import wait_for_any
+
 log = logging.getLogger(__name__)
 
 READY_PREFIX = "ready;"
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _HEALTHY_SECONDS = 60.0
-"""A child that lived this long is started again at once."""
+"""Life of a child after which its next restart waits for the shortest pause again."""
 _STOP_SECONDS = 60.0
-"""What a trainer may need to end its pass and write its snapshots."""
+"""Time that a trainer may need to end its pass and write its snapshots."""
 _LINE_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1
 
@@ -36,7 +38,7 @@ class Child:
 
 
 class Supervisor:
-    """Runs ``children`` until ``stop``."""
+    """Supervisor of ``children`` until ``stop``."""
 
     def __init__(self, children: Sequence[Child], on_end: Callable[[int], Awaitable[None]]) -> None:
         """``on_end`` is called with the pid of every child that ends by itself, before it is started again."""
@@ -49,11 +51,11 @@ class Supervisor:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Until ``stop``, and then until every child has ended."""
+        """Keep the children running until ``stop``, then wait until every child has ended."""
         await asyncio.gather(*(self._keep(child) for child in self._children))
 
     async def wait_ready(self) -> None:
-        """Until every child has said that it is ready, once."""
+        """Return once every child has printed that it is ready."""
         await self._all_ready.wait()
 
     def stop(self) -> None:
@@ -74,9 +76,7 @@ class Supervisor:
             self._print(child, f"ended with status {status}; starting it again")
             await self._on_end(process.pid)
             pause = _FIRST_PAUSE_SECONDS if monotonic() - began > _HEALTHY_SECONDS else pause
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stopping.wait()
+            await wait_for_any([self._stopping], pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _start(self, child: Child) -> asyncio.subprocess.Process:
@@ -125,7 +125,7 @@ class Supervisor:
 
 
 def _prepare(niceness: int) -> None:
-    """In the child, before it runs. On Linux a supervisor that is killed leaves nothing behind."""
+    """Prepare the child's process before it runs. On Linux the child ends when its supervisor is killed."""
     os.nice(niceness)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

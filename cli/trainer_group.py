@@ -1,4 +1,4 @@
-"""A worker that ``torchrun`` started is one rank of a group: the first trains, the others compute what it sends them."""
+"""A worker as one rank of a ``torchrun`` group: rank 0 is the trainer, the other ranks compute what it sends."""
 
 import asyncio
 import logging
@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 async def join_group(settings: Settings, bases: int) -> TrainerGroup | None:
-    """The group of which this process is a rank, once all ranks are there; None when it trains by itself.
+    """Return the group of which this process is a rank, once all ranks are there; None without ``torchrun``.
 
-    Raises ``InvalidRequest`` when a group were to train more than one base, ``GroupLost`` when ranks do not come.
+    Raises ``InvalidRequest`` when the group has more than one base to train, ``GroupLost`` when ranks are missing.
     """
     if not is_group():
         return None
@@ -28,7 +28,7 @@ async def join_group(settings: Settings, bases: int) -> TrainerGroup | None:
 
 
 def load_base(facts: BaseModelFacts, settings: Settings, group: TrainerGroup | None) -> BaseModel:
-    """The base, or this rank's share of it. Blocking. Raises ``InvalidRequest`` when it cannot be loaded."""
+    """Load the base, or this rank's part of it. Blocking. Raises ``InvalidRequest`` when it cannot be loaded."""
     log.info("loading base model %s", facts.name)
     if group is None:
         return BaseModel.load(
@@ -41,8 +41,8 @@ def load_base(facts: BaseModelFacts, settings: Settings, group: TrainerGroup | N
 
 
 async def follow(group: TrainerGroup, facts: BaseModelFacts, settings: Settings) -> None:
-    """Compute what rank 0 sends until it closes the group. Raises ``GroupLost`` when it is gone."""
-    # ``torchrun`` asks all ranks to end; rank 0 still finishes its pass with the others' help, then tells them.
+    """Compute what rank 0 sends until it closes the group. Raises ``GroupLost`` when rank 0 is gone."""
+    # ``torchrun`` signals all ranks. Rank 0 still needs the others to finish its pass, then tells them to end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     await asyncio.to_thread(load_base, facts, settings, group)

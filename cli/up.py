@@ -22,12 +22,12 @@ from workers.leases.processes import declare_dead
 log = logging.getLogger(__name__)
 
 _COMPUTING_NICENESS = 5
-"""Trainers and pools fill whatever cores there are; an API that shares them needs little, and at once."""
+"""Niceness of trainers and pools, which fill every core: an API on the same cores needs little time, but at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many processes of each kind; trainers and pools of each base model."""
+    """Numbers of processes: API processes in all, trainers and pools for each base model."""
 
     apis: int
     trainers: int
@@ -38,7 +38,7 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
     """Run everything until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
     check_cluster(settings)
     bases = read_base_models(settings)
-    # Held, so that the port is one that the API processes can share.
+    # Kept open, so that the port stays reserved for the API processes, which share it.
     listener = bind(settings, shared=True)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     database = Database(create_engine(settings.resolved_database_url(), pool_size=2))
@@ -70,7 +70,7 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
 
 
 def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int) -> list[Child]:
-    """The commands of the cluster. Trainers share the cores, unless ``OMP_NUM_THREADS`` is set."""
+    """Return the cluster's processes. Trainers divide the cores among them, unless ``OMP_NUM_THREADS`` is set."""
     trainers = sizes.trainers * len(base_models)
     share = str(max(1, (os.cpu_count() or 1) // max(1, trainers)))
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
@@ -94,11 +94,11 @@ def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int
             name = {"WEFT_POOL_NAME": f"{settings.pool_name or 'pool'}-{number}"}
             found.append(child("pool", number, [base_model], {**threads, **name}))
     beat = [sys.executable, "-m", "cli.main", "beat", "--data", str(settings.data_dir.absolute())]
-    return [*_observed(found, settings.metrics_port), Child("beat.0", beat)]
+    return [*_with_metrics_ports(found, settings.metrics_port), Child("beat.0", beat)]
 
 
-def _observed(found: list[Child], first_port: int | None) -> list[Child]:
-    """Each with a port of its own for metrics, from ``first_port`` on."""
+def _with_metrics_ports(found: list[Child], first_port: int | None) -> list[Child]:
+    """Return the children, each with a metrics port of its own from ``first_port`` on."""
     if not first_port:
         return found
     return [

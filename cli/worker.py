@@ -1,6 +1,6 @@
-"""``weft worker``: trains base models, one trainer each, and does housekeeping, as Celery tells it to.
+"""``weft worker``: one trainer for each base model, and housekeeping, driven by Celery tasks.
 
-Started by ``torchrun`` it is one rank of the trainer of one base model.
+Started by ``torchrun``, it is one rank of the trainer of one base model.
 """
 
 import asyncio
@@ -19,21 +19,22 @@ from cli.signals import until_asked_to_end
 from cli.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
 from engine.training.executors.group import TrainerGroup
+from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping import Housekeeping
-from workers.runtime import Runtime
-from workers.training.composition import TrainingParts, compose_training
+from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)
 
 
 async def work(settings: Settings) -> None:
-    """Train and keep house until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start, ``GroupLost`` when it is a
-    rank and another one is gone.
+    """Train and do housekeeping until SIGINT or SIGTERM.
+
+    Raises ``WeftError`` when it cannot start, and ``GroupLost`` when it is a rank of a group and another rank is gone.
     """
     bases = read_base_models(settings)
     group = await join_group(settings, len(bases))
@@ -74,15 +75,13 @@ def _part(base_model: str) -> str:
 
 async def _trainer(runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup | None) -> TrainingParts:
     base = await asyncio.to_thread(load_base, facts, runtime.settings, group)
-    return compose_training(runtime, base, group)
+    return wire_trainer(runtime, base, group)
 
 
 def _celery_worker(cluster: ClusterRuntime, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:
     runtime = cluster.runtime
     housekeeping = Housekeeping(runtime, may_judge)
-    announcer = PlacementAnnouncer(
-        cluster.celery, database=runtime.database, wakeups=runtime.wakeups, clock=runtime.clock
-    )
+    announcer = PlacementAnnouncer(cluster.celery, runtime)
 
     async def place(base_model: str) -> None:
         runtime.wakeups.announce(placements_topic(base_model))

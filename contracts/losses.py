@@ -1,17 +1,33 @@
-"""What each loss of the SDK's wire needs and knows, for the torch-free API to check requests against."""
+"""Names, inputs and settings of the training losses, for the API to check a request without torch.
+
+The formulas are in ``engine.training.losses``.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
-
-from contracts.operations import LossName
 
 CLIP_LOW, CLIP_HIGH, BETA = "clip_low_threshold", "clip_high_threshold", "beta"
 
 
+class LossName(StrEnum):
+    """Losses of the SDK's wire, all sum-reduced over tokens."""
+
+    CROSS_ENTROPY = "cross_entropy"
+    IMPORTANCE_SAMPLING = "importance_sampling"
+    PPO = "ppo"
+    CISPO = "cispo"
+    DRO = "dro"
+
+
 @dataclass(frozen=True, slots=True)
 class LossRule:
-    """Inputs beside ``target_tokens``, all float32 of its shape, and config keys with their defaults."""
+    """Inputs and settings of one loss.
+
+    ``required`` and ``optional`` are inputs beside ``target_tokens``, all float32 of its shape. ``config`` has the loss's
+    settings with their defaults.
+    """
 
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()

@@ -10,6 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from contracts.losses import LossName
+
 
 class OperationKind(StrEnum):
     """Kind of an operation, by the name that the wire and the logs use."""
@@ -23,16 +25,6 @@ class OperationKind(StrEnum):
     LOAD_WEIGHTS = "load_weights"
     UNLOAD_MODEL = "unload_model"
     SAMPLE = "sample"
-
-
-class LossName(StrEnum):
-    """Losses of the SDK's wire, all sum-reduced over tokens."""
-
-    CROSS_ENTROPY = "cross_entropy"
-    IMPORTANCE_SAMPLING = "importance_sampling"
-    PPO = "ppo"
-    CISPO = "cispo"
-    DRO = "dro"
 
 
 DEFAULT_ALPHA = 32.0

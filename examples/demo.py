@@ -1,6 +1,7 @@
-"""Two tenants, one base model, at once: supervised training, save, resume, sampling and a little RL, through the real SDK.
+"""Demo: two tenants train on one base model at the same time, through the real SDK.
 
-Run by ``make demo``. Exits 0 only if every step was seen to work.
+Each tenant trains supervised, saves, resumes, samples and runs a little RL. ``make demo`` runs it; the exit status is 0
+only if every step worked.
 """
 
 import argparse
@@ -29,7 +30,7 @@ RL_TOKENS = 12
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one tenant teaches: a sentence by example, and letters by reward."""
+    """Lesson of one tenant: a sentence taught by example, and letters taught by reward."""
 
     tenant: str
     sentence: str
@@ -38,7 +39,7 @@ class Lesson:
 
 @dataclass
 class Report:
-    """What was seen of one tenant's run."""
+    """Measurements of one tenant's run."""
 
     lesson: Lesson
     loss_before: float = 0.0
@@ -51,7 +52,7 @@ class Report:
     rewards: list[float] = field(default_factory=list)
 
     def failures(self) -> list[str]:
-        """What did not work, in words; empty when all did."""
+        """Return a sentence for each step that did not work."""
         problems = {
             "the adapter does not say its sentence": self.lesson.sentence not in self.adapter_says,
             "the base model says the adapter's sentence": self.lesson.sentence in self.base_says,
@@ -74,19 +75,19 @@ class Report:
 
 
 class Progress:
-    """Prints lines of several threads without mixing them."""
+    """Printer of whole lines from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def say(self, tenant: str, text: str) -> None:
-        """Print one line."""
+        """Print one line under the tenant's name."""
         with self._lock:
             print(f"  [{tenant:>4}] {text}", flush=True)
 
 
 def supervised_datum(prompt: list[int], completion: list[int]) -> types.Datum:
-    """One example: predict every token of the completion, none of the prompt."""
+    """Return an example that predicts every token of the completion and none of the prompt."""
     tokens = prompt + completion
     weights = [0.0] * (len(prompt) - 1) + [1.0] * len(completion)
     return types.Datum(
@@ -99,7 +100,7 @@ def supervised_datum(prompt: list[int], completion: list[int]) -> types.Datum:
 
 
 def policy_datum(prompt: list[int], sample: types.SampledSequence, advantage: float) -> types.Datum:
-    """One sampled sequence for ``importance_sampling``: its own logprobs, one advantage for all of its tokens."""
+    """Return a sampled sequence for ``importance_sampling``: its own logprobs, and one advantage for all of its tokens."""
     tokens = prompt + list(sample.tokens)
     masked = len(prompt) - 1
     logprobs = [0.0] * masked + list(sample.logprobs or [])
@@ -116,7 +117,7 @@ def policy_datum(prompt: list[int], sample: types.SampledSequence, advantage: fl
 
 
 class TenantRun:
-    """One tenant's whole story against the service."""
+    """Run of one tenant against the service."""
 
     def __init__(self, *, base_url: str, api_key: str, lesson: Lesson, progress: Progress) -> None:
         self._service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
@@ -125,7 +126,7 @@ class TenantRun:
         self.report = Report(lesson)
 
     def run(self) -> Report:
-        """Train, save, resume, sample, reinforce."""
+        """Train, save, resume, sample and reinforce; return the measurements."""
         path = self._supervised()
         self._resume(path)
         self._reinforce()
@@ -202,7 +203,7 @@ class TenantRun:
 
 
 def table(reports: list[Report]) -> str:
-    """The summary."""
+    """Return the summary as text, with a column for each tenant."""
     lines = [f"{'':22}" + "".join(f"{report.lesson.tenant:>28}" for report in reports)]
 
     def row(title: str, cells: list[str]) -> None:
@@ -220,13 +221,13 @@ def table(reports: list[Report]) -> str:
 
 
 def make_tenant(data: Path, name: str) -> str:
-    """A tenant and its key, by the admin command."""
+    """Make a tenant with ``weft tenant create`` and return its key."""
     command = [sys.executable, "-m", "cli.main", "tenant", "create", name, "--data", str(data)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> int:
-    """Run the demo; 0 if everything was seen."""
+    """Run the demo; return 0 if every step worked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="the tiny base's folder")
     model: Path = parser.parse_args().model

@@ -5,8 +5,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select, union_all
 
-from ledger.statements import IS_PENDING, IS_SAMPLE, IS_TRAINING, operations
+from ledger.statements import operations
 from store.database import Database
+from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.repeat import repeat
 from telemetry.collectors import QueueState
 from telemetry.metrics import Metrics

@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from contracts.ledger_records import OperationState
+from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, Tenant
 
 MAX_READY = 256
@@ -28,11 +29,6 @@ tenants = cast(Table, Tenant.__table__)
 FIND = select(operations.c.id, operations.c.body_digest).where(
     operations.c.lane == bindparam("lane"), operations.c.seq_id == bindparam("seq_id")
 )
-
-# Literals, as in the partial indexes. With bound values SQLite, and PostgreSQL's generic plans, would not use them.
-IS_PENDING = operations.c.state == literal_column("'pending'")
-IS_SAMPLE = operations.c.kind == literal_column("'sample'")
-IS_TRAINING = operations.c.kind != literal_column("'sample'")
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 INSERT_UNLESS_PRESENT = {

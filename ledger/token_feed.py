@@ -1,7 +1,4 @@
-"""Token feed: passes on sampled tokens as they are drawn, for streamed answers inside one process.
-
-Nothing is stored. The operation's result has every token.
-"""
+"""Feed of samples' tokens as they are made, for streams inside one process. It keeps nothing: the result is the truth."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -9,32 +6,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 FeedKey = tuple[str, int]
-"""Lane and seq_id of a sample, which are known before its request id."""
+"""Lane and seq_id of a sample: known before its operation is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokensMade:
-    """New tokens of one sequence, drawn from one version (None: the bare base), with as many ``logprobs``.
+    """New tokens of one sequence, all drawn from one version.
 
-    ``start`` is the index of the first one. When a sample begins again, ``start`` goes back and later tokens are replaced.
+    ``start`` is the number of tokens published before, except after a restart of the sample: then it is smaller, and
+    these tokens replace the earlier ones from ``start`` on.
     """
 
     sequence: int
     start: int
+    """Index of the first of ``tokens`` in the sequence."""
     version: str | None
+    """None: the bare base."""
     tokens: list[int]
     logprobs: list[float]
+    """Natural logarithms, one for each of ``tokens``."""
 
 
 class TokenFeed:
-    """Followers of samples. Used from one event loop."""
+    """Followers of samples by sample. Used from one event loop."""
 
     def __init__(self) -> None:
         self._followers: dict[FeedKey, list[asyncio.Queue[Sequence[TokensMade]]]] = {}
 
     @contextmanager
     def follow(self, key: FeedKey) -> Iterator[asyncio.Queue[Sequence[TokensMade]]]:
-        """Open a queue of the sample's tokens published from now on. It holds at most one entry for each token."""
+        """Yield a queue of everything published for the sample from now on, at most one entry for each of its tokens."""
         queue: asyncio.Queue[Sequence[TokensMade]] = asyncio.Queue()
         self._followers.setdefault(key, []).append(queue)
         try:
@@ -46,14 +47,14 @@ class TokenFeed:
                 del self._followers[key]
 
     def followed_here(self) -> list[FeedKey]:
-        """Return every sample that is followed in this process."""
+        """Return the keys of the samples that are followed in this process."""
         return list(self._followers)
 
     def is_followed(self, key: FeedKey) -> bool:
-        """Return True if the sample has a follower."""
+        """Return whether the sample has followers."""
         return key in self._followers
 
     def publish(self, key: FeedKey, made: Sequence[TokensMade]) -> None:
-        """Hand ``made`` to the sample's followers."""
+        """Put ``made`` into the queue of each follower of the sample."""
         for queue in self._followers.get(key, ()):
             queue.put_nowait(made)

@@ -7,11 +7,11 @@ from migrations.upgrade import sync_url
 from store.tables import Base
 
 LOCK_TIMEOUT = "5s"
-"""A migration gives up rather than block every tenant behind it."""
+"""Longest wait for a lock: every statement on the table queues behind a migration that waits."""
 
 
 def run_migrations() -> None:
-    """Run within one transaction."""
+    """Run the revisions in one transaction."""
     url = context.config.attributes.get("url") or context.get_x_argument(as_dictionary=True)["url"]
     engine = create_engine(sync_url(url))
     try:

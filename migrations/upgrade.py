@@ -1,4 +1,4 @@
-"""Bring a database's schema to a revision, from code: no ``alembic.ini`` and no current folder needed."""
+"""Upgrades and downgrades of a database's schema by Alembic, called from code without an ``alembic.ini``."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ _SYNC_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Upgrade the database at ``url`` (async or sync driver); one that is newer than this code stays as it is.
+    """Upgrade the database at ``url`` (async or sync driver). A schema that is newer than this code stays as it is.
 
     Blocking. Raises SQLAlchemy's and Alembic's errors.
     """
@@ -32,12 +32,12 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def current_is_head(url: str) -> bool:
-    """Whether the schema at ``url`` is the newest. Blocking."""
+    """Return whether the schema at ``url`` is the newest. Blocking."""
     return _current(url) == ScriptDirectory.from_config(alembic_config(url)).get_current_head()
 
 
 def is_newer(url: str) -> bool:
-    """Whether the schema at ``url`` is of a later version of weft: its revision is none that this one knows. Blocking."""
+    """Return whether the schema at ``url`` is a later version's: this version does not know its revision. Blocking."""
     current = _current(url)
     script = ScriptDirectory.from_config(alembic_config(url))
     return current is not None and current not in {one.revision for one in script.walk_revisions()}
@@ -53,7 +53,7 @@ def _current(url: str) -> str | None:
 
 
 def alembic_config(url: str) -> Config:
-    """Alembic's configuration for ``url``."""
+    """Return Alembic's configuration for ``url``."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))
     config.set_main_option("path_separator", "os")
@@ -62,6 +62,6 @@ def alembic_config(url: str) -> Config:
 
 
 def sync_url(url: str) -> URL:
-    """``url`` with the blocking driver of the same database."""
+    """Return ``url`` with the blocking driver of the same database."""
     parsed = make_url(url)
     return parsed.set(drivername=_SYNC_DRIVERS[parsed.get_backend_name()])

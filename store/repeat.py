@@ -11,15 +11,17 @@ async def repeat(
     work: Callable[[], Awaitable[object]],
     *,
     seconds: Callable[[], float | None] | float,
-    stopping: asyncio.Event,
     failed: str,
+    stopping: asyncio.Event | None = None,
     wake: asyncio.Event | None = None,
 ) -> None:
     """Run ``work`` until ``stopping``: at once, then after each ``wake`` and at the latest ``seconds`` after it ended.
 
-    ``seconds`` may be a function, called before each wait; None means no limit. A failure of ``work`` is logged as
-    ``failed`` and the loop goes on. This is the one broad ``except`` of periodic work.
+    Without ``stopping`` it runs until cancelled. ``seconds`` may be a function, called before each wait; None means no
+    limit. A failure of ``work`` is logged as ``failed`` and the loop goes on. This is the one broad ``except`` of periodic
+    work.
     """
+    stopping = stopping or asyncio.Event()
     events = [stopping] if wake is None else [stopping, wake]
     while not stopping.is_set():
         if wake is not None:

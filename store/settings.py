@@ -170,6 +170,11 @@ class Settings(BaseSettings):
         description="Accept adapters that change the output head (`train_unembed`). While prompts are scored "
         "the server then does nothing else, which a CPU build of vLLM needs.",
     )
+    vllm_tune_cpu: bool = Field(
+        default=True,
+        description="Tune vLLM servers that weft starts on a machine without an accelerator: engine and model share a "
+        "process, and the first server leaves the last core free. Off: vLLM's own way.",
+    )
     swap_policy: Literal["continue", "finish"] = Field(
         default="continue",
         description="What samples in flight of a live sampler do when a newer version is published: "

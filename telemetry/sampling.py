@@ -1,4 +1,4 @@
-"""What those who sample tell: samples, tokens, cuts and how soon they go on, attempts."""
+"""Metrics, log lines and traces of sampling: samples, tokens, cuts, swaps and attempts."""
 
 import logging
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _ATTEMPTS = (1, 2, 3, 5, 8, 13, 21)
 
 
 class SamplingMetrics:
-    """The families; ``base`` is a label of each."""
+    """Prometheus metric families of sampling. Each has the label ``base``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
@@ -47,7 +47,7 @@ class SamplingMetrics:
 
 
 class SamplingTelemetry:
-    """One base model's samples in one process."""
+    """Telemetry of one base model's samples in one process."""
 
     def __init__(self, base_model: str, metrics: SamplingMetrics, waits: QueueWaits, traces: Traces) -> None:
         self._base_model = base_model
@@ -58,12 +58,12 @@ class SamplingTelemetry:
         self._continued = metrics.continued.labels(self._label)
         self._swap_seconds = metrics.swap_seconds.labels(self._label)
 
-    def taken_up(self, operation: ReadyOperation) -> None:
-        """This process works on the sample from now on."""
+    def claimed(self, operation: ReadyOperation) -> None:
+        """Record the end of the sample's wait in the queue: this process works on it from now on."""
         self._waits.ended(operation, self._base_model)
 
     def finished(self, operation: ReadyOperation, outcome: tuple[SampleOutput, SampleReport] | WeftError) -> None:
-        """The sample's outcome is in the ledger."""
+        """Count a sample whose outcome is in the ledger."""
         if isinstance(outcome, WeftError):
             self._metrics.finished.labels(self._label, outcome.code).inc()
             log.info("sample failed code=%s", outcome.code)
@@ -79,19 +79,19 @@ class SamplingTelemetry:
         log.debug("sample done tokens=%d attempts=%d", made, report.attempts)
 
     def cut(self, reason: str) -> None:
-        """An attempt ends early: a ``gate``, a newer ``version``, a failed ``replica``."""
+        """Count an attempt that was cut. ``reason``: ``gate``, ``version`` (a newer one came) or ``replica`` (it failed)."""
         self._metrics.cut.labels(self._label, reason).inc()
 
     def continued(self) -> None:
-        """An attempt goes on where another ended."""
+        """Count an attempt that continues an earlier attempt of the same sample."""
         self._continued.inc()
 
     def swapped(self, seconds: float) -> None:
-        """The first token of the newer version has come, so long after the cut."""
+        """Record the seconds between a version's cut and the sample's first token after it."""
         self._swap_seconds.observe(seconds)
 
     def attempt_done(self, operation: ReadyOperation, *, replica: str, number: int, seconds: float) -> None:
-        """One attempt has ended, well or not."""
+        """Trace an attempt that has ended, with or without a failure. ``number`` counts the sample's attempts from 1."""
         if self._traces.is_on:
             figures: Figures = {
                 "replica": replica_label(replica, self._base_model),

@@ -1,8 +1,9 @@
-"""What a trainer tells: passes, steps, adapters in and out of memory, snapshots, replays."""
+"""Metrics, traces and log lines of a trainer: its passes, optimizer steps, snapshots, and adapters paged in and out."""
 
 import logging
 from collections.abc import Sequence
-from time import time
+from dataclasses import replace
+from time import monotonic, time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -14,6 +15,7 @@ from telemetry.context import working_on
 from telemetry.labels import base_label, share_class
 from telemetry.queue_waits import QueueWaits
 from telemetry.traces import Figures, Traces
+from telemetry.training_counts import TrainingCounts
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +23,13 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PADDING = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75)
+SUMMARY_SECONDS = 60.0
+"""Time between two log lines with the sums since the last one. Each pass has its own line, on level debug."""
 _TRAINED = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 
 
 class TrainingMetrics:
-    """The families; ``base`` is a label of each."""
+    """Metric families of training; each has the label ``base``, the base model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
@@ -58,7 +62,7 @@ class TrainingMetrics:
 
 
 class TrainingTelemetry:
-    """One base model's trainer: what happened, told once, to the metrics, the traces and the log."""
+    """Events of one base model's trainer. Each is told here once and goes to metrics, traces, log and ``counts``."""
 
     def __init__(self, base_model: str, metrics: TrainingMetrics, waits: QueueWaits, traces: Traces) -> None:
         self._base_model = base_model
@@ -66,6 +70,9 @@ class TrainingTelemetry:
         self._metrics = metrics
         self._waits = waits
         self._traces = traces
+        self.counts = TrainingCounts()
+        self._summed_up = TrainingCounts()
+        self._summed_up_at = monotonic()
         self._pass_histograms = [
             family.labels(base)
             for family in (
@@ -84,13 +91,15 @@ class TrainingTelemetry:
         self._snapshots = metrics.snapshots.labels(base)
         self._snapshot_failures = metrics.snapshot_failures.labels(base)
 
-    def taken_up(self, operations: Sequence[ReadyOperation]) -> None:
-        """Their work begins."""
+    def claimed(self, operations: Sequence[ReadyOperation]) -> None:
+        """Tell that work on the operations begins: their wait in the queue ends."""
         for operation in operations:
             self._waits.ended(operation, self._base_model)
 
     def pass_done(self, report: PassReport, *, tenants: int, operations: Sequence[ReadyOperation]) -> None:
-        """A pass, or a part of one, in which ``operations`` took part has just ended."""
+        """Tell that a pass, or a part of one, has just ended. It computed ``operations``, of ``tenants`` tenants."""
+        self.counts.add_pass(report, tenants=tenants)
+        self._log_pass(report, tenants)
         values = (report.seconds, report.sequences, report.tokens, report.padding_share, report.adapters, tenants)
         for histogram, value in zip(self._pass_histograms, values, strict=True):
             histogram.observe(value)
@@ -107,7 +116,8 @@ class TrainingTelemetry:
             self._traces.pass_done(operations, seconds=report.seconds, figures=figures)
 
     def steps_done(self, operations: Sequence[ReadyOperation], *, seconds: float) -> None:
-        """A fused optimizer step of so many operations."""
+        """Tell that one fused optimizer step of the operations' adapters has just ended."""
+        self.counts.add_steps(len(operations), seconds=seconds)
         self._steps.inc(len(operations))
         self._metrics.step_seconds.labels(self._label).observe(seconds)
         if self._traces.is_on:
@@ -115,7 +125,7 @@ class TrainingTelemetry:
             self._traces.pass_done(operations, seconds=seconds, figures=figures, name="optimizer step")
 
     def finished(self, operation: ReadyOperation, outcome: Result | WeftError, *, share: float) -> None:
-        """The operation of a tenant with that ``share`` has had its effect, or none."""
+        """Tell how an operation ended, in memory; ``share`` is its tenant's weight."""
         if isinstance(outcome, WeftError):
             with working_on(operation):
                 log.info("operation failed kind=%s code=%s", operation.kind, outcome.code)
@@ -127,28 +137,56 @@ class TrainingTelemetry:
                 log.debug("operation done kind=%s seq_id=%d", operation.kind, operation.seq_id)
 
     def paged_in(self) -> None:
-        """An adapter was restored."""
+        """Tell that an adapter came back into memory."""
+        self.counts.paged_in += 1
         self._paged_in.inc()
 
     def paged_out(self) -> None:
-        """An adapter has left memory."""
+        """Tell that an adapter has left memory."""
+        self.counts.paged_out += 1
         self._paged_out.inc()
 
     def restored(self, *, replayed: int, seconds: float) -> None:
-        """An adapter was rebuilt from its snapshot and so many operations after it."""
+        """Tell that an adapter was rebuilt from its snapshot and ``replayed`` operations after it."""
         self._metrics.replayed.labels(self._label).observe(replayed)
         self._metrics.restore_seconds.labels(self._label).observe(seconds)
 
     def snapshot_written(self, *, seconds: float) -> None:
-        """Of one run, and recorded."""
+        """Tell that a run's snapshot was written and recorded."""
         self._snapshots.inc()
         self._metrics.snapshot_seconds.labels(self._label).observe(seconds)
 
     def snapshot_failed(self) -> None:
-        """It will be tried again; until then replays grow."""
+        """Tell that a snapshot could not be written. Until a later one is, the run's replay grows."""
         self._snapshot_failures.inc()
 
     def published(self, operation: ReadyOperation, *, seconds: float) -> None:
-        """Live samplers follow the operation's version from now on."""
+        """Tell that live samplers follow the operation's version from now on."""
         self._metrics.publish_seconds.labels(self._label).observe(seconds)
         self._traces.worked(operation, "publish", started=time() - seconds, figures={"base": self._label})
+
+    def log_summary(self) -> None:
+        """Log the sums since the last summary, at most once in ``SUMMARY_SECONDS`` and not without passes or steps."""
+        seconds = monotonic() - self._summed_up_at
+        if seconds < SUMMARY_SECONDS:
+            return
+        new = self.counts.since(self._summed_up)
+        if new.passes or new.optimizer_steps:
+            log.info("trained base=%s seconds=%.0f %s", self._base_model, seconds, new)
+        self._summed_up, self._summed_up_at = replace(self.counts), monotonic()
+
+    def _log_pass(self, report: PassReport, tenants: int) -> None:
+        log.debug(
+            "pass base=%s tenants=%d adapters=%d sequences=%d tokens=%d padding=%.3f seconds=%.4f base_s=%.4f "
+            "low_rank_s=%.4f loss_s=%.4f",
+            self._base_model,
+            tenants,
+            report.adapters,
+            report.sequences,
+            report.tokens,
+            report.padding_share,
+            report.seconds,
+            report.base_seconds,
+            report.low_rank_seconds,
+            report.loss_seconds,
+        )

@@ -243,3 +243,16 @@ async def delete_expired(transaction: AsyncSession, *, now: datetime, orphaned_b
     if rows:
         await transaction.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
     return [row.directory for row in rows]
+
+
+async def is_path_taken(session: AsyncSession, tenant: TenantId, path: CheckpointPath) -> bool:
+    """Return whether the tenant has a checkpoint at ``path``, expired or not."""
+    found = await session.scalar(
+        select(Checkpoint.id).where(
+            Checkpoint.tenant_id == tenant,
+            Checkpoint.run_id == path.run_id,
+            Checkpoint.segment == path.segment,
+            Checkpoint.name == path.name,
+        )
+    )
+    return found is not None

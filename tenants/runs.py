@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound, RunUnloaded, SessionEnded
@@ -133,3 +133,8 @@ async def list_runs(session: AsyncSession, tenant: TenantId, *, limit: int, offs
     total = await session.scalar(select(func.count()).select_from(Run).where(owned)) or 0
     page = select(Run).where(owned).order_by(Run.created_at.desc(), Run.id).limit(limit).offset(offset)
     return list(await session.scalars(page)), total
+
+
+async def set_run_state(transaction: AsyncSession, tenant: TenantId, run_id: str, state: RunState) -> None:
+    """Write the state of the tenant's run."""
+    await transaction.execute(update(Run).where(Run.id == run_id, Run.tenant_id == tenant).values(state=state))

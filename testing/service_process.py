@@ -1,4 +1,4 @@
-"""A ``weft serve`` or ``weft up`` of one's own on a free loopback port: for demos, benchmarks and tests of the real thing."""
+"""The service as a child process on a free loopback port, for demos, benchmarks and end-to-end tests."""
 
 import os
 import queue
@@ -13,17 +13,16 @@ from typing import Self
 
 START_SECONDS = 120.0
 STOP_SECONDS = 75.0
-"""More than ``weft up`` gives its children."""
+"""Longest wait for the service's end; ``weft up`` gives its children less."""
 _URL_LINE = "export TINKER_BASE_URL="
 _KEY_LINE = "export TINKER_API_KEY="
 _READY_LINE = "ready;"
 
 
 class ServiceProcess:
-    """Starts the command, waits until it listens, stops it with SIGINT. Use as a context manager.
+    """A ``weft serve`` or ``weft up`` that starts on entering a ``with`` block and ends, by SIGINT, on leaving it.
 
     ``base_url`` is set once started; ``first_key`` is the key printed at a data folder's very first start, else None.
-    Raises ``RuntimeError`` with the process's last words when it does not come up.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class ServiceProcess:
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = ("serve",),
     ) -> None:
-        """``command`` is weft's, with its own options: one that prints where it listens."""
+        """``command`` is a ``weft`` command with its options, one that prints its address; port 0 means a free one."""
         self._command = [sys.executable, "-m", "cli.main", *command, "--port", str(port)]
         self._command += ["--data", str(data)]
         for spec in base_models:
@@ -50,11 +49,11 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the running service."""
+        """Process id of the running service. Raises ``RuntimeError`` before ``start``."""
         return self._running().pid
 
     def start(self) -> None:
-        """Start and wait until the address is printed."""
+        """Start and wait until the service is ready. Raises ``RuntimeError`` with the end of its log when it does not come up."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(
@@ -95,13 +94,13 @@ class ServiceProcess:
         lines.put(None)
 
     def stop(self) -> int:
-        """Ask for an orderly end (SIGINT) and wait for it; returns the exit status."""
+        """End the service in order (SIGINT), wait for it, and return the exit status."""
         process = self._running()
         process.send_signal(signal.SIGINT)
         return self._ended(process)
 
     def kill(self) -> None:
-        """End it the hard way (SIGKILL)."""
+        """Kill the service (SIGKILL) and wait until it has ended."""
         process = self._running()
         process.kill()
         self._ended(process)
@@ -113,11 +112,11 @@ class ServiceProcess:
         return status
 
     def log_tail(self, characters: int = 4000) -> str:
-        """The end of what the service wrote to standard error."""
+        """Return the last characters that the service wrote to standard error."""
         return self._log_path.read_text()[-characters:] if self._log_path.exists() else ""
 
     def printed_tail(self, characters: int = 4000) -> str:
-        """The end of what it wrote to standard output."""
+        """Return the last characters that the service wrote to standard output."""
         return self._printed_path.read_text()[-characters:] if self._printed_path.exists() else ""
 
     def _running(self) -> subprocess.Popen[str]:

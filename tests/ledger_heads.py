@@ -16,7 +16,7 @@ async def ready_heads(ledger: Ledger, session: AsyncSession, base_model: str) ->
     await session.execute(update(Run).where(Run.trainer_id.is_(None)).values(trainer_id=TRAINER))
     await session.commit()
     lanes = Lanes()
-    lanes.take_in(await ledger.pending_training(session, base_model, trainer=TRAINER, after_position=0))
+    lanes.add_pending(await ledger.pending_training(session, base_model, trainer=TRAINER, after_position=0))
     wanted = [one.id for lane in lanes for one in lane.to_load(1)]
-    lanes.put_payloads(await ledger.load(session, wanted))
+    lanes.add_payloads(await ledger.load(session, wanted))
     return sorted((head for lane in lanes if (head := lane.head) is not None), key=lambda head: head.position)

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.house import PACKAGES, place, python_files
 
-PACKAGES = [
-    "api", "bench", "cli", "contracts", "engine", "examples", "ledger", "migrations", "store", "telemetry", "tenants", "testing",
-    "workers",
-]  # fmt: skip
 PRONOUNS = re.compile(
     r"(What|Whatever|Who|Whoever|Whose|Whom|Those|These|This|They|Them|It|Its|Itself|Of|That|Where|Which|How|Whether|When|Why|"
-    r"He|She|His|Her|Himself|Such|Some|Somebody|Nobody|Anybody|Everybody|All of (it|them)|None of|One of|As|By|For|From|In|On|To|With|"
-    r"Until|Unless|Since|Because|Also|And|But|Or|So|Then|There|Here|Only|Not)\b"
+    r"He|She|His|Her|Himself|Such|Some|Somebody|Nobody|Anybody|Everybody|All of (it|them)|None of|One of|As|By|For|From|In|On|To|"
+    r"With|Until|Unless|Since|Because|Also|And|But|Or|So|Then|There|Here|Only|Not)\b"
 )
 """Words that point away from the thing. A sentence that begins with one must be read twice."""
 NAMED = re.compile(r"(For example|In-process|To be)\b")
@@ -39,9 +35,8 @@ def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_docstring_begins_with_a_verb_or_the_thing(package: str) -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{line} {text.splitlines()[0]}"
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if not path.name.endswith("_pb2.py")
+        f"{place(path, line)} {text.splitlines()[0]}"
+        for path in python_files(package)
         for line, text in _docstrings(path)
         if PRONOUNS.match(text) and not NAMED.match(text)
     ]

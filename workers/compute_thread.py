@@ -1,4 +1,4 @@
-"""One thread that owns an engine object: everything that touches it goes through here, off the event loop."""
+"""Single thread that owns an engine object: every call that changes the object runs there, off the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,19 +9,19 @@ T = TypeVar("T")
 
 
 class ComputeThread:
-    """A single named thread; calls run one after another."""
+    """A named thread that runs calls one after another."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run ``call`` on the thread; a cancelled waiter does not stop a call that has begun."""
+        """Run ``call`` on the thread and return its result. Cancelling the wait does not stop a call that has begun."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Have ``call``, which must not fail, run after what was given before; nobody waits for it."""
+        """Queue ``call``, which must not raise, after the calls given before, and do not wait for it."""
         self._executor.submit(call)
 
     def close(self) -> None:
-        """Let the call in hand end, drop the rest."""
+        """Wait for the call in hand, and drop the calls that have not begun. Blocking."""
         self._executor.shutdown(wait=True, cancel_futures=True)

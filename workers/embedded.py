@@ -1,4 +1,4 @@
-"""The embedded runner: trainer, sampler and housekeeping of every base model inside one process and event loop."""
+"""The embedded runner of ``weft serve``: trainer, sampler and housekeeping of every base model in one event loop."""
 
 import asyncio
 import logging
@@ -9,28 +9,28 @@ from contracts.base_model import BaseModelFacts
 from contracts.vocabulary import BaseVocabulary
 from engine.model.base import BaseModel
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from telemetry.readiness import NotReady
 from workers.housekeeping import Housekeeping
 from workers.leases.processes import declare_all_dead
-from workers.runtime import Runtime
-from workers.sampling.composition import SamplingParts, compose_sampling
 from workers.sampling.replica_sources import vllm_sources
+from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 from workers.torch_source import TorchSource
-from workers.training.composition import TrainingParts, compose_training
+from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _BaseWorkers:
-    """Everything that runs for one base model."""
+    """The workers of one base model."""
 
     training: TrainingParts
-    sampling: SamplingParts
+    sampling: BaseSampling
 
 
 class EmbeddedRunner:
-    """Owns the workers of a ``weft serve`` process. Start it, wait for it, stop it."""
+    """Owner of the workers of a ``weft serve`` process: ``start`` them, ``check`` them, ``stop`` them."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class EmbeddedRunner:
         bases: Mapping[str, BaseModelFacts],
         vocabularies: Mapping[str, BaseVocabulary],
     ) -> None:
-        """``publication`` is the runtime's."""
-        self._fabric = runtime
+        """``publication`` is the runtime's own, on which the runner registers its samplers."""
+        self._runtime = runtime
         self._publication = publication
         self._bases = bases
         self._vocabularies = vocabularies
@@ -49,8 +49,8 @@ class EmbeddedRunner:
         self._housekeeping = Housekeeping(runtime, self._may_judge)
 
     async def start(self) -> None:
-        """Load every base model and start its workers; what was accepted before is taken up. Raises ``WeftError``."""
-        database, settings = self._fabric.database, self._fabric.settings
+        """Load every base model and start its workers, which go on with operations of earlier runs. Raises ``WeftError``."""
+        database, settings = self._runtime.database, self._runtime.settings
         if database.has_one_service:
             async with database.write() as transaction:
                 await declare_all_dead(transaction)
@@ -73,24 +73,24 @@ class EmbeddedRunner:
         self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
 
     def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
-        settings = self._fabric.settings
-        sources = vllm_sources(settings, facts, self._fabric.data_folder) or [TorchSource(base, settings)]
-        sampling = compose_sampling(self._fabric, facts, self._vocabularies[facts.name], sources)
-        self._publication.register(facts.name, sampling.prepare, sampling.runner.withdraw)
-        return _BaseWorkers(compose_training(self._fabric, base), sampling)
+        settings = self._runtime.settings
+        sources = vllm_sources(settings, facts, self._runtime.data_folder) or [TorchSource(base, settings)]
+        sampling = wire_sampling(self._runtime, facts, self._vocabularies[facts.name], sources)
+        self._publication.register(facts.name, sampling.prepare, sampling.withdraw)
+        return _BaseWorkers(wire_trainer(self._runtime, base), sampling)
 
     def _may_judge(self) -> bool:
         return any(workers.training.leases.may_judge for workers in self._workers)
 
     async def check(self) -> None:
-        """Every worker is at work. Raises ``NotReady``."""
+        """Raise ``NotReady`` unless every worker runs."""
         if not self._tasks:
             raise NotReady("the base models are being loaded")
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             raise NotReady(f"ended: {', '.join(ended)}")
 
     async def stop(self) -> None:
-        """Finish the passes in hand, snapshot the adapters, leave the rest to the next start."""
+        """Finish the passes in hand and snapshot the adapters; other operations wait for the next start."""
         for workers in self._workers:
             workers.training.worker.stop()
             workers.sampling.worker.stop()

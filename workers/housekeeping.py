@@ -1,114 +1,108 @@
-"""Sweeps on a timer: silent sessions end, expired checkpoints go, old results are pruned, the dead are reaped."""
+"""Housekeeping: a periodic sweep that deletes what has expired and reaps forsaken processes.
+
+A sweep ends silent sessions, opens expired gates, deletes expired checkpoints, links and commands, and prunes old results.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import time
 
 from sqlalchemy import delete, select
 
 from ledger.pruning import PRUNE_BATCH, prune
+from ledger.runtime import Runtime
+from store.repeat import repeat
 from store.tables import Checkpoint, Run, VersionCommand
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.sessions import end_silent_sessions
 from workers.leases.reaper import reap_forsaken
-from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 _FOLDERS_AT_ONCE = 32
 _SETTLED_SECONDS = 24 * 3600.0
-_STALE_ORDER = timedelta(hours=1)
-"""Nobody waits so long for an order to a sampling process: whoever gave it has died."""
+_STALE_COMMAND = timedelta(hours=1)
+"""Age of a version command whose sender must have died: no sender waits so long."""
 
 
 class Housekeeping:
     """The periodic sweep of one service."""
 
     def __init__(self, runtime: Runtime, may_judge: Callable[[], bool]) -> None:
-        """``may_judge``: whether processes that were not heard of for long are dead, as far as this one can tell."""
+        """``may_judge``: whether this process may declare dead a process whose lease has ended (``reap_forsaken``)."""
+        self._runtime = runtime
         self._may_judge = may_judge
-        self._wakeups = runtime.wakeups
-        self._moved = runtime.telemetry.metrics.lease_moved
-        self._settings = runtime.settings
-        self._database = runtime.database
-        self._ledger = runtime.ledger
-        self._publication = runtime.publication
-        self._data_folder = runtime.data_folder
-        self._clock = runtime.clock
-        self._stop = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     async def run(self) -> None:
         """Sweep every ``housekeeping_interval`` until ``stop``."""
-        while not self._stop.is_set():
-            try:
-                await self.sweep()
-            except Exception:
-                log.exception("housekeeping sweep failed; the next one tries again")
-            try:
-                async with asyncio.timeout(self._settings.housekeeping_interval.total_seconds()):
-                    await self._stop.wait()
-            except TimeoutError:
-                continue
+        seconds = self._runtime.settings.housekeeping_interval.total_seconds()
+        await repeat(self.sweep, seconds=seconds, stopping=self._stopping, failed="housekeeping sweep failed")
 
     def stop(self) -> None:
-        """End after the sweep in hand."""
-        self._stop.set()
+        """End ``run`` after the sweep in hand."""
+        self._stopping.set()
+
+    async def sweep(self) -> None:
+        """Sweep once: rows first, then the folders of the deleted rows. Raises ``Unavailable``."""
+        now = self._runtime.clock()
+        folders = await self._delete_expired(now)
+        await reap_forsaken(self._runtime, may_judge=self._may_judge)
+        for begin in range(0, len(folders), _FOLDERS_AT_ONCE):
+            await asyncio.gather(*(self._remove(folder) for folder in folders[begin : begin + _FOLDERS_AT_ONCE]))
+        await self._prune(now)
+
+    async def _delete_expired(self, now: datetime) -> list[str]:
+        """Delete or close expired rows in one transaction; return the folders of the deleted checkpoints."""
+        runtime, settings = self._runtime, self._runtime.settings
+        async with runtime.database.write() as transaction:
+            await end_silent_sessions(transaction, silent_since=now - settings.session_timeout, clock=runtime.clock)
+            for _, base_model in await open_expired(transaction, runtime.clock):
+                runtime.ledger.announce_gates(transaction, base_model)
+            await delete_expired_links(transaction, runtime.clock)
+            await transaction.execute(delete(VersionCommand).where(VersionCommand.created_at < now - _STALE_COMMAND))
+            return await delete_expired(transaction, now=now, orphaned_before=now - settings.result_grace)
+
+    async def _prune(self, now: datetime) -> None:
+        """Prune results past their grace time, a batch a transaction."""
+        pruned = PRUNE_BATCH
+        while pruned == PRUNE_BATCH:
+            async with self._runtime.database.write() as transaction:
+                finished_before = now - self._runtime.settings.result_grace
+                pruned = await prune(transaction, finished_before=finished_before, now=self._runtime.clock())
+
+    async def _remove(self, folder: str) -> None:
+        """Remove the folder of a deleted checkpoint, once no replica has the version loaded."""
+        await self._runtime.publication.withdraw(checkpoint_in(folder))
+        await asyncio.to_thread(self._runtime.data_folder.remove, folder)
 
     async def remove_orphans(self, *, settled: bool = False) -> None:
-        """Remove folders that no row names: a process died between writing and recording one, or deleting and removing.
+        """Remove checkpoint and snapshot folders that no row names.
 
-        While nothing else writes, at the start of a service that owns its data folder; elsewhere only those that are
-        ``settled``, a day old: nobody is about to record them.
+        A process leaves one when it dies between writing and recording it, or between deleting the row and removing the
+        folder. Without ``settled``, call it only while nothing else writes to the data folder. With ``settled``, folders
+        changed within the last day stay, since another process may be about to record them.
         """
         oldest = time() - _SETTLED_SECONDS if settled else None
-        async with self._database.read() as session:
+        data_folder = self._runtime.data_folder
+        async with self._runtime.database.read() as session:
             known = set(await session.scalars(select(Checkpoint.directory)))
             known |= set(await session.scalars(select(Run.snapshot_dir).where(Run.snapshot_dir.is_not(None))))
         for parent in (CHECKPOINTS, SNAPSHOTS):
-            for folder in await asyncio.to_thread(self._data_folder.folders, parent):
+            for folder in await asyncio.to_thread(data_folder.folders, parent):
                 if folder not in known and self._is_older(folder, oldest):
                     log.info("removing %s: no row names it", folder)
-                    await asyncio.to_thread(self._data_folder.remove, folder)
+                    await asyncio.to_thread(data_folder.remove, folder)
 
     def _is_older(self, folder: str, than: float | None) -> bool:
-        """By its last change; any is older than None."""
+        """Return whether the folder's last change was before ``than``, in seconds since the epoch; None: always."""
         if than is None:
             return True
         try:
-            return self._data_folder.path(folder).stat().st_mtime < than
+            return self._runtime.data_folder.path(folder).stat().st_mtime < than
         except FileNotFoundError:
             return False
-
-    async def _remove(self, folder: str) -> None:
-        """Of a checkpoint whose row has gone: replicas forget it first."""
-        await self._publication.withdraw(checkpoint_in(folder))
-        await asyncio.to_thread(self._data_folder.remove, folder)
-
-    async def sweep(self) -> None:
-        """One sweep: rows in one transaction, then the files of what was deleted."""
-        now = self._clock()
-        async with self._database.write() as transaction:
-            await end_silent_sessions(transaction, silent_since=now - self._settings.session_timeout, clock=self._clock)
-            for _, base_model in await open_expired(transaction, self._clock):
-                self._ledger.announce_gates(transaction, base_model)
-            await delete_expired_links(transaction, self._clock)
-            await transaction.execute(delete(VersionCommand).where(VersionCommand.created_at < now - _STALE_ORDER))
-            folders = await delete_expired(transaction, now=now, orphaned_before=now - self._settings.result_grace)
-        await reap_forsaken(
-            self._database,
-            self._wakeups,
-            self._clock,
-            lease=self._settings.lease,
-            may_judge=self._may_judge,
-            moved=self._moved,
-        )
-        for begin in range(0, len(folders), _FOLDERS_AT_ONCE):
-            await asyncio.gather(*(self._remove(folder) for folder in folders[begin : begin + _FOLDERS_AT_ONCE]))
-        pruned = PRUNE_BATCH
-        while pruned == PRUNE_BATCH:
-            async with self._database.write() as transaction:
-                pruned = await prune(transaction, finished_before=now - self._settings.result_grace, now=self._clock())

@@ -1,4 +1,4 @@
-"""The replica of a service without vLLM: the base that this process has loaded."""
+"""The replica source of a service without vLLM: it samples with torch in this process."""
 
 from engine.model.base import BaseModel
 from engine.sampling.in_process.replica import TorchReplica
@@ -8,7 +8,7 @@ from workers.sampling.replica_sources import replica_name
 
 
 class TorchSource:
-    """A ``ReplicaSource`` of the base that this process has loaded."""
+    """A ``ReplicaSource`` over the base model that this process has loaded."""
 
     def __init__(self, base: BaseModel, settings: Settings) -> None:
         self._base = base
@@ -16,7 +16,7 @@ class TorchSource:
 
     @property
     def name(self) -> str:
-        """Of the replica, by which its watcher finds it."""
+        """Name of the replica, by which its watcher finds it."""
         return replica_name(self._settings, f"torch:{self._base.facts.name}")
 
     async def start(self) -> SamplerReplica:
@@ -31,4 +31,4 @@ class TorchSource:
         return replica
 
     async def stop(self) -> None:
-        """Nothing is left."""
+        """Do nothing: the replica ends with its process."""

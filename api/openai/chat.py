@@ -1,19 +1,24 @@
-"""``/v1/chat/completions``: the base's chat template over any adapter."""
+"""``/v1/chat/completions``: the base model's chat template over any adapter."""
 
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
+from api.authentication import Caller
+from api.json_body import json_body
 from api.openai.choices import chat_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
-from api.openai.generation import Generation, generation, resolve
-from api.openai.schemas import ChatRequest, Message
-from api.openai.streaming import streamed
-from api.openai.whole import whole
-from api.services import Caller, Services
-from api.wire.json_body import json_body
+from api.openai.full_response import full_response
+from api.openai.generation import Generation, generation
+from api.openai.models import named_model
+from api.openai.streamed_response import streamed_response
+from api.services import Services
+from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
+from api.wire.request_model import RequestModel
+from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
 from contracts.vocabulary import BaseVocabulary, ChatMessage
@@ -22,27 +27,76 @@ from ledger.token_feed import TokensMade
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 
 
+class TextPart(RequestModel):
+    """A piece of a message."""
+
+    type: str = "text"
+    text: str | None = None
+
+
+class Message(RequestModel):
+    """A turn of a conversation."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
+    tools: list[Any] = []
+    response_format: dict[str, Any] = {}
+
+    @property
+    def token_limit(self) -> int | None:
+        """``max_completion_tokens``, or else the older ``max_tokens``."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int:
+        """``top_logprobs``."""
+        return self.top_logprobs
+
+    @property
+    def field_names(self) -> FieldNames:
+        """Names of this endpoint for the fields of a ``SampleRequest``, where they differ."""
+        limit = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+        return {
+            **super().field_names,
+            "prompt": "messages",
+            "max_tokens": limit,
+            "topk_sample_logprobs": "top_logprobs",
+        }
+
+    def check_offered(self) -> None:
+        """Raise ``InvalidRequest`` for a parameter that weft does not offer and that would change the answer."""
+        super().check_offered()
+        if self.tools or any(message.tool_calls for message in self.messages):
+            raise InvalidRequest("tools are not offered by this weft; leave them out")
+        if self.response_format.get("type", "text") != "text":
+            raise InvalidRequest("response_format other than text is not offered by this weft; leave it out")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true")
+
+
 @router.post("/chat/completions", response_class=Response)
 async def chat_completions(
     caller: Caller, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest)]
 ) -> Response:
-    """The assistant's next turn. Raises ``NotFound`` for the model, ``InvalidRequest``."""
-    model, vocabulary = await resolve(services, caller, body.model)
+    """Generate the assistant's next turn. Raises ``NotFound`` for the model, ``InvalidRequest``."""
+    model = await named_model(services, caller, body.model)
     if body.stream and body.top_logprobs:
         raise InvalidRequest("top_logprobs do not come with stream; leave one of them out")
-    opened = generation(
-        services,
-        caller,
-        request,
-        body,
-        prompts=[_prompt(vocabulary, body.messages)],
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        topk=body.top_logprobs,
-        model=model,
-    )
+    prompt = _prompt(services.vocabularies[model.base_model], body.messages)
+    opened = generation(services, caller, request, body, prompts=[prompt], model=model)
     if body.stream:
-        return await streamed(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)
-    return await whole(opened, head=_head, choice=_choice)
+        return await streamed_response(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)
+    return await full_response(opened, head=_head, choice=_choice)
 
 
 def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:
@@ -55,7 +109,7 @@ def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:
 
 def _prompt(vocabulary: BaseVocabulary, messages: Sequence[Message]) -> list[int]:
     if vocabulary.chat is None:
-        raise InvalidRequest("this base model has no chat template; use /v1/completions")
+        raise InvalidRequest("model: its base model has no chat template; use /v1/completions")
     return vocabulary.chat([ChatMessage(message.role, _text(message)) for message in messages])
 
 
@@ -63,7 +117,7 @@ def _text(message: Message) -> str:
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     if any(part.type != "text" or part.text is None for part in message.content):
-        raise InvalidRequest("messages: only parts of type text are offered by this weft")
+        raise InvalidRequest("messages: only parts of type text are offered by this weft; leave the others out")
     return "".join(part.text or "" for part in message.content)
 
 

@@ -1,4 +1,4 @@
-"""Choices of an answer: text, reason for its end, logprobs; whole and as they come."""
+"""Text, logprobs and token counts of an OpenAI answer, for finished sequences and for pieces of a stream."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,18 +9,18 @@ from contracts.operations import SampledSequence
 
 
 def text_stream(generation: Generation) -> TextStream:
-    """For one sequence."""
+    """Return a text stream for one sequence of ``generation``."""
     return TextStream(generation.decode, generation.vocabulary.special_ids, generation.asked.stops)
 
 
 def whole_text(generation: Generation, tokens: Sequence[int]) -> str:
-    """Of a finished sequence."""
+    """Return the text of a finished sequence."""
     stream = text_stream(generation)
     return stream.push(tokens) + stream.end()
 
 
 def usage(generation: Generation, completion_tokens: int) -> dict[str, int]:
-    """Tokens of prompts and answers."""
+    """Return the ``usage`` object: tokens of the prompts, of the answers and of both."""
     prompt = generation.prompt_tokens
     return {
         "prompt_tokens": prompt,
@@ -32,7 +32,7 @@ def usage(generation: Generation, completion_tokens: int) -> dict[str, int]:
 def chat_logprobs(
     generation: Generation, tokens: Sequence[int], logprobs: Sequence[float], whole: SampledSequence | None = None
 ) -> dict[str, Any]:
-    """A chat choice's ``logprobs``; alternatives only of a ``whole`` sequence that asked for them."""
+    """Return a chat choice's ``logprobs``. Alternatives are there only for a ``whole`` sequence that asked for them."""
     content = []
     for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         likeliest = [_entry(generation, *pair) for pair in _likeliest(whole, place)]
@@ -48,7 +48,7 @@ def completion_logprobs(
     offset: int = 0,
     whole: SampledSequence | None = None,
 ) -> dict[str, Any]:
-    """A completion choice's ``logprobs``; ``offset`` is where the tokens' text begins, in characters."""
+    """Return a completion choice's ``logprobs``; ``offset`` is the character at which the tokens' text begins."""
     texts = [generation.decode([token]) for token in tokens]
     offsets = []
     for text in texts:

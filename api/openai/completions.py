@@ -2,23 +2,56 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
+from api.authentication import Caller
+from api.json_body import json_body
 from api.openai.choices import completion_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
-from api.openai.generation import Generation, generation, resolve
-from api.openai.schemas import CompletionRequest
-from api.openai.streaming import streamed
-from api.openai.whole import whole
-from api.services import Caller, Services
-from api.wire.json_body import json_body
+from api.openai.full_response import full_response
+from api.openai.generation import Generation, generation
+from api.openai.models import named_model
+from api.openai.streamed_response import streamed_response
+from api.services import Services
+from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
+from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
 from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``/v1/completions``. ``prompt`` is one or several texts, or one or several lists of token ids."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    echo: Literal[False] = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def alternatives(self) -> int:
+        """``logprobs``: this endpoint takes a number."""
+        return self.logprobs or 0
+
+    @property
+    def field_names(self) -> FieldNames:
+        """Names of this endpoint for the fields of a ``SampleRequest``, where they differ."""
+        return {**super().field_names, "topk_sample_logprobs": "logprobs"}
+
+    def check_offered(self) -> None:
+        """Raise ``InvalidRequest`` for a parameter that weft does not offer and that would change the answer."""
+        super().check_offered()
+        if self.best_of not in (None, self.n):
+            raise InvalidRequest("best_of other than n is not offered by this weft; leave it out")
+        if self.suffix:
+            raise InvalidRequest("suffix is not offered by this weft; leave it out")
 
 
 @router.post("/completions", response_class=Response)
@@ -28,23 +61,17 @@ async def completions(
     request: Request,
     body: Annotated[CompletionRequest, json_body(CompletionRequest)],
 ) -> Response:
-    """``n`` continuations of each prompt, one prompt's after another. Raises ``NotFound`` for the model, ``InvalidRequest``."""
-    model, _ = await resolve(services, caller, body.model)
+    """Generate ``n`` continuations of each prompt; choices come prompt by prompt.
+
+    Raises ``NotFound`` for the model, ``InvalidRequest``.
+    """
+    model = await named_model(services, caller, body.model)
     if body.stream and body.logprobs:
         raise InvalidRequest("logprobs above 0 do not come with stream; leave one of them out")
-    opened = generation(
-        services,
-        caller,
-        request,
-        body,
-        prompts=_prompts(body.prompt),
-        max_tokens=body.max_tokens,
-        topk=body.logprobs or 0,
-        model=model,
-    )
+    opened = generation(services, caller, request, body, prompts=_prompts(body.prompt), model=model)
     if body.stream:
-        return await streamed(opened, head=_head, opening=None, part=_part, end=_end)
-    return await whole(opened, head=_head, choice=_choice)
+        return await streamed_response(opened, head=_head, opening=None, part=_part, end=_end)
+    return await full_response(opened, head=_head, choice=_choice)
 
 
 def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:

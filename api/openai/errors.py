@@ -1,4 +1,4 @@
-"""Errors in the form that OpenAI's clients read: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors of OpenAI's endpoints, in the form that its clients read: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -8,23 +8,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from api.errors import describe_problems
+from api.wire.request_model import describe_problems
 from contracts.errors import InvalidRequest, WeftError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def error_body(error: WeftError) -> dict[str, Any]:
-    """The body that tells of ``error``."""
+    """Return the body of the answer to a request that ended with ``error``."""
     kind = "server_error" if error.status >= 500 else _TYPES.get(error.status, "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
 
 
 class OpenAiRoute(APIRoute):
-    """Answers errors of its endpoint in OpenAI's form, with weft's status and code."""
+    """A route whose errors are answered in OpenAI's form, with weft's status and code."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint, guarded."""
+        """Return the endpoint's handler, with its errors turned into answers."""
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:

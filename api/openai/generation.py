@@ -1,4 +1,4 @@
-"""From an OpenAI request to samples in the ledger, and what became of them."""
+"""An OpenAI request as samples: accepted into the ledger, followed, and read once they have ended."""
 
 import asyncio
 import hashlib
@@ -11,27 +11,29 @@ from uuid import uuid4
 from fastapi import Request
 
 from api.followed_sample import FollowedSample, followed
-from api.openai.models import SESSION, NamedModel, followed_version, named_model
-from api.openai.schemas import GenerationRequest
+from api.openai.models import SESSION, NamedModel, followed_version
+from api.sample_submission import SampleSubmission
 from api.services import ApiServices
-from api.wire.sampling_codec import sample_request
-from api.wire.schemas import AsampleRequest, Chunk, JsonSamplingParams, ModelInput
-from contracts.codec import digest
+from api.wire.openai_requests import GenerationRequest
+from api.wire.sample_checks import check_sample
+from api.wire.token_ids import array_of
+from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId, TenantId
-from contracts.ledger_records import NewOperation, OperationState, OperationStatus
-from contracts.operations import OperationKind, SampledSequence, SampleRequest
+from contracts.ledger_records import OperationState, OperationStatus
+from contracts.operations import SampledSequence, SampleRequest, SamplingParams
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
-from telemetry.context import current_work
+from store.settings import Settings
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
 
 _MOST_PROMPTS = 128
+"""Most prompts of one request."""
 
 
 class _Signal(Enum):
-    """Between the tokens of a stream."""
+    """Marks in the queue of a stream, between its tokens."""
 
     SILENCE = auto()
     END = auto()
@@ -39,7 +41,7 @@ class _Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Samples of one request, a prompt each, ``n`` sequences of each. ``topk`` alternatives a token are asked for."""
+    """Samples of one request: one for each prompt, with ``n`` sequences each."""
 
     model: NamedModel
     vocabulary: BaseVocabulary
@@ -49,31 +51,31 @@ class Generation:
 
     @property
     def id(self) -> str:
-        """That of the first sample: ``/api/v1/samples/{id}`` tells how it came about."""
+        """Request id of the first sample; ``/api/v1/samples/{id}`` reports on it."""
         return self.samples[0].request_id
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts."""
+        """Number of tokens of all prompts together."""
         return sum(map(len, self.prompts))
 
     def decode(self, tokens: list[int]) -> str:
-        """Their text. Raises ``InvalidRequest`` for a base without a tokenizer."""
+        """Return the text of ``tokens``. Raises ``InvalidRequest`` for a base model without a tokenizer."""
         if self.vocabulary.decode is None:
-            raise InvalidRequest("this base model has no tokenizer: its samples have no text; use the Tinker API")
+            raise InvalidRequest(f"model: {self.model.base_model} has no tokenizer, so no text; use the Tinker API")
         return self.vocabulary.decode(tokens)
 
     async def sequences(self) -> list[SampledSequence]:
-        """Every sequence of every prompt, in order, once all have ended. Raises the error that ended one."""
+        """Wait for the end of all samples and return their sequences in order. Raises the error of a sample that failed."""
         found: list[SampledSequence] = []
         for sample in self.samples:
             found += await _sequences(sample)
         return found
 
     async def parts(self) -> AsyncIterator[tuple[int, TokensMade] | None]:
-        """Tokens of the sequences by their place among all, as they are made; None after some silence.
+        """Yield each new piece of a sequence with the sequence's place among all; None after some silence.
 
-        What nobody streamed (made while no one listened) comes at the end of its sequence. Raises as ``sequences``.
+        Tokens that were made before this request listened come at the end of their sequence. Raises as ``sequences``.
         """
         queue: asyncio.Queue[tuple[int, TokensMade] | WeftError | _Signal] = asyncio.Queue()
 
@@ -103,7 +105,9 @@ class Generation:
                 queue.put_nowait(_Signal.SILENCE)
             for part in made:
                 if part.start < said.get(part.sequence, 0):
-                    raise StaleSample("the sample was begun again on a newer version; what was streamed is void")
+                    raise StaleSample(
+                        "the sample began anew on a newer version, so the streamed text is void; send the request again"
+                    )
                 said[part.sequence] = part.start + len(part.tokens)
                 queue.put_nowait((first + part.sequence, part))
         for sequence, whole in enumerate(await _sequences(sample)):
@@ -120,98 +124,84 @@ async def generation(
     asked: GenerationRequest,
     *,
     prompts: Sequence[Sequence[int] | str],
-    max_tokens: int | None,
-    topk: int,
     model: NamedModel,
 ) -> AsyncIterator[Generation]:
-    """Accept the samples of ``asked`` and follow them. A repeat with the same ``Idempotency-Key`` finds the earlier ones.
+    """Accept the samples of ``asked`` and follow them; a repeat with the same ``Idempotency-Key`` finds the first ones.
 
-    Raises ``InvalidRequest``, ``SequenceConflict``.
+    Raises ``InvalidRequest``, ``SequenceConflict``, ``TooManySamples``.
     """
     asked.check_offered()
     vocabulary = services.vocabularies[model.base_model]
     if not 0 < len(prompts) <= _MOST_PROMPTS:
-        raise InvalidRequest(f"prompt: 1 to {_MOST_PROMPTS} prompts, not {len(prompts)}")
-    tokens = [encoded(vocabulary, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    payloads = [_payload(services, asked, model, vocabulary, prompt, max_tokens, topk) for prompt in tokens]
-    lane = await _sampler(services, caller, model)
+        raise InvalidRequest(f"prompt must hold 1 to {_MOST_PROMPTS} prompts; got {len(prompts)}")
+    tokens = [_encoded(vocabulary, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    facts, settings = services.base(model.base_model), services.runtime.settings
+    samples = [sample_request(asked, prompt, facts, vocabulary, settings) for prompt in tokens]
+    sampler = await _sampler(services, caller, model)
     key = request.headers.get("idempotency-key") or uuid4().hex
-    operations = [
-        NewOperation(
-            tenant=caller,
-            lane=lane,
-            seq_id=_number(f"{key}/{number}"),
-            kind=OperationKind.SAMPLE,
-            base_model=model.base_model,
-            payload=payload,
-            digest=digest(payload),
-            tokens=len(payload.prompt),
-            trace_id=current_work().trace_id,
-        )
-        for number, payload in enumerate(payloads)
+    submissions = [
+        SampleSubmission(caller, sampler, _number(f"{key}/{place}"), model.base_model, sample)
+        for place, sample in enumerate(samples)
     ]
     async with AsyncExitStack() as stack:
-        samples = [await stack.enter_async_context(followed(services, caller, one, None)) for one in operations]
-        yield Generation(model, vocabulary, asked, tokens, samples)
+        followers = [await stack.enter_async_context(followed(services, submission)) for submission in submissions]
+        yield Generation(model, vocabulary, asked, tokens, followers)
 
 
-def _payload(
-    services: ApiServices,
+def sample_request(
     asked: GenerationRequest,
-    model: NamedModel,
+    prompt: Sequence[int],
+    facts: BaseModelFacts,
     vocabulary: BaseVocabulary,
-    prompt: list[int],
-    max_tokens: int | None,
-    topk: int,
+    settings: Settings,
 ) -> SampleRequest:
-    params = JsonSamplingParams(
-        max_tokens=max_tokens,
+    """Return the checked payload for one prompt. Raises ``InvalidRequest`` naming OpenAI's field."""
+    names, stops = asked.field_names, asked.stops
+    params = SamplingParams(
+        max_tokens=asked.token_limit,
         seed=asked.seed,
+        stop_strings=stops or None,
+        stop_tokens=[] if stops else None,
         temperature=asked.temperature,
+        top_k=asked.top_k or -1,
         top_p=asked.top_p,
-        top_k=asked.top_k,
-        stop=asked.stops or None,
     )
-    sample = AsampleRequest(
+    sample = SampleRequest(
+        prompt=array_of(prompt, names.get("prompt", "prompt")),
         num_samples=asked.n,
-        prompt=ModelInput(chunks=[Chunk(tokens=prompt)]),
-        sampling_params=params,
-        topk_sample_logprobs=topk,
+        params=params,
+        topk_sample_logprobs=asked.alternatives,
     )
-    payload = sample_request(sample, services.base(model.base_model), services.settings)
-    if not asked.stops:
-        return payload
-    # OpenAI's stop strings come beside the model's own end, the Tinker API's in its place.
-    ends = sorted(vocabulary.end_of_sequence_ids)
-    return replace(payload, params=replace(payload.params, stop_tokens=ends))
+    check_sample(sample, facts, settings, names)
+    if not stops:
+        return sample
+    # OpenAI's stop strings add to the model's own end of sequence; the Tinker API's replace it.
+    return replace(sample, params=replace(params, stop_tokens=sorted(vocabulary.end_of_sequence_ids)))
 
 
-async def resolve(services: ApiServices, caller: TenantId, name: str) -> tuple[NamedModel, BaseVocabulary]:
-    """What ``model`` names, and its base's vocabulary. Raises as ``named_model``."""
-    model = await named_model(services, caller, name)
-    return model, services.vocabularies[model.base_model]
-
-
-def encoded(vocabulary: BaseVocabulary, text: str) -> list[int]:
-    """``text`` as tokens. Raises ``InvalidRequest`` for a base without a tokenizer."""
+def _encoded(vocabulary: BaseVocabulary, text: str) -> list[int]:
+    """Return the tokens of ``text``. Raises ``InvalidRequest`` for a base model without a tokenizer."""
     if vocabulary.encode is None:
-        raise InvalidRequest("prompt: this base model has no tokenizer; give token ids instead of text")
+        raise InvalidRequest("prompt: this base model has no tokenizer; send token ids instead of text")
     return vocabulary.encode(text)
 
 
 async def _sampler(services: ApiServices, caller: TenantId, model: NamedModel) -> SamplerId:
-    """The standing sampler of the model: one of a run follows what the run has published, or else its newest version."""
-    async with services.database.write() as transaction:
-        session_id: SessionId = await standing_session(transaction, caller, SESSION, services.clock)
-        # A path can be written anew: another version is another sampler.
+    """Return the caller's standing sampler of the model.
+
+    The sampler of a run follows the version that the run has published, or else the run's newest version.
+    """
+    async with services.runtime.database.write() as transaction:
+        session_id: SessionId = await standing_session(transaction, caller, SESSION, services.runtime.clock)
+        # A path can be overwritten: each version has a sampler of its own.
         number = _number(model.name if model.run is not None else f"{model.name}/{model.version}")
         new = NewSampler(session_id, number, model.base_model, model.path, model.version, model.run)
-        sampler_id = await create_sampler(transaction, caller, new, services.clock)
+        sampler_id = await create_sampler(transaction, caller, new, services.runtime.clock)
         if model.run is not None:
-            # Read again: one that was published since must not be taken back.
+            # Read again in this transaction: a version published meanwhile must not be replaced by an older one.
             version = await followed_version(services, transaction, caller, model.run)
             if await point_sampler(transaction, sampler_id, version):
-                services.ledger.announce_versions(transaction, model.base_model)
+                services.runtime.ledger.announce_versions(transaction, model.base_model)
         return sampler_id
 
 
@@ -223,10 +213,10 @@ async def _sequences(sample: FollowedSample) -> list[SampledSequence]:
 
 
 def _failure(status: OperationStatus) -> WeftError:
-    message = status.error_message or "the sample failed"
+    message = status.error_message or "the sample failed; send the request again"
     return InvalidRequest(message) if status.error_category == "user" else EngineFailure(message)
 
 
 def _number(text: str) -> int:
-    """A number of 62 bits that ``text`` always has."""
+    """Return a number of 62 bits derived from ``text`` alone."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 2

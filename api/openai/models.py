@@ -1,4 +1,4 @@
-"""``/v1/models``: everything that a tenant may name as ``model``, and what such a name means."""
+"""``/v1/models``: every name that a tenant may send as ``model``, and the weights that a name stands for."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from api.authentication import Caller
+from api.json_body import PathId
 from api.openai.errors import OpenAiRoute
-from api.services import ApiServices, Caller, Services
-from api.wire.json_body import PathId
+from api.services import ApiServices, Services
 from contracts.errors import NotFound
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
@@ -20,13 +21,18 @@ from tenants.sessions import standing_session_id
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 
 SESSION = "openai"
-"""The standing session whose samplers serve these endpoints."""
+"""Name of the tenant's standing session, which holds the samplers of these endpoints."""
 _MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """What a name means: a pinned version, a run whose published version is followed, or neither, the bare base."""
+    """Meaning of a name sent as ``model``.
+
+    - A ``tinker://`` path: ``path`` and ``version`` are set, and the version stays.
+    - A run's id: ``run`` is set, and ``version`` is the one that its samplers follow now.
+    - A served base model: neither is set.
+    """
 
     name: str
     base_model: str
@@ -36,13 +42,13 @@ class NamedModel:
 
 
 async def named_model(services: ApiServices, caller: TenantId, name: str) -> NamedModel:
-    """The caller's model of that name. Raises ``NotFound``, ``InvalidRequest``, ``UnknownBaseModel``."""
+    """Return the meaning of ``name`` for the caller. Raises ``NotFound``, ``InvalidRequest``, ``UnknownBaseModel``."""
     if name in services.bases:
         return NamedModel(name, name)
-    async with services.database.read() as session:
+    async with services.runtime.database.read() as session:
         if name.startswith("tinker://"):
             path = parse_path(name, segment=Segment.SAMPLER_WEIGHTS, field="model")
-            checkpoint, run = await find_checkpoint(session, caller, path, services.clock)
+            checkpoint, run = await find_checkpoint(session, caller, path, services.runtime.clock)
             base = services.base(run.base_model).name
             return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path))
         try:
@@ -58,19 +64,19 @@ async def named_model(services: ApiServices, caller: TenantId, name: str) -> Nam
 
 
 async def followed_version(services: ApiServices, session: AsyncSession, caller: TenantId, run: RunId) -> CheckpointId:
-    """What a sampler of the run follows now. Raises ``NotFound`` for a run without sampler weights."""
-    # What was published to the SDK's live samplers may be an older version, by a reload.
+    """Return the version that a sampler of the run follows now. Raises ``NotFound`` for a run without sampler weights."""
+    # A reload may have pointed the SDK's live samplers at an older version: follow that one.
     version = await version_published(session, caller, run, beside=standing_session_id(caller, SESSION))
-    return version or await newest_sampler_checkpoint(session, caller, run, services.clock)
+    return version or await newest_sampler_checkpoint(session, caller, run, services.runtime.clock)
 
 
 @router.get("/models")
 async def list_models(caller: Caller, services: Services) -> dict[str, Any]:
-    """Served bases, the caller's newest runs, and the newest of its checkpoints for samplers."""
-    async with services.database.read() as session:
+    """List the served base models, the caller's newest runs and its newest checkpoints for samplers."""
+    async with services.runtime.database.read() as session:
         runs, _ = await list_runs(session, caller, limit=_MOST_LISTED, offset=0)
         checkpoints, _ = await list_checkpoints(
-            session, caller, clock=services.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED
+            session, caller, clock=services.runtime.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED
         )
     found = [_model(name, "weft", 0) for name in services.bases]
     found += [_model(run.id, caller, int(run.created_at.timestamp())) for run in runs]
@@ -82,7 +88,7 @@ async def list_models(caller: Caller, services: Services) -> dict[str, Any]:
 
 @router.get("/models/{name:path}")
 async def describe_model(caller: Caller, services: Services, name: PathId) -> dict[str, Any]:
-    """One model by its name. Raises ``NotFound``."""
+    """Describe one model by its name. Raises ``NotFound``."""
     found = await named_model(services, caller, name)
     return _model(found.name, "weft" if found.version is None else caller, 0)
 

@@ -1,4 +1,4 @@
-"""Text of a sequence while it grows: whole characters, no special tokens, nothing of a stop string."""
+"""Text of a sequence while it grows: whole characters, without special tokens and stop strings."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,10 +6,14 @@ _UNFINISHED_CHARACTER = "\ufffd"
 
 
 class TextStream:
-    """Gives out each character once. Two neighbouring windows of tokens are decoded together, as a token's text can
-    depend on the one before; so the work for a token does not grow with the text."""
+    """Turns the growing tokens of one sequence into text and gives out each character once.
+
+    A token's text can depend on the token before it. So two neighbouring windows of tokens are decoded together, and
+    the work for a token does not grow with the text.
+    """
 
     def __init__(self, decode: Callable[[list[int]], str], special_ids: frozenset[int], stops: Sequence[str]) -> None:
+        """``decode`` turns token ids into text; ``stops`` are the stop strings."""
         self._decode = decode
         self._special_ids = special_ids
         self._stops = stops
@@ -19,7 +23,7 @@ class TextStream:
         self._has_stopped = False
 
     def push(self, tokens: Sequence[int]) -> str:
-        """What can be said after these tokens; what may yet become a stop string or a character is held back."""
+        """Return the text that is safe to send; hold back a possible stop string or an unfinished character."""
         self._tokens += [token for token in tokens if token not in self._special_ids]
         before = self._decode(self._tokens[self._context : self._new])
         window = self._decode(self._tokens[self._context :])
@@ -29,14 +33,14 @@ class TextStream:
         return self._release(keep=self._unsettled())
 
     def end(self) -> str:
-        """The rest, now that no token follows."""
+        """Return the rest of the text; no token follows."""
         before = self._decode(self._tokens[self._context : self._new])
         self._held += self._decode(self._tokens[self._context :])[len(before) :]
         self._context = self._new = len(self._tokens)
         return self._release(keep=0)
 
     def _unsettled(self) -> int:
-        """Characters at the end that may begin a stop string."""
+        """Return the number of characters at the end that may begin a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):

@@ -1,0 +1,1 @@
+"""Tinker's wire: the endpoints that the ``tinker`` SDK calls, under ``/api/v1``."""

@@ -1,15 +1,16 @@
-"""Which base models are served."""
+"""The list of served base models."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from api.services import Caller, Services
+from api.authentication import Caller
+from api.services import Services
 
 router = APIRouter(tags=["capabilities"])
 
 
 class SupportedModel(BaseModel):
-    """A served base; ``max_context_length`` in tokens."""
+    """A served base model; ``max_context_length`` is in tokens."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -27,7 +28,7 @@ class Capabilities(BaseModel):
 
 @router.get("/get_server_capabilities")
 async def get_server_capabilities(_caller: Caller, services: Services) -> Capabilities:
-    """Every served base model, by name."""
+    """List the served base models by name."""
     return Capabilities(
         supported_models=[
             SupportedModel(model_name=name, max_context_length=facts.context_length)

@@ -1,4 +1,4 @@
-"""Checkpoints: list, delete, set the time they expire."""
+"""Checkpoints of a tenant: list, delete, set the time to live."""
 
 import asyncio
 from datetime import datetime
@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from api.authentication import Caller
+from api.json_body import PathId, json_body
 from api.paging import Cursor, Page, cursor_of
-from api.services import Caller, Services
-from api.wire.json_body import PathId, RequestModel, json_body
+from api.services import Services
+from api.wire.request_model import RequestModel
 from api.wire.sdk_version import listed_segments
 from contracts.paths import CheckpointPath, Segment, parse_path
 from store.tables import Checkpoint
@@ -28,7 +30,7 @@ _TYPES: dict[Segment, CheckpointType] = {
 
 
 class CheckpointInfo(BaseModel):
-    """A checkpoint as the wire shows it: ``checkpoint_id`` is ``{segment}/{name}`` within its run."""
+    """A checkpoint. ``checkpoint_id`` is ``{segment}/{name}`` within the run."""
 
     checkpoint_id: str
     checkpoint_type: CheckpointType
@@ -41,20 +43,20 @@ class CheckpointInfo(BaseModel):
 
 
 class CheckpointList(BaseModel):
-    """Checkpoints, newest first; no cursor when they are all there."""
+    """Checkpoints, newest first; ``cursor`` is null when the list is complete."""
 
     checkpoints: list[CheckpointInfo]
     cursor: Cursor | None = None
 
 
 class TtlRequest(RequestModel):
-    """``ttl_seconds`` from now; null keeps the checkpoint for ever."""
+    """Time to live: ``ttl_seconds`` from now, or null to keep the checkpoint for ever."""
 
     ttl_seconds: int | None
 
 
 def checkpoint_info(row: Checkpoint) -> CheckpointInfo:
-    """The wire's form of ``row``."""
+    """Return the answer's form of a database row."""
     path = checkpoints.path_of(row)
     return CheckpointInfo(
         checkpoint_id=path.checkpoint_id,
@@ -74,23 +76,23 @@ def _address(run_id: str, checkpoint_id: str) -> CheckpointPath:
 
 @router.get("/training_runs/{run_id}/checkpoints")
 async def list_run_checkpoints(caller: Caller, services: Services, run_id: PathId, request: Request) -> CheckpointList:
-    """Every checkpoint of the run. Raises ``NotFound``."""
-    async with services.database.read() as session:
+    """List every checkpoint of the run. Raises ``NotFound``."""
+    async with services.runtime.database.read() as session:
         run = await get_run(session, caller, run_id)
         rows, _ = await checkpoints.list_checkpoints(
-            session, caller, clock=services.clock, segments=listed_segments(request), run_id=run.id
+            session, caller, clock=services.runtime.clock, segments=listed_segments(request), run_id=run.id
         )
     return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows])
 
 
 @router.get("/checkpoints")
 async def list_checkpoints(caller: Caller, services: Services, page: Page, request: Request) -> CheckpointList:
-    """A page of the caller's checkpoints over all runs."""
-    async with services.database.read() as session:
+    """List a page of the caller's checkpoints over all runs."""
+    async with services.runtime.database.read() as session:
         rows, total = await checkpoints.list_checkpoints(
             session,
             caller,
-            clock=services.clock,
+            clock=services.runtime.clock,
             segments=listed_segments(request),
             limit=page.limit,
             offset=page.offset,
@@ -100,12 +102,12 @@ async def list_checkpoints(caller: Caller, services: Services, page: Page, reque
 
 @router.delete("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}", status_code=204)
 async def delete_checkpoint(caller: Caller, services: Services, run_id: PathId, checkpoint_id: PathId) -> None:
-    """Delete the checkpoint, then its files. Raises ``NotFound``, ``InvalidRequest`` for no ``{segment}/{name}``."""
+    """Delete the checkpoint, then its files. Raises ``NotFound``; ``InvalidRequest`` unless the id is ``{segment}/{name}``."""
     path = _address(run_id, checkpoint_id)
-    async with services.database.write() as transaction:
-        directory = await checkpoints.delete_checkpoint(transaction, caller, path, services.clock)
-    await services.publication.withdraw(checkpoints.checkpoint_in(directory))
-    await asyncio.to_thread(services.data_folder.remove, directory)
+    async with services.runtime.database.write() as transaction:
+        directory = await checkpoints.delete_checkpoint(transaction, caller, path, services.runtime.clock)
+    await services.runtime.publication.withdraw(checkpoints.checkpoint_in(directory))
+    await asyncio.to_thread(services.runtime.data_folder.remove, directory)
 
 
 @router.put("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}/ttl", status_code=204)
@@ -116,7 +118,7 @@ async def set_ttl(
     checkpoint_id: PathId,
     body: Annotated[TtlRequest, json_body(TtlRequest)],
 ) -> None:
-    """Let the checkpoint expire, or keep it. Raises ``NotFound``, ``InvalidRequest``."""
+    """Set the time to live of a checkpoint, or keep it for ever. Raises ``NotFound``, ``InvalidRequest``."""
     path = _address(run_id, checkpoint_id)
-    async with services.database.write() as transaction:
-        await checkpoints.set_ttl(transaction, caller, path, ttl_seconds=body.ttl_seconds, clock=services.clock)
+    async with services.runtime.database.write() as transaction:
+        await checkpoints.set_ttl(transaction, caller, path, ttl_seconds=body.ttl_seconds, clock=services.runtime.clock)

@@ -1,4 +1,7 @@
-"""A checkpoint's files over HTTP: as one tar, or each by itself. Links carry their own secret, since downloaders send no key."""
+"""A checkpoint's files over HTTP, as one tar or one by one.
+
+A link carries a secret of its own, because the programs that download send no API key.
+"""
 
 import os
 import tarfile
@@ -11,8 +14,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
-from api.services import ApiServices, Caller, Services
-from api.wire.json_body import PathId
+from api.authentication import Caller
+from api.json_body import PathId
+from api.services import ApiServices, Services
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import parse_path
@@ -24,7 +28,7 @@ _CHUNK_BYTES = 2**20
 
 
 class FileUrls(BaseModel):
-    """A link to each file of a checkpoint, by its name."""
+    """Links to a checkpoint's files by file name, and the time at which they expire."""
 
     urls: dict[str, str]
     expires: datetime
@@ -34,7 +38,7 @@ class FileUrls(BaseModel):
 async def archive(
     caller: Caller, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> Response:
-    """Where the checkpoint's files are to be had as one tar. Raises ``NotFound``."""
+    """Redirect to a link to the checkpoint's files as one tar. Raises ``NotFound``."""
     link = await _link(services, caller, run_id, segment, name)
     headers = {
         "Location": f"{request.base_url}api/v1/downloads/{link.secret}/archive.tar",
@@ -47,38 +51,38 @@ async def archive(
 async def file_urls(
     caller: Caller, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> FileUrls:
-    """Where each of the checkpoint's files is to be had. Raises ``NotFound``."""
+    """Return a link to each of the checkpoint's files. Raises ``NotFound``."""
     link = await _link(services, caller, run_id, segment, name)
     base = f"{request.base_url}api/v1/downloads/{link.secret}/files"
-    names = [file.name for file in _files(services.data_folder.path(link.directory))]
+    names = [file.name for file in _files(services.runtime.data_folder.path(link.directory))]
     return FileUrls(urls={file: f"{base}/{file}" for file in names}, expires=link.expires_at)
 
 
 @router.get("/downloads/{secret}/archive.tar", response_class=StreamingResponse)
 async def download_archive(services: Services, secret: PathId) -> StreamingResponse:
-    """The files as a tar, made while it is read. Raises ``NotFound``."""
+    """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``."""
     folder = await _folder(services, secret)
     return StreamingResponse(_tar(folder), media_type="application/x-tar")
 
 
 @router.get("/downloads/{secret}/files/{file}", response_class=FileResponse)
 async def download_file(services: Services, secret: PathId, file: PathId) -> FileResponse:
-    """One of the files. Raises ``NotFound``."""
+    """Download one of the files behind a link. Raises ``NotFound``."""
     found = [path for path in _files(await _folder(services, secret)) if path.name == file]
     if not found:
-        raise NotFound(f"the checkpoint has no file {file[:100]!r}")
+        raise NotFound(f"the checkpoint has no file {file[:100]!r}; external_weights_urls lists its files")
     return FileResponse(found[0], media_type="application/octet-stream")
 
 
 async def _link(services: ApiServices, caller: TenantId, run_id: str, segment: str, name: str) -> Link:
     path = parse_path(f"tinker://{run_id}/{segment}/{name}", field="checkpoint_id")
-    async with services.database.write() as transaction:
-        return await make_link(transaction, caller, path, services.clock)
+    async with services.runtime.database.write() as transaction:
+        return await make_link(transaction, caller, path, services.runtime.clock)
 
 
 async def _folder(services: ApiServices, secret: str) -> Path:
-    async with services.database.read() as session:
-        return services.data_folder.path(await linked_directory(session, secret, services.clock))
+    async with services.runtime.database.read() as session:
+        return services.runtime.data_folder.path(await linked_directory(session, secret, services.runtime.clock))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -86,7 +90,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _tar(folder: Path) -> Iterator[bytes]:
-    """The folder's files as a tar. Read on a thread; all are opened first, so that a deletion meanwhile cuts none short."""
+    """Yield the folder's files as a tar, piece by piece; called on a thread.
+
+    All files are opened first, so that a deletion meanwhile cuts none of them short.
+    """
     opened = [(path, path.open("rb")) for path in _files(folder)]
     try:
         for path, file in opened:

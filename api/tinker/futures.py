@@ -1,4 +1,4 @@
-"""``retrieve_future``: a poll that is held until its operation is final."""
+"""``retrieve_future``: a poll for an operation's result, held open until the result is there."""
 
 import asyncio
 from typing import Annotated
@@ -6,8 +6,10 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from api.services import ApiServices, Caller, Services
-from api.wire.json_body import PlainText, RequestModel, json_body
+from api.authentication import Caller
+from api.json_body import json_body
+from api.services import ApiServices, Services
+from api.wire.request_model import PlainText, RequestModel
 from api.wire.results import encode_result
 from contracts.errors import FutureGone
 from contracts.ids import TenantId
@@ -20,11 +22,11 @@ router = APIRouter(tags=["futures"])
 
 _CREATIONS = frozenset({OperationKind.CREATE_MODEL, OperationKind.LOAD_WEIGHTS})
 _INLINE_BYTES = 64 * 1024
-"""A result up to this size is encoded on the event loop: a thread would cost more than the work."""
+"""Largest result that is encoded on the event loop; for less, a thread would cost more than the work."""
 
 
 class RetrieveRequest(RequestModel):
-    """Which result; ``allow_metadata_only`` lets a large one be announced by its size first."""
+    """Request to wait for. With ``allow_metadata_only`` a large result is first announced by its size."""
 
     request_id: PlainText
     allow_metadata_only: bool | None = None
@@ -37,12 +39,15 @@ async def retrieve_future(
     request: Request,
     body: Annotated[RetrieveRequest, json_body(RetrieveRequest)],
 ) -> Response:
-    """The operation's outcome, waited for at most ``poll_hold``. Raises ``NotFound``, ``FutureGone``."""
-    hold = services.settings.poll_hold.total_seconds()
-    status = await services.ledger.wait_until_final(caller, body.request_id, seconds=hold)
+    """Return the outcome of a request, after waiting for at most ``poll_hold``.
+
+    The answer is 408 while the request is pending: poll again. Raises ``NotFound``, ``FutureGone``.
+    """
+    hold = services.runtime.settings.poll_hold.total_seconds()
+    status = await services.runtime.ledger.wait_until_final(caller, body.request_id, seconds=hold)
     match status.state:
         case OperationState.PENDING:
-            # 408 makes the SDK poll again at once and silently; a 200 with the same body would log a warning each time.
+            # At 408 the SDK polls again at once and silently; at 200 with the same body it would log a warning each time.
             content = {"type": "try_again", "request_id": status.id, **await _queue_state(services, caller, status)}
             return _json(content, status_code=408)
         case OperationState.FAILED:
@@ -55,11 +60,13 @@ async def _result(
     services: ApiServices, caller: TenantId, status: OperationStatus, request: Request, *, announce: bool
 ) -> Response:
     size = status.result_bytes or 0
-    if not status.pruned and announce and size > services.settings.metadata_only_bytes:
+    if not status.pruned and announce and size > services.runtime.settings.metadata_only_bytes:
         return _json({"status": "complete_metadata", "response_payload_size": size})
-    result = None if status.pruned else await services.ledger.result(caller, status)
+    result = None if status.pruned else await services.runtime.ledger.result(caller, status)
     if result is None:
-        raise FutureGone(f"the result of request {status.id} was kept for its grace time and is gone")
+        raise FutureGone(
+            f"the result of request {status.id} was kept for its grace time and is gone; send a new request"
+        )
     accept = request.headers.get("accept", "")
     if size <= _INLINE_BYTES:
         encoded = encode_result(status.kind, result, accept=accept)
@@ -69,14 +76,14 @@ async def _result(
 
 
 async def _queue_state(services: ApiServices, caller: TenantId, status: OperationStatus) -> dict[str, object]:
-    """Whether the operation is held back, and why."""
-    limit = services.settings.max_adapters
+    """Return the state of a pending operation's queue, with the reason if the operation is held back."""
+    limit = services.runtime.settings.max_adapters
     if limit is not None and status.kind in _CREATIONS:
-        async with services.database.read() as session:
+        async with services.runtime.database.read() as session:
             run = await get_run(session, caller, status.lane)
             is_full = run.state == RunState.CREATING and await open_runs(session, run.base_model) >= limit
         if is_full:
-            reason = f"{limit} models are open on {run.base_model}; this one is made when another is unloaded"
+            reason = f"{limit} models are open on {run.base_model}; this one is created when another is unloaded"
             return {"queue_state": "paused_capacity", "queue_state_reason": reason}
     return {"queue_state": "active"}
 

@@ -1,35 +1,36 @@
-"""The caller's own key: what ``tinker auth login`` and ``logout`` ask."""
+"""The caller's own API key: describe it and revoke it, for ``tinker auth login`` and ``logout``."""
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.services import Caller, Services
+from api.authentication import Caller, presented_key
+from api.services import Services
 from tenants.keys import describe_key, revoke_key
 
 router = APIRouter(tags=["keys"])
 
 
 class OrganisationDetails(BaseModel):
-    """The tenant, in the CLI's words."""
+    """The tenant; the SDK's command line calls it an organisation."""
 
     name: str
 
 
 class UserDetails(BaseModel):
-    """weft knows tenants, not people."""
+    """The user, always empty: weft knows tenants, not people."""
 
     email: str = ""
 
 
 class KeyDetails(BaseModel):
-    """Whose key it is."""
+    """Owner of a key."""
 
     org_details: OrganisationDetails
     user_details: UserDetails
 
 
 class KeyInfo(BaseModel):
-    """Public facts of an API key; ``name`` is its shown prefix."""
+    """Public facts of an API key; ``name`` is the key's prefix, which is no secret."""
 
     key_id: int
     name: str
@@ -37,15 +38,11 @@ class KeyInfo(BaseModel):
     details: KeyDetails
 
 
-def _presented_key(request: Request) -> str:
-    return request.headers["x-api-key"]
-
-
 @router.get("/auth/apikey/me")
 async def get_own_key(caller: Caller, services: Services, request: Request) -> KeyInfo:
-    """Facts of the key in ``X-API-Key``."""
-    async with services.database.read() as session:
-        key, tenant = await describe_key(session, caller, _presented_key(request))
+    """Describe the key that the request carries."""
+    async with services.runtime.database.read() as session:
+        key, tenant = await describe_key(session, caller, presented_key(request) or "")
     return KeyInfo(
         key_id=key.id,
         name=key.prefix,
@@ -56,6 +53,6 @@ async def get_own_key(caller: Caller, services: Services, request: Request) -> K
 
 @router.delete("/auth/apikey/me", status_code=204)
 async def revoke_own_key(_caller: Caller, services: Services, request: Request) -> None:
-    """Revoke the key in ``X-API-Key``, and no other, at once."""
-    async with services.database.write() as transaction:
-        await revoke_key(transaction, prefix=_presented_key(request), clock=services.clock)
+    """Revoke the key that the request carries, at once; other keys stay."""
+    async with services.runtime.database.write() as transaction:
+        await revoke_key(transaction, prefix=presented_key(request) or "", clock=services.runtime.clock)

@@ -1,4 +1,4 @@
-"""Making, describing and unloading a training run's adapter."""
+"""Model endpoints: create, describe and unload the adapter of a training run."""
 
 import secrets
 from dataclasses import replace
@@ -8,10 +8,12 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.services import ApiServices, Caller, Services
-from api.submission import TrainingSubmission, promise, submit_training
-from api.wire.json_body import json_body
-from api.wire.schemas import CreateModelRequest, LoraConfig, ModelRequest, OptimizerConfig
+from api.authentication import Caller
+from api.json_body import json_body
+from api.services import ApiServices, Services
+from api.training_submission import TrainingSubmission, promise, submit_training
+from api.wire.request_model import DefaultingModel, PlainText, RequestModel
+from api.wire.tinker_requests import Metadata, OptimizerConfig, SeqId
 from contracts.codec import digest
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, SessionId, TenantId
@@ -27,8 +29,35 @@ OPTIMIZER: dict[str, Any] = {"type": "adamw"}
 _SEED_BITS = 63
 
 
+class LoraConfig(DefaultingModel):
+    """LoRA settings with the SDK's defaults."""
+
+    rank: int = 32
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class CreateModelRequest(RequestModel):
+    """Body of ``/create_model``."""
+
+    session_id: PlainText
+    model_seq_id: SeqId
+    base_model: PlainText
+    user_metadata: Metadata | None = None
+    lora_config: LoraConfig | None = None
+    optimizer_config: OptimizerConfig | None = None
+
+
+class ModelRequest(RequestModel):
+    """Body of ``/get_info`` and ``/unload_model``."""
+
+    model_id: PlainText
+
+
 class ModelData(BaseModel):
-    """What a model is made of; ``tokenizer_id`` goes to ``AutoTokenizer`` on the client."""
+    """Base model of a run; the client passes ``tokenizer_id`` to ``AutoTokenizer``."""
 
     arch: str
     model_name: str
@@ -36,7 +65,7 @@ class ModelData(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """``get_info``'s answer."""
+    """Answer of ``/get_info``."""
 
     type: Literal["get_info"] = "get_info"
     model_id: str
@@ -51,7 +80,7 @@ class ModelInfo(BaseModel):
 async def create_model(
     caller: Caller, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
 ) -> Response:
-    """Open a run with a fresh adapter; its id is ``{session_id}:train:{model_seq_id}``."""
+    """Open a run with a fresh adapter. The run's id is ``{session_id}:train:{model_seq_id}``."""
     facts = services.base(body.base_model)
     check_optimizer(body.optimizer_config)
     lora = _checked_lora(services, body.lora_config or LoraConfig())
@@ -64,14 +93,16 @@ async def create_model(
 async def open_run(
     services: ApiServices, caller: TenantId, new: NewRun, kind: OperationKind, payload: Payload
 ) -> Response:
-    """Record a run and the operation that makes it, seq 0 of its lane. Raises ``NotFound``, ``SessionEnded``,
-    ``SequenceConflict``."""
+    """Record a run and the operation that creates it, number 0 of its lane, and promise the result.
+
+    Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``.
+    """
     run_id = run_id_for(new.session_id, new.model_seq_id)
-    async with services.database.write() as transaction:
+    async with services.runtime.database.write() as transaction:
         request_id = await earlier_opening(services, transaction, caller, run_id, new.session_id, payload)
         if request_id is None:
             await live_session(transaction, caller, new.session_id)
-            await create_run(transaction, caller, new, services.clock)
+            await create_run(transaction, caller, new, services.runtime.clock)
             operation = NewOperation(
                 tenant=caller,
                 lane=run_id,
@@ -82,25 +113,27 @@ async def open_run(
                 digest=digest(payload),
                 trace_id=current_work().trace_id,
             )
-            request_id = await services.ledger.accept(transaction, operation)
+            request_id = await services.runtime.ledger.accept(transaction, operation)
     return promise(request_id, model_id=run_id)
 
 
 async def earlier_opening(
     services: ApiServices, session: AsyncSession, caller: TenantId, run_id: RunId, session_id: str, payload: Payload
 ) -> RequestId | None:
-    """The request id under which ``payload`` made this run before. Raises ``NotFound`` for a foreign session,
-    ``SequenceConflict``."""
+    """Return the id of the earlier request by which ``payload`` created this run, or None.
+
+    Raises ``NotFound`` for another tenant's session, ``SequenceConflict``.
+    """
     await get_session(session, caller, session_id)
-    return await services.ledger.find(session, lane=run_id, seq_id=0, digest=digest(payload))
+    return await services.runtime.ledger.find(session, lane=run_id, seq_id=0, digest=digest(payload))
 
 
 @router.post("/get_info")
 async def get_info(
     caller: Caller, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
 ) -> ModelInfo:
-    """What the run trains; works while it is still being made. Raises ``NotFound``."""
-    async with services.database.read() as session:
+    """Describe the run's base model and adapter, also while the adapter is being created. Raises ``NotFound``."""
+    async with services.runtime.database.read() as session:
         run = await get_run(session, caller, body.model_id)
     facts = services.base(run.base_model)
     return ModelInfo(
@@ -115,7 +148,7 @@ async def get_info(
 async def unload_model(
     caller: Caller, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
 ) -> Response:
-    """Drop the run's adapter for good, after what was accepted before. Raises ``NotFound``."""
+    """Unload the run's adapter for good, after the requests that were accepted before. Raises ``NotFound``."""
     submission = TrainingSubmission(
         body.model_id, UNLOAD_SEQ_ID, OperationKind.UNLOAD_MODEL, b"", lambda _facts: UnloadModel()
     )
@@ -123,13 +156,13 @@ async def unload_model(
 
 
 def check_optimizer(config: OptimizerConfig | None) -> None:
-    """Raise ``InvalidRequest`` for an optimiser weft does not have."""
+    """Raise ``InvalidRequest`` for an optimiser that weft does not have."""
     if config is not None and config.type not in ("adamw", "adam"):
-        raise InvalidRequest(f"optimizer_config.type {config.type[:50]!r} is not offered; weft has adamw")
+        raise InvalidRequest(f"optimizer_config.type {config.type[:50]!r} is not offered; send adamw")
 
 
 def _checked_lora(services: ApiServices, config: LoraConfig) -> LoraSettings:
-    most = services.settings.max_rank
+    most = services.runtime.settings.max_rank
     if not 1 <= config.rank <= most:
         raise InvalidRequest(f"lora_config.rank must be 1 to {most}; got {config.rank}")
     if config.seed is not None and not -(2**63) <= config.seed < 2**63:

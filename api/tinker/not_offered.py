@@ -1,4 +1,4 @@
-"""Tinker endpoints that weft knows and does not offer: a final 404 that says what to do instead."""
+"""Tinker endpoints that weft does not offer. Each answers a final 404 that says what to do instead."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -6,11 +6,12 @@ from typing import NoReturn
 
 from fastapi import APIRouter, Request, Response
 
-from api.services import Caller, Services
-from api.submission import TrainingSubmission, submit_training
+from api.authentication import Caller
+from api.services import Services
+from api.training_submission import TrainingSubmission, submit_training
 from api.wire.body import read_body
-from api.wire.json_body import parse_json
-from api.wire.schemas import ModelKey
+from api.wire.request_model import parse_json
+from api.wire.tinker_requests import ModelKey
 from contracts.base_model import BaseModelFacts
 from contracts.errors import NotImplementedHere
 from contracts.operations import OperationKind, Payload
@@ -25,7 +26,7 @@ _POLL = "poll retrieve_future for each request"
 
 @dataclass(frozen=True, slots=True)
 class NotOffered:
-    """An endpoint of the Tinker API and what stands in for it here."""
+    """An endpoint of the Tinker API, and the advice that its refusal gives."""
 
     method: str
     path: str
@@ -51,7 +52,7 @@ NOT_OFFERED = (
 
 
 def refusal(endpoint: NotOffered) -> NotImplementedHere:
-    """The error that ``endpoint`` answers with."""
+    """Return the error that ``endpoint`` answers with."""
     return NotImplementedHere(f"weft does not offer {endpoint.method} {endpoint.path}: {endpoint.instead}")
 
 
@@ -70,11 +71,13 @@ for _endpoint in NOT_OFFERED:
 
 @router.post("/save_weights_external", include_in_schema=False, response_class=Response)
 async def save_weights_external(caller: Caller, services: Services, request: Request) -> Response:
-    """A promise that has failed already: the call has taken a ``seq_id``, and a bare 404 would leave a hole in the run.
+    """Record a save that has failed already: weft does not offer external weights.
+
+    The call has used up a ``seq_id``. A bare 404 would leave a hole in the run, so the refusal is the future's outcome.
 
     Raises as ``submit_training`` does.
     """
-    body = await read_body(request, services.settings.max_body_bytes)
+    body = await read_body(request, services.runtime.settings.max_body_bytes)
     key = parse_json(ModelKey, body)
 
     def build(_facts: BaseModelFacts) -> Payload:

@@ -1,4 +1,4 @@
-"""Training runs: what a tenant has trained."""
+"""Training runs of a tenant: list and describe."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -6,10 +6,11 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
+from api.authentication import Caller
+from api.json_body import PathId
 from api.paging import Cursor, Page, cursor_of
-from api.services import Caller, Services
+from api.services import Services
 from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
-from api.wire.json_body import PathId
 from contracts.paths import Segment
 from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import latest_checkpoints
@@ -19,7 +20,7 @@ router = APIRouter(tags=["runs"])
 
 
 class TrainingRun(BaseModel):
-    """A run as the wire shows it. ``corrupted`` means that its creation failed: there is no adapter."""
+    """A training run. ``corrupted`` means that its creation failed, so that there is no adapter."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -44,19 +45,19 @@ class TrainingRunList(BaseModel):
 
 @router.get("/training_runs")
 async def list_training_runs(caller: Caller, services: Services, page: Page) -> TrainingRunList:
-    """The caller's runs."""
-    async with services.database.read() as session:
+    """List the caller's runs, newest first."""
+    async with services.runtime.database.read() as session:
         runs, total = await list_runs(session, caller, limit=page.limit, offset=page.offset)
-        latest = await latest_checkpoints(session, caller, [run.id for run in runs], services.clock)
+        latest = await latest_checkpoints(session, caller, [run.id for run in runs], services.runtime.clock)
     return TrainingRunList(training_runs=[_training_run(run, latest) for run in runs], cursor=cursor_of(page, total))
 
 
 @router.get("/training_runs/{run_id}")
 async def get_training_run(caller: Caller, services: Services, run_id: PathId) -> TrainingRun:
-    """One run. Raises ``NotFound``."""
-    async with services.database.read() as session:
+    """Describe one run. Raises ``NotFound``."""
+    async with services.runtime.database.read() as session:
         run = await get_run(session, caller, run_id)
-        latest = await latest_checkpoints(session, caller, [run.id], services.clock)
+        latest = await latest_checkpoints(session, caller, [run.id], services.runtime.clock)
     return _training_run(run, latest)
 
 

@@ -1,4 +1,4 @@
-"""Sessions of SDK clients: create, heartbeat, finish, look."""
+"""Sessions of SDK clients: create, keep alive, finish, describe and list."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,9 +6,11 @@ import orjson
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, Field
 
+from api.authentication import Caller
+from api.json_body import PathId, json_body
 from api.paging import Page
-from api.services import Caller, Services
-from api.wire.json_body import PathId, PlainText, RequestModel, json_body
+from api.services import Services
+from api.wire.request_model import PlainText, RequestModel
 from tenants import sessions
 
 router = APIRouter(tags=["sessions"])
@@ -20,7 +22,7 @@ Label = Annotated[PlainText, Field(max_length=_MAX_LABEL)]
 
 
 class CreateSessionRequest(RequestModel):
-    """What a client tells of itself."""
+    """A client's description of itself."""
 
     tags: list[str] | None = None
     user_metadata: dict[str, Any] | None = None
@@ -30,39 +32,39 @@ class CreateSessionRequest(RequestModel):
 
 
 class SessionCreated(BaseModel):
-    """The new session."""
+    """Id of the new session."""
 
     session_id: str
     type: Literal["create_session"] = "create_session"
 
 
 class HeartbeatRequest(RequestModel):
-    """Which session lives."""
+    """Session whose client is alive."""
 
     session_id: PlainText
 
 
 class HeartbeatNoted(BaseModel):
-    """The heartbeat counted."""
+    """Confirmation of a heartbeat."""
 
     type: Literal["session_heartbeat"] = "session_heartbeat"
 
 
 class FinishReason(RequestModel):
-    """Why a client closes: ``success``, ``errored`` or ``interrupted``."""
+    """Reason for which a client closes: ``success``, ``errored`` or ``interrupted``."""
 
     type: Annotated[PlainText, Field(max_length=32)] = "success"
 
 
 class FinishRequest(RequestModel):
-    """How a session ended."""
+    """Reason for the end of a session, with a text for people."""
 
     reason: FinishReason | None = None
     detail: PlainText | None = None
 
 
 class SessionInfo(BaseModel):
-    """A session's runs and samplers, in order of making."""
+    """A session's runs and samplers, in order of creation."""
 
     training_run_ids: list[str]
     sampler_ids: list[str]
@@ -71,7 +73,7 @@ class SessionInfo(BaseModel):
 
 
 class SessionList(BaseModel):
-    """Ids, newest first."""
+    """Ids of sessions, newest first."""
 
     sessions: list[str]
 
@@ -83,7 +85,7 @@ async def create_session(
     body: Annotated[CreateSessionRequest, json_body(CreateSessionRequest)],
     x_idempotency_key: Annotated[str | None, Header()] = None,
 ) -> SessionCreated:
-    """Open a session; a re-sent request finds the same one by its ``X-Idempotency-Key``."""
+    """Open a session. A repeated request with the same ``X-Idempotency-Key`` finds the first one."""
     new = sessions.NewSession(
         tags=body.tags or [],
         user_metadata=body.user_metadata,
@@ -91,9 +93,9 @@ async def create_session(
         project_id=body.project_id,
         display_name=body.display_name,
     )
-    async with services.database.write() as transaction:
+    async with services.runtime.database.write() as transaction:
         session_id = await sessions.create_session(
-            transaction, caller, new, services.clock, idempotency_key=x_idempotency_key
+            transaction, caller, new, services.runtime.clock, idempotency_key=x_idempotency_key
         )
     return SessionCreated(session_id=session_id)
 
@@ -102,9 +104,9 @@ async def create_session(
 async def session_heartbeat(
     caller: Caller, services: Services, body: Annotated[HeartbeatRequest, json_body(HeartbeatRequest)]
 ) -> HeartbeatNoted:
-    """The client lives. Raises ``NotFound``, ``HeartbeatRefused`` once the session has ended."""
-    async with services.database.write_one() as session:
-        await sessions.heartbeat(session, caller, body.session_id, services.clock)
+    """Keep the session alive. Raises ``NotFound``, and ``HeartbeatRefused`` once the session has ended."""
+    async with services.runtime.database.write_one() as session:
+        await sessions.heartbeat(session, caller, body.session_id, services.runtime.clock)
     return HeartbeatNoted()
 
 
@@ -118,16 +120,16 @@ async def finish_session(
     """End the session; the first reason stays. Raises ``NotFound``."""
     reason = body.reason or FinishReason()
     detail = None if body.detail is None else body.detail[:_MAX_DETAIL]
-    async with services.database.write() as transaction:
+    async with services.runtime.database.write() as transaction:
         await sessions.finish_session(
-            transaction, caller, session_id, reason=reason.type, detail=detail, clock=services.clock
+            transaction, caller, session_id, reason=reason.type, detail=detail, clock=services.runtime.clock
         )
 
 
 @router.get("/sessions/{session_id}")
 async def get_session(caller: Caller, services: Services, session_id: PathId) -> SessionInfo:
-    """What the session made. Raises ``NotFound``."""
-    async with services.database.read() as session:
+    """Describe the session: its runs, its samplers and its metadata. Raises ``NotFound``."""
+    async with services.runtime.database.read() as session:
         found = await sessions.get_session(session, caller, session_id)
         run_ids, sampler_ids = await sessions.session_members(session, caller, session_id)
     return SessionInfo(
@@ -140,14 +142,14 @@ async def get_session(caller: Caller, services: Services, session_id: PathId) ->
 
 @router.get("/sessions")
 async def list_sessions(caller: Caller, services: Services, page: Page) -> SessionList:
-    """The caller's sessions, newest first."""
-    async with services.database.read() as session:
+    """List the caller's sessions, newest first."""
+    async with services.runtime.database.read() as session:
         ids = await sessions.list_sessions(session, caller, limit=page.limit, offset=page.offset)
     return SessionList(sessions=ids)
 
 
 def _as_text(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """The SDK sends any JSON value but reads back only text."""
+    """Return the metadata with every value as text: the SDK sends any JSON value, but reads only text."""
     if metadata is None:
         return None
     return {key: value if isinstance(value, str) else orjson.dumps(value).decode() for key, value in metadata.items()}

@@ -1,4 +1,4 @@
-"""The SDK's telemetry: accepted and dropped. weft keeps nothing of it."""
+"""Telemetry of the SDK, accepted and dropped: weft keeps nothing of it."""
 
 import logging
 from typing import Literal
@@ -6,7 +6,8 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.services import Caller, Services
+from api.authentication import Caller
+from api.services import Services
 from api.wire.body import read_body
 
 router = APIRouter(tags=["telemetry"])
@@ -15,14 +16,14 @@ _log = logging.getLogger(__name__)
 
 
 class Accepted(BaseModel):
-    """The only status the SDK knows."""
+    """Answer of ``/telemetry``; the SDK knows no other status."""
 
     status: Literal["accepted"] = "accepted"
 
 
 @router.post("/telemetry")
 async def telemetry(caller: Caller, services: Services, request: Request) -> Accepted:
-    """Take whatever comes: an unknown session is fine. Raises ``PayloadTooLarge``."""
-    body = await read_body(request, services.settings.max_body_bytes)
+    """Accept any body, also one of an unknown session, and drop it. Raises ``PayloadTooLarge``."""
+    body = await read_body(request, services.runtime.settings.max_body_bytes)
     _log.debug("telemetry of tenant %s: %d bytes dropped", caller, len(body))
     return Accepted()

@@ -1,24 +1,18 @@
-"""Saving, loading and describing weights."""
+"""Weights endpoints: save, load and describe the weights of a run."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from api.services import ApiServices, Caller, Services
-from api.submission import Build, TrainingSubmission, promise, submit_training
+from api.authentication import Caller
+from api.json_body import json_body
+from api.services import ApiServices, Services
 from api.tinker.models import check_optimizer, earlier_opening, open_run
+from api.training_submission import Build, TrainingSubmission, promise, submit_training
 from api.wire.body import read_body
-from api.wire.json_body import json_body, parse_json
-from api.wire.schemas import (
-    CreateByLoadRequest,
-    LoadTarget,
-    LoadWeightsRequest,
-    ModelKey,
-    SaveWeightsForSamplerRequest,
-    SaveWeightsRequest,
-    WeightsInfoRequest,
-)
+from api.wire.request_model import DefaultingModel, PlainText, RequestModel, parse_json
+from api.wire.tinker_requests import Metadata, ModelKey, OptimizerConfig, SeqId
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId, TenantId
@@ -30,8 +24,56 @@ from tenants.runs import NewRun, lora_settings, run_id_for
 router = APIRouter(tags=["weights"])
 
 
+class SaveWeightsRequest(RequestModel):
+    """Body of ``/save_weights``."""
+
+    path: str | None = None
+    ttl_seconds: int | None = None
+    overwrite: bool | None = None
+    user_metadata: Metadata | None = None
+
+
+class SaveWeightsForSamplerRequest(RequestModel):
+    """Body of ``/save_weights_for_sampler``, with a name in ``path`` or without."""
+
+    path: str | None = None
+    sampling_session_seq_id: SeqId | None = None
+    kind: Literal["snapshot", "inflight"] | None = None
+    ttl_seconds: int | None = None
+    user_metadata: Metadata | None = None
+
+
+class LoadTarget(RequestModel):
+    """Field that tells the two forms of ``/load_weights`` apart: with ``model_id`` into that model, else into a new one."""
+
+    model_id: PlainText | None = None
+
+
+class LoadWeightsRequest(DefaultingModel):
+    """Fields of both forms of ``/load_weights``."""
+
+    path: PlainText = ""
+    optimizer: bool | None = None
+    base_model: PlainText | None = None
+    user_metadata: Metadata | None = None
+    optimizer_config: OptimizerConfig | None = None
+
+
+class CreateByLoadRequest(LoadWeightsRequest):
+    """Body of the ``/load_weights`` that creates a model."""
+
+    session_id: PlainText
+    model_seq_id: SeqId
+
+
+class WeightsInfoRequest(RequestModel):
+    """Body of ``/weights_info``."""
+
+    tinker_path: PlainText
+
+
 class WeightsInfo(BaseModel):
-    """What a checkpoint is."""
+    """Base model and LoRA settings of a checkpoint."""
 
     base_model: str
     is_lora: bool = True
@@ -43,13 +85,13 @@ class WeightsInfo(BaseModel):
 
 @router.post("/save_weights", response_class=Response)
 async def save_weights(caller: Caller, services: Services, request: Request) -> Response:
-    """Write a training checkpoint: weights and optimiser state."""
-    body = await read_body(request, services.settings.max_body_bytes)
+    """Save a training checkpoint: weights and optimiser state."""
+    body = await read_body(request, services.runtime.settings.max_body_bytes)
 
     def build(_facts: BaseModelFacts) -> Payload:
         asked = parse_json(SaveWeightsRequest, body)
         if asked.path is None:
-            raise InvalidRequest("path is missing: it names the checkpoint")
+            raise InvalidRequest("path is missing; send a name for the checkpoint")
         return SaveWeights(
             name=check_name(asked.path),
             ttl_seconds=check_ttl(asked.ttl_seconds),
@@ -62,13 +104,13 @@ async def save_weights(caller: Caller, services: Services, request: Request) -> 
 
 @router.post("/save_weights_for_sampler", response_class=Response)
 async def save_weights_for_sampler(caller: Caller, services: Services, request: Request) -> Response:
-    """Publish weights for sampling: under a name, or straight into a sampling session."""
-    body = await read_body(request, services.settings.max_body_bytes)
+    """Publish the run's weights for sampling, under a name or straight into a sampling session."""
+    body = await read_body(request, services.runtime.settings.max_body_bytes)
 
     def build(_facts: BaseModelFacts) -> Payload:
         asked = parse_json(SaveWeightsForSamplerRequest, body)
         if asked.path is None and asked.sampling_session_seq_id is None:
-            raise InvalidRequest("path (a name) or sampling_session_seq_id is needed")
+            raise InvalidRequest("path and sampling_session_seq_id are missing; send one (path names the checkpoint)")
         return SaveWeightsForSampler(
             name=None if asked.path is None else check_name(asked.path),
             sampling_session_seq_id=asked.sampling_session_seq_id if asked.path is None else None,
@@ -82,8 +124,8 @@ async def save_weights_for_sampler(caller: Caller, services: Services, request: 
 
 @router.post("/load_weights", response_class=Response)
 async def load_weights(caller: Caller, services: Services, request: Request) -> Response:
-    """Load a training checkpoint: into a model, or (with a session and no model) making one."""
-    body = await read_body(request, services.settings.max_body_bytes)
+    """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
+    body = await read_body(request, services.runtime.settings.max_body_bytes)
     if parse_json(LoadTarget, body).model_id is None:
         return await _create_by_load(services, caller, parse_json(CreateByLoadRequest, body))
 
@@ -97,10 +139,10 @@ async def load_weights(caller: Caller, services: Services, request: Request) -> 
 async def weights_info(
     caller: Caller, services: Services, body: Annotated[WeightsInfoRequest, json_body(WeightsInfoRequest)]
 ) -> WeightsInfo:
-    """What a checkpoint was trained on and with. Raises ``NotFound``, ``InvalidRequest``."""
+    """Describe a checkpoint: its base model and LoRA settings. Raises ``NotFound``, ``InvalidRequest``."""
     path = parse_path(body.tinker_path, field="tinker_path")
-    async with services.database.read() as session:
-        _, run = await find_checkpoint(session, caller, path, services.clock)
+    async with services.runtime.database.read() as session:
+        _, run = await find_checkpoint(session, caller, path, services.runtime.clock)
     return WeightsInfo(
         base_model=run.base_model,
         lora_rank=run.rank,
@@ -115,13 +157,16 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
     payload = _load(asked, creates=True)
     path = parse_path(payload.path, segment=Segment.WEIGHTS)
     run_id = run_id_for(asked.session_id, asked.model_seq_id)
-    async with services.database.read() as session:
+    async with services.runtime.database.read() as session:
         earlier = await earlier_opening(services, session, caller, run_id, asked.session_id, payload)
-        if earlier is not None:  # the checkpoint may be gone by now
+        if earlier is not None:  # found before the checkpoint is looked up, which may be gone by now
             return promise(earlier, model_id=run_id)
-        _, source = await find_checkpoint(session, caller, path, services.clock)
+        _, source = await find_checkpoint(session, caller, path, services.runtime.clock)
     if asked.base_model is not None and asked.base_model != source.base_model:
-        raise InvalidRequest(f"base_model is {asked.base_model[:300]!r}, but the checkpoint's is {source.base_model!r}")
+        raise InvalidRequest(
+            f"base_model is {asked.base_model[:300]!r}, but the checkpoint was trained on {source.base_model!r}; "
+            "leave base_model out"
+        )
     facts = services.base(source.base_model)
     new = NewRun(
         SessionId(asked.session_id), asked.model_seq_id, facts.name, lora_settings(source), asked.user_metadata
@@ -131,7 +176,7 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
 
 def _load(asked: LoadWeightsRequest, *, creates: bool) -> LoadWeights:
     path = parse_path(asked.path, segment=Segment.WEIGHTS)
-    # SDK 0.3 does not say; it always meant the whole state.
+    # SDK 0.3 leaves the field out and always means the whole state.
     optimizer = True if asked.optimizer is None else asked.optimizer
     return LoadWeights(path=str(path), optimizer=optimizer, creates=creates, user_metadata=asked.user_metadata)
 

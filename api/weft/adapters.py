@@ -1,4 +1,4 @@
-"""weft's own API over an adapter's gate: pause, resume, reload and how it stands."""
+"""Gate of an adapter: pause and resume its sampling, reload a version, describe the state."""
 
 from datetime import datetime, timedelta
 from time import monotonic
@@ -8,8 +8,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.services import ApiServices, Caller, Services
-from api.wire.json_body import PathId, RequestModel, json_body
+from api.authentication import Caller
+from api.json_body import PathId, json_body
+from api.services import ApiServices, Services
+from api.wire.request_model import RequestModel
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
@@ -35,14 +37,16 @@ router = APIRouter(prefix="/adapters", tags=["adapters"])
 DEFAULT_TIMEOUT_SECONDS = 30.0
 LONGEST_TIMEOUT_SECONDS = 300.0
 _LOOK_AGAIN_SECONDS = 0.5
-"""Longest wait for a wake-up while samples drain: they may end in another process."""
+"""Longest wait for a wake-up while samples drain; one that ends in another process may send none."""
 
 
 class PauseRequest(RequestModel):
-    """``abort`` ends samples in flight with their tokens so far, ``wait`` lets them end, ``keep`` goes on later.
+    """A pause of sampling.
 
-    The pause ends by itself after ``ttl_seconds``; the answer comes once nothing is in flight, or after
-    ``timeout_seconds``.
+    - ``mode``: ``abort`` ends samples in flight with their tokens so far, ``wait`` lets them end, ``keep`` holds them
+      and continues them after the pause.
+    - ``ttl_seconds``: the pause ends by itself after this time.
+    - ``timeout_seconds``: the answer comes once nothing is in flight, or after this time.
     """
 
     mode: GateMode = GateMode.KEEP
@@ -52,20 +56,23 @@ class PauseRequest(RequestModel):
 
 
 class ResumeRequest(RequestModel):
-    """``generation``: resume only what was paused with it, and not what another controller has paused since."""
+    """End of a pause. With ``generation``, only the pause of that generation ends, not a later one by another controller."""
 
     generation: int | None = None
 
 
 class ReloadRequest(RequestModel):
-    """``path``: the ``sampler_weights`` checkpoint of this run that live samplers are to follow; the newest by default."""
+    """A version for live samplers: ``path`` is a ``sampler_weights`` checkpoint of this run; the newest by default."""
 
     path: str | None = None
 
 
 class GateState(BaseModel):
-    """``state`` is ``open``, ``pausing`` (samples are still in flight) or ``paused``; ``versions`` are those in flight
-    on each replica."""
+    """State of an adapter's gate.
+
+    ``state`` is ``open``, ``pausing`` (samples are still in flight) or ``paused``. ``versions`` lists the versions in
+    flight on each replica.
+    """
 
     adapter: str
     state: str
@@ -79,7 +86,7 @@ class GateState(BaseModel):
 
 
 class Reloaded(BaseModel):
-    """The version that live samplers follow now."""
+    """Version that live samplers follow now."""
 
     adapter: str
     version: str
@@ -87,8 +94,8 @@ class Reloaded(BaseModel):
 
 @router.get("/{run_id}")
 async def describe(caller: Caller, services: Services, run_id: PathId) -> GateState:
-    """How the adapter's gate stands. Raises ``NotFound``."""
-    async with services.database.read() as session:
+    """Describe the adapter's gate. Raises ``NotFound``."""
+    async with services.runtime.database.read() as session:
         run = await get_run(session, caller, run_id)
         return await _state(services, session, RunId(run.id))
 
@@ -97,18 +104,21 @@ async def describe(caller: Caller, services: Services, run_id: PathId) -> GateSt
 async def pause(
     caller: Caller, services: Services, run_id: PathId, body: Annotated[PauseRequest, json_body(PauseRequest)]
 ) -> GateState:
-    """Pause sampling from the adapter; new samples wait. Pausing what is paused takes it over. Raises ``NotFound``."""
+    """Pause sampling from the adapter; new samples wait.
+
+    A pause of a paused adapter replaces the earlier pause. Raises ``NotFound``.
+    """
     asked = Pause(
         mode=body.mode,
         reason=body.reason,
         ttl=None if body.ttl_seconds is None else timedelta(seconds=body.ttl_seconds),
     )
-    async with services.database.write() as transaction:
+    async with services.runtime.database.write() as transaction:
         run = await get_run(transaction, caller, run_id)
         gate = await pause_gate(
-            transaction, run.id, tenant=caller, base_model=run.base_model, pause=asked, clock=services.clock
+            transaction, run.id, tenant=caller, base_model=run.base_model, pause=asked, clock=services.runtime.clock
         )
-        services.ledger.announce_gates(transaction, run.base_model)
+        services.runtime.ledger.announce_gates(transaction, run.base_model)
     return await _drained(services, run.base_model, RunId(run.id), gate, seconds=body.timeout_seconds)
 
 
@@ -116,11 +126,11 @@ async def pause(
 async def resume(
     caller: Caller, services: Services, run_id: PathId, body: Annotated[ResumeRequest, json_body(ResumeRequest)]
 ) -> GateState:
-    """Let samples run; what is open stays open. Raises ``NotFound``, ``InvalidRequest`` for another generation."""
-    async with services.database.write() as transaction:
+    """End the pause; an open gate stays open. Raises ``NotFound``; ``InvalidRequest`` for another generation."""
+    async with services.runtime.database.write() as transaction:
         run = await get_run(transaction, caller, run_id)
-        await resume_gate(transaction, run.id, generation=body.generation, clock=services.clock)
-        services.ledger.announce_gates(transaction, run.base_model)
+        await resume_gate(transaction, run.id, generation=body.generation, clock=services.runtime.clock)
+        services.runtime.ledger.announce_gates(transaction, run.base_model)
         return await _state(services, transaction, RunId(run.id))
 
 
@@ -128,39 +138,44 @@ async def resume(
 async def reload(
     caller: Caller, services: Services, run_id: PathId, body: Annotated[ReloadRequest, json_body(ReloadRequest)]
 ) -> Reloaded:
-    """Point the run's live samplers at a version of it, once replicas have it. Raises ``NotFound``, ``WeftError``."""
-    async with services.database.read() as session:
+    """Point the run's live samplers at one of its versions, once the replicas have loaded it.
+
+    Raises ``NotFound``, ``InvalidRequest``, and the error of a replica that cannot load the version.
+    """
+    async with services.runtime.database.read() as session:
         version, run = await _version(services, session, caller, run_id, body.path)
-    await services.publication.prepare(run.base_model, RunId(run.id), version)
-    async with services.database.write() as transaction:
-        if not await publish_live(transaction, caller, RunId(run.id), version, services.clock):
-            # Nobody was to be moved, or it has expired meanwhile.
-            await get_checkpoint(transaction, caller, version, services.clock)
-        services.ledger.announce_versions(transaction, run.base_model)
+    await services.runtime.publication.prepare(run.base_model, RunId(run.id), version)
+    async with services.runtime.database.write() as transaction:
+        if not await publish_live(transaction, caller, RunId(run.id), version, services.runtime.clock):
+            # Either there is no live sampler, or the version has expired meanwhile: raise for the latter.
+            await get_checkpoint(transaction, caller, version, services.runtime.clock)
+        services.runtime.ledger.announce_versions(transaction, run.base_model)
     return Reloaded(adapter=run.id, version=version)
 
 
 async def _version(
     services: ApiServices, session: AsyncSession, caller: TenantId, run_id: str, path: str | None
 ) -> tuple[CheckpointId, Run]:
-    """The version at ``path``, or the newest, and the run."""
+    """Return the version at ``path``, or else the newest, and the run."""
     if path is None:
         run = await get_run(session, caller, run_id)
-        return await newest_sampler_checkpoint(session, caller, RunId(run.id), services.clock), run
+        return await newest_sampler_checkpoint(session, caller, RunId(run.id), services.runtime.clock), run
     parsed = parse_path(path, segment=Segment.SAMPLER_WEIGHTS, field="path")
     if parsed.run_id != run_id:
         await get_run(session, caller, run_id)
-        raise InvalidRequest(f"path: {path[:300]!r} is of another run")
-    checkpoint, run = await find_checkpoint(session, caller, parsed, services.clock)
+        raise InvalidRequest(
+            f"path {path[:300]!r} is of another run; send a sampler_weights checkpoint of run {run_id}"
+        )
+    checkpoint, run = await find_checkpoint(session, caller, parsed, services.runtime.clock)
     return CheckpointId(checkpoint.id), run
 
 
 async def _drained(services: ApiServices, base_model: str, run: RunId, paused: Gate, *, seconds: float) -> GateState:
-    """The state once nothing is in flight, the gate was changed by somebody else, or the time is over."""
+    """Return the state once nothing is in flight, another request has changed the gate, or ``seconds`` are over."""
     deadline = monotonic() + seconds
-    with services.ledger.wakeups.listen(gates_topic(base_model), cleared_samples_topic(base_model)) as event:
+    with services.runtime.ledger.wakeups.listen(gates_topic(base_model), cleared_samples_topic(base_model)) as event:
         while True:
-            async with services.database.read() as session:
+            async with services.runtime.database.read() as session:
                 state = await _state(services, session, run)
             left = deadline - monotonic()
             if not state.in_flight or state.generation != paused.generation or left <= 0:
@@ -169,7 +184,7 @@ async def _drained(services: ApiServices, base_model: str, run: RunId, paused: G
 
 
 async def _state(services: ApiServices, session: AsyncSession, run: RunId) -> GateState:
-    gate = await gate_of(session, run, services.clock)
+    gate = await gate_of(session, run, services.runtime.clock)
     count = await in_flight(session, run)
     return GateState(
         adapter=run,

@@ -1,12 +1,14 @@
-"""weft's own API over a live sampler: how old its samples may become."""
+"""Staleness bound of a live sampler: the number of versions that its samples may fall behind."""
 
 from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.services import Caller, Services
-from api.wire.json_body import PathId, RequestModel, json_body
+from api.authentication import Caller
+from api.json_body import PathId, json_body
+from api.services import Services
+from api.wire.request_model import RequestModel
 from store.tables import Sampler
 from tenants.samplers import OnStale, Staleness, bound_staleness, get_sampler, staleness_of
 
@@ -14,14 +16,17 @@ router = APIRouter(prefix="/samplers", tags=["samplers"])
 
 
 class StalenessRequest(RequestModel):
-    """``max_version_lag``: versions published since a sample's first token that it may have missed; null lifts the bound."""
+    """A new bound: ``max_version_lag`` versions may be published after a sample's first token; null lifts the bound.
+
+    ``on_stale`` says what happens to a sample that falls further behind.
+    """
 
     max_version_lag: int | None = Field(ge=0, le=2**31 - 1)
     on_stale: OnStale = OnStale.FAIL
 
 
 class StalenessInfo(BaseModel):
-    """The bound, and how many versions the sampler has followed."""
+    """A sampler's bound, and the number of versions it has followed so far (``publications``)."""
 
     sampler_id: str
     max_version_lag: int | None
@@ -31,8 +36,8 @@ class StalenessInfo(BaseModel):
 
 @router.get("/{sampler_id}/staleness")
 async def describe_staleness(caller: Caller, services: Services, sampler_id: PathId) -> StalenessInfo:
-    """The sampler's bound. Raises ``NotFound``."""
-    async with services.database.read() as session:
+    """Describe the sampler's staleness bound. Raises ``NotFound``."""
+    async with services.runtime.database.read() as session:
         return _info(await get_sampler(session, caller, sampler_id))
 
 
@@ -43,9 +48,12 @@ async def set_staleness(
     sampler_id: PathId,
     body: Annotated[StalenessRequest, json_body(StalenessRequest)],
 ) -> StalenessInfo:
-    """Bound the samples of a live sampler, those in flight too. Raises ``NotFound``, ``InvalidRequest`` for a pinned one."""
+    """Set the staleness bound of a live sampler; it holds for samples in flight, too.
+
+    Raises ``NotFound``; ``InvalidRequest`` for a sampler that is pinned to one version.
+    """
     bound = None if body.max_version_lag is None else Staleness(body.max_version_lag, body.on_stale)
-    async with services.database.write() as transaction:
+    async with services.runtime.database.write() as transaction:
         return _info(await bound_staleness(transaction, caller, sampler_id, bound))
 
 

@@ -1,10 +1,11 @@
-"""weft's own API over a sample: which weights made which tokens, where, and how long it took."""
+"""Report on a finished sample: the weights that made each token, the replicas, and the time it took."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.services import Caller, Services
-from api.wire.json_body import PathId
+from api.authentication import Caller
+from api.json_body import PathId
+from api.services import Services
 from contracts.sample_report import SampleReport
 from tenants.sample_reports import report_of
 
@@ -12,7 +13,7 @@ router = APIRouter(prefix="/samples", tags=["samples"])
 
 
 class Span(BaseModel):
-    """Tokens ``[start, end)`` of a sequence came from ``version``; null is the bare base."""
+    """Tokens ``[start, end)`` of a sequence, all made by ``version``; null is the bare base model."""
 
     version: str | None
     start: int
@@ -20,14 +21,14 @@ class Span(BaseModel):
 
 
 class Sequence(BaseModel):
-    """``stop_reason`` is ``stop``, ``length`` or ``abort``: cut by a pause of mode abort."""
+    """A sampled sequence. ``stop_reason`` is ``stop``, ``length``, or ``abort`` for one that a pause has cut."""
 
     stop_reason: str
     spans: list[Span]
 
 
 class SampleInfo(BaseModel):
-    """``min_version`` and ``max_version`` are the oldest and the newest of the versions used, by publication."""
+    """Report on a sample. ``min_version`` and ``max_version`` are the oldest and newest version used, by publication."""
 
     request_id: str
     sequences: list[Sequence]
@@ -41,8 +42,8 @@ class SampleInfo(BaseModel):
 
 @router.get("/{request_id}")
 async def describe(caller: Caller, services: Services, request_id: PathId) -> SampleInfo:
-    """How a finished sample came about. Raises ``NotFound``, also while it is not finished."""
-    async with services.database.read() as session:
+    """Describe how a finished sample was made. Raises ``NotFound``, also while the sample is not finished."""
+    async with services.runtime.database.read() as session:
         report, versions = await report_of(session, caller, request_id)
     return _info(request_id, report, versions)
 

@@ -1,4 +1,4 @@
-"""Request bodies within limits: read in pieces, zstd expanded in pieces, refused as soon as either grows too large."""
+"""Request bodies within a size limit: read and expanded from zstd piece by piece, refused as soon as one grows too large."""
 
 import asyncio
 
@@ -8,15 +8,15 @@ from starlette.requests import Request
 from contracts.errors import InvalidRequest, PayloadTooLarge
 
 _WINDOW_LOG_MAX = 27
-"""A zstd frame may ask for a window of at most 128 MiB."""
+"""Largest window that a zstd frame may ask for: 128 MiB."""
 _PIECE = 1024
-"""Bytes expanded at once. zstd makes at most a 128 KiB block of 4 bytes, so a piece grows by 32 MiB at worst."""
+"""Bytes expanded at once. zstd turns 4 bytes into a block of 128 KiB at most, so a piece grows to 32 MiB at worst."""
 KEPT_OF_TOO_LARGE = 64 * 1024
-"""Bytes kept of a body over the limit: enough to tell whose request it was."""
+"""Bytes kept of a body over the limit: enough to read its model_id and seq_id."""
 
 
 class OversizedBody(PayloadTooLarge):
-    """The body is over the limit; ``beginning`` holds its first bytes, expanded."""
+    """Refusal of a body over the limit; ``beginning`` holds the body's first bytes, expanded."""
 
     def __init__(self, message: str, beginning: bytes) -> None:
         super().__init__(message)
@@ -24,10 +24,10 @@ class OversizedBody(PayloadTooLarge):
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, expanded if ``Content-Encoding: zstd``.
+    """Return the body, expanded if ``Content-Encoding`` is zstd.
 
-    Raises ``OversizedBody`` (a ``PayloadTooLarge``) beyond ``limit`` bytes before or after expansion, ``InvalidRequest`` for
-    another encoding or a damaged one.
+    Raises ``OversizedBody`` (a ``PayloadTooLarge``) beyond ``limit`` bytes before or after expansion, ``InvalidRequest``
+    for another encoding or a damaged frame.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
@@ -43,7 +43,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             break
     body = b"".join(pieces)
     if encoding == "zstd":
-        # A few bytes may expand to the whole limit: never on the event loop.
+        # A few bytes may expand to the whole limit, so this never runs on the event loop.
         return await asyncio.to_thread(_expand, body, limit, is_cut=is_too_large)
     if is_too_large:
         raise _oversized(limit, body)
@@ -63,15 +63,17 @@ def _expand(body: bytes, limit: int, *, is_cut: bool) -> bytes:
             if size > limit:
                 raise _oversized(limit, b"".join(expanded))
     except zstandard.ZstdError as error:
-        raise InvalidRequest("the body is not valid zstd") from error
+        raise InvalidRequest(
+            "the body is not valid zstd; compress it again or send it without Content-Encoding"
+        ) from error
     if is_cut:
         raise _oversized(limit, b"".join(expanded))
     if not decompressor.eof:
-        raise InvalidRequest("the body's zstd frame is cut short")
+        raise InvalidRequest("the body's zstd frame is cut short; send the whole frame")
     return b"".join(expanded)
 
 
 def _oversized(limit: int, body: bytes) -> OversizedBody:
-    # At most the limit, so that the same request, cut elsewhere on its way, has the same beginning.
+    # Cut at the limit, so that a repeat has the same beginning wherever its last piece was cut.
     beginning = body[: min(limit, KEPT_OF_TOO_LARGE)]
     return OversizedBody(f"the body is over the limit of {limit} bytes; send fewer sequences a request", beginning)

@@ -1,4 +1,4 @@
-"""Results to the SDK's wire: protobuf where the client's ``Accept`` asks for it, else JSON."""
+"""Results of operations as response bodies for the SDK: protobuf where ``Accept`` asks for it, else JSON."""
 
 import math
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import orjson
 
 from api.wire import weft_wire_pb2 as pb
 from contracts.operations import (
+    EMPTY_LOGPROB,
     ForwardBackwardOutput,
     ModelCreated,
     ModelUnloaded,
@@ -25,19 +26,18 @@ from contracts.operations import (
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 _ARRAY_RECORD = "ArrayRecord"
-_TOPK_SENTINEL = -99999.0
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedResult:
-    """Bytes of a response and what they are."""
+    """Body of a response and its media type."""
 
     body: bytes
     media_type: str
 
 
 def encode_result(kind: OperationKind, result: Result, *, accept: str) -> EncodedResult:
-    """``result`` as the client asked: samples and passes are protobuf iff ``accept`` has it, all else is JSON."""
+    """Encode ``result``. Samples and passes are protobuf if ``accept`` names it; every other result is JSON."""
     wants_protobuf = PROTOBUF in accept
     match result:
         case ForwardBackwardOutput() if wants_protobuf:
@@ -102,14 +102,17 @@ def _json_sample(result: SampleOutput) -> dict[str, Any]:
 def _json_topk(topk: TopkLogprobs) -> list[list[tuple[int, float]] | None]:
     rows = zip(topk.token_ids.tolist(), topk.logprobs.tolist(), strict=True)
     cells = [
-        [(token, value) for token, value in zip(ids, values, strict=True) if value > _TOPK_SENTINEL]
+        [(token, value) for token, value in zip(ids, values, strict=True) if value > EMPTY_LOGPROB]
         for ids, values in rows
     ]
     return [row or None for row in cells]
 
 
 def _pass_message(result: ForwardBackwardOutput) -> pb.ForwardBackwardOutput:
-    """One record for each run of data with the same trailing shape, so that every array has one."""
+    """Return the protobuf message of a pass.
+
+    A record holds neighbouring data of the same trailing shape, because its tensor has only one trailing shape.
+    """
     message = pb.ForwardBackwardOutput(loss_fn_output_type=_ARRAY_RECORD, metrics=_finite(result.metrics))
     start = 0
     while start < len(result.logprobs):

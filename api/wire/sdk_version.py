@@ -1,4 +1,4 @@
-"""What a client's SDK version cannot take. Every per-version rule of the wire lives here."""
+"""Rules for old versions of the SDK: answers that they cannot parse. Every such rule of the wire is here."""
 
 import re
 
@@ -11,9 +11,9 @@ _EXTERNAL_SINCE = (0, 28)
 
 
 def listed_segments(request: Request) -> frozenset[Segment]:
-    """Segments of checkpoints that the client can parse: an ``external`` one takes an SDK below 0.28's list down.
+    """Return the segments of checkpoints that the client can parse.
 
-    A client that tells no version is taken for a new one.
+    An ``external`` checkpoint breaks the list of an SDK below 0.28. A client that sends no version counts as new.
     """
     told = _VERSION.match(request.headers.get("x-stainless-package-version", ""))
     if told is not None and (int(told[1]), int(told[2])) < _EXTERNAL_SINCE:

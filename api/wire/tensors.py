@@ -1,4 +1,4 @@
-"""Tensors of the wire to numpy: dense or CSR, bytes or lists, every size checked before anything is allocated."""
+"""Tensors of the wire, dense or CSR, as bytes or lists, to numpy arrays. Sizes are checked before memory is allocated."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,25 +22,25 @@ _DTYPE_NAMES: Mapping[str, np.dtype[Any]] = {
 
 
 class ExpansionBudget:
-    """How far the sparse tensors of one request may grow: a few listed cells can ask for gigabytes of zeros."""
+    """Memory that the sparse tensors of one request may use once dense: a few listed cells can ask for gigabytes of zeros."""
 
     def __init__(self, limit: int) -> None:
-        """``limit``: bytes of all of them together, once dense."""
+        """``limit``: bytes of all sparse tensors together, once dense."""
         self._limit = limit
         self._left = limit
 
     def take(self, size: int, field: str) -> None:
-        """Count ``size`` bytes. Raises ``InvalidRequest`` when more is asked than is left."""
+        """Take ``size`` bytes from the budget. Raises ``InvalidRequest`` naming ``field`` if fewer are left."""
         if size > self._left:
             raise InvalidRequest(
                 f"{field}: the sparse tensors of a request may hold {self._limit} bytes once dense, and these hold more; "
-                f"send fewer sequences a request"
+                "send fewer sequences a request"
             )
         self._left -= size
 
 
 def from_proto(tensor: pb.Tensor, field: str, budget: ExpansionBudget) -> np.ndarray:
-    """A dense array of the tensor's dtype; an empty shape means one dimension. Raises ``InvalidRequest`` naming ``field``."""
+    """Return a dense array of the tensor's dtype and shape; an empty shape means (N,). Raises ``InvalidRequest``."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise InvalidRequest(f"{field}: dtype must be float32, int64 or int32")
@@ -67,7 +67,7 @@ def from_lists(
     field: str,
     budget: ExpansionBudget,
 ) -> np.ndarray:
-    """The same, from JSON's lists."""
+    """Return a dense array from JSON's lists, as ``from_proto`` does. Raises ``InvalidRequest`` naming ``field``."""
     dtype = _DTYPE_NAMES.get(dtype_name)
     if dtype is None:
         raise InvalidRequest(f"{field}: dtype must be float32, int64 or int32; got {dtype_name[:50]!r}")
@@ -75,7 +75,7 @@ def from_lists(
     if crow_indices is None and col_indices is None:
         return shaped(values, list(shape or []), field)
     if crow_indices is None or col_indices is None:
-        raise InvalidRequest(f"{field}: sparse_crow_indices and sparse_col_indices come together")
+        raise InvalidRequest(f"{field}: sparse_crow_indices and sparse_col_indices come together; send both or neither")
     indices = np.dtype("<i8")
     crow = _array(crow_indices, indices, f"{field}.sparse_crow_indices")
     col = _array(col_indices, indices, f"{field}.sparse_col_indices")
@@ -83,29 +83,32 @@ def from_lists(
 
 
 def shaped(values: np.ndarray, shape: list[int], field: str) -> np.ndarray:
-    """``values`` in ``shape``; an empty shape leaves one dimension."""
+    """Return ``values`` in ``shape``; an empty shape means (N,). Raises ``InvalidRequest`` naming ``field``."""
     if not shape:
         return values
     if min(shape) < 0 or math.prod(shape) != values.size:
-        raise InvalidRequest(f"{field}: shape {shape[:10]} does not hold {values.size} values")
+        raise InvalidRequest(f"{field}: shape {shape[:10]} does not hold {values.size} values; send a shape that does")
     try:
         return values.reshape(shape)
     except ValueError as error:
-        raise InvalidRequest(f"{field}: shape {shape[:10]} is no shape of an array") from error
+        raise InvalidRequest(
+            f"{field}: shape {shape[:10]} is no shape of an array; send the sizes of its dimensions"
+        ) from error
 
 
 def dense_of_csr(
     values: np.ndarray, crow: np.ndarray, col: np.ndarray, shape: list[int], field: str, budget: ExpansionBudget
 ) -> np.ndarray:
-    """A compressed sparse row matrix as a dense one; cells that are not listed are 0.
+    """Return a compressed sparse row (CSR) matrix as a dense one; cells that are not listed are 0.
 
-    Raises ``InvalidRequest`` unless the indices describe one, each cell listed at most once, and the budget allows it.
+    ``values`` and ``col`` (N,), ``crow`` int64 (rows + 1,). Raises ``InvalidRequest`` unless the indices describe a
+    matrix, list each cell at most once, and the budget holds the dense matrix.
     """
     if len(shape) != 2 or min(shape) < 1:
         raise InvalidRequest(f"{field}: a sparse tensor needs a shape of two sizes of 1 or more; got {shape[:10]}")
     rows, columns = shape
     budget.take(rows * columns * values.dtype.itemsize, field)
-    # Neighbours are compared, not subtracted: a difference of hostile indices wraps round.
+    # Neighbours are compared and not subtracted: the difference of hostile indices could overflow.
     is_well_formed = (
         len(crow) == rows + 1
         and crow[0] == 0
@@ -119,7 +122,7 @@ def dense_of_csr(
         )
     cells = np.repeat(np.arange(rows), np.diff(crow)) * columns + col
     if len(np.unique(cells)) != len(cells):
-        raise InvalidRequest(f"{field}: col_indices list a cell twice")
+        raise InvalidRequest(f"{field}: col_indices list a cell twice; list each cell once")
     dense = np.zeros(rows * columns, dtype=values.dtype)
     dense[cells] = values
     return dense.reshape(rows, columns)
@@ -127,16 +130,21 @@ def dense_of_csr(
 
 def _buffer(data: bytes, dtype: np.dtype, field: str) -> np.ndarray:
     if len(data) % dtype.itemsize:
-        raise InvalidRequest(f"{field}: {len(data)} bytes are no whole number of {dtype.name} values")
+        raise InvalidRequest(
+            f"{field}: {len(data)} bytes are no whole number of {dtype.name} values of {dtype.itemsize} bytes"
+        )
     return np.frombuffer(data, dtype=dtype)
 
 
 def _array(data: Sequence[float] | Sequence[int], dtype: np.dtype, field: str) -> np.ndarray:
-    """JSON numbers in ``dtype``; what float32 cannot hold becomes infinite, a fraction in an integer array is refused."""
+    """Return JSON numbers as ``dtype``. A number beyond float32 becomes infinite.
+
+    Raises ``InvalidRequest`` for a fraction in an integer array and for an integer beyond ``dtype``.
+    """
     if dtype.kind == "i" and any(isinstance(value, float) and not value.is_integer() for value in data):
         raise InvalidRequest(f"{field}: {dtype.name} values must be whole numbers")
     try:
         with np.errstate(over="ignore"):
             return np.asarray(data, dtype=dtype)
     except OverflowError as error:
-        raise InvalidRequest(f"{field}: a value does not fit {dtype.name}") from error
+        raise InvalidRequest(f"{field}: a value is too large for {dtype.name}") from error

@@ -1,31 +1,32 @@
-"""Training requests, protobuf or the JSON of old SDKs, to typed records; checked against the loss and the base model."""
+"""Training requests, as protobuf or as the JSON of old SDKs, to typed records checked against loss and base model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from api.wire import tensors
 from api.wire import weft_wire_pb2 as pb
-from api.wire.schemas import MAX_SEQ_ID, ForwardInput, JsonDatum, ModelInput
+from api.wire.model_input import text_only, tokens_of
 from api.wire.tensors import ExpansionBudget
+from api.wire.tinker_requests import MAX_SEQ_ID, ForwardInput, JsonDatum
+from api.wire.token_ids import check_token_ids, joined
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
-from contracts.losses import LOSS_RULES
-from contracts.operations import Datum, LossName, LossSpec, TrainingBatch
+from contracts.losses import LOSS_RULES, LossName
+from contracts.operations import Datum, LossSpec, TrainingBatch
 from store.settings import Settings
 
 TARGETS = "target_tokens"
 _MODEL_ID_TAG = 1 << 3 | 2
 _SEQ_ID_TAG = 2 << 3 | 0
-"""Protobuf field tags of ForwardBackwardRequest."""
+"""Protobuf field tags of the first two fields of ``ForwardBackwardRequest``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawDatum:
-    """A datum as it came: token ids and named arrays, nothing checked but their form."""
+    """A datum as received: token ids int64 (N,) and named arrays, parsed but not checked."""
 
     tokens: np.ndarray
     inputs: dict[str, np.ndarray]
@@ -33,7 +34,7 @@ class RawDatum:
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """A forward or forward_backward request as it came."""
+    """A forward or forward_backward request as received: parsed but not checked."""
 
     loss: str
     config: Mapping[str, float | str]
@@ -41,17 +42,19 @@ class RawBatch:
 
 
 def parse_proto(body: bytes) -> pb.ForwardBackwardRequest:
-    """The message. Raises ``InvalidRequest`` for bytes that are none."""
+    """Parse the body. Raises ``InvalidRequest`` unless it is a ``ForwardBackwardRequest`` message."""
     try:
         return pb.ForwardBackwardRequest.FromString(body)
     except DecodeError as error:
-        raise InvalidRequest("the body is no ForwardBackwardRequest protobuf message") from error
+        raise InvalidRequest(
+            "the body is no ForwardBackwardRequest protobuf message; send one, or JSON as application/json"
+        ) from error
 
 
 def key_of(message: pb.ForwardBackwardRequest) -> tuple[str, int]:
-    """``model_id`` and ``seq_id``. Raises ``InvalidRequest`` for ones that no run has."""
+    """Return ``model_id`` and ``seq_id``. Raises ``InvalidRequest`` for values that no run can have."""
     if not _is_key(message.model_id, message.seq_id):
-        raise InvalidRequest(f"a model_id and a seq_id of 0 to {MAX_SEQ_ID} are needed")
+        raise InvalidRequest(f"model_id or seq_id is not valid; send the model's id and a seq_id of 0 to {MAX_SEQ_ID}")
     return message.model_id, message.seq_id
 
 
@@ -60,7 +63,10 @@ def _is_key(model_id: str, seq_id: int) -> bool:
 
 
 def key_of_beginning(beginning: bytes) -> tuple[str, int] | None:
-    """``model_id`` and ``seq_id`` of a message of which only the first bytes are there: fields 1 and 2 come first."""
+    """Return ``model_id`` and ``seq_id`` from the first bytes of a message, or None.
+
+    Both are there although the rest is cut off, because fields 1 and 2 are encoded first.
+    """
     if len(beginning) < 2 or beginning[0] != _MODEL_ID_TAG:
         return None
     length, at = _varint(beginning, 1)
@@ -77,7 +83,7 @@ def key_of_beginning(beginning: bytes) -> tuple[str, int] | None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A base-128 number and where it ends; what is cut off counts as zeros."""
+    """Return a protobuf varint and the place after it; bits that are cut off count as zeros."""
     value = shift = 0
     while at < len(data):
         byte = data[at]
@@ -89,7 +95,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, settings: Settings) -> RawBatch:
-    """Arrays of a protobuf request. Raises ``InvalidRequest`` naming the field."""
+    """Return the arrays of a protobuf request. Raises ``InvalidRequest`` naming the field."""
     budget = ExpansionBudget(settings.max_body_bytes)
     config: dict[str, float | str] = dict(message.loss_fn_config)
     if message.loss_fn_config_v2:
@@ -105,18 +111,18 @@ def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, se
             if chunk.WhichOneof("chunk") != "encoded_text":
                 raise text_only(f"{field}.model_input", facts)
             if len(chunk.encoded_text.tokens) % 4:
-                raise InvalidRequest(f"{field}.model_input: tokens must be int32 values")
+                raise InvalidRequest(f"{field}.model_input: tokens must be int32 values of 4 bytes")
             pieces.append(np.frombuffer(chunk.encoded_text.tokens, dtype="<i4"))
         inputs = {
             name: tensors.from_proto(tensor, f"{field}.loss_fn_inputs.{name[:100]}", budget)
             for name, tensor in datum.loss_fn_inputs.items()
         }
-        data.append(RawDatum(_joined(pieces), inputs))
+        data.append(RawDatum(joined(pieces), inputs))
     return RawBatch(message.loss_fn, config, data)
 
 
 def raw_from_json(request: ForwardInput, facts: BaseModelFacts, settings: Settings) -> RawBatch:
-    """Arrays of a JSON request. Raises ``InvalidRequest`` naming the field."""
+    """Return the arrays of a JSON request. Raises ``InvalidRequest`` naming the field."""
     budget = ExpansionBudget(settings.max_body_bytes)
     data = [_json_datum(datum, f"data[{number}]", facts, budget) for number, datum in enumerate(request.data)]
     return RawBatch(request.loss_fn, dict(request.loss_fn_config or {}), data)
@@ -138,31 +144,13 @@ def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts, budget: Exp
     return RawDatum(tokens_of(datum.model_input, f"{field}.model_input", facts), inputs)
 
 
-def tokens_of(model_input: ModelInput, field: str, facts: BaseModelFacts) -> np.ndarray:
-    """Token ids int64 of JSON chunks. Raises ``InvalidRequest`` for images and audio, or ids that are no integers."""
-    pieces = []
-    for chunk in model_input.chunks:
-        if chunk.tokens is None:
-            raise text_only(field, facts)
-        try:
-            pieces.append(np.asarray(chunk.tokens, dtype=np.int64))
-        except OverflowError as error:
-            raise InvalidRequest(f"{field}: a token id is out of range") from error
-    return _joined(pieces)
-
-
-def text_only(field: str, facts: BaseModelFacts) -> InvalidRequest:
-    """The refusal of images and audio."""
-    return InvalidRequest(f"{field}: base model {facts.name} takes text only; send encoded_text chunks")
-
-
 def check_batch(raw: RawBatch, facts: BaseModelFacts, settings: Settings) -> TrainingBatch:
-    """The request as a payload. Raises ``InvalidRequest`` naming the field and the limit."""
+    """Check the request and return its payload. Raises ``InvalidRequest`` naming the field and the limit."""
     loss = _loss(raw)
     if not raw.data:
         raise InvalidRequest("data is empty; send at least one datum")
     if len(raw.data) > settings.max_datums:
-        raise InvalidRequest(f"data has {len(raw.data)} items; at most {settings.max_datums} go in one request")
+        raise InvalidRequest(f"data has {len(raw.data)} items; send at most {settings.max_datums} in one request")
     data = [_datum(datum, f"data[{number}]", loss, facts, settings) for number, datum in enumerate(raw.data)]
     return TrainingBatch(loss, data)
 
@@ -171,13 +159,15 @@ def _loss(raw: RawBatch) -> LossSpec:
     try:
         name = LossName(raw.loss)
     except ValueError:
-        raise InvalidRequest(f"loss_fn {raw.loss[:100]!r} is unknown here; known: {', '.join(LossName)}") from None
+        raise InvalidRequest(
+            f"loss_fn {raw.loss[:100]!r} is unknown here; choose one of: {', '.join(LossName)}"
+        ) from None
     rule = LOSS_RULES[name]
     config: dict[str, float] = {}
     for key, value in raw.config.items():
         if key not in rule.config:
             known = ", ".join(rule.config) or "none"
-            raise InvalidRequest(f"loss_fn_config: {key[:100]!r} is no setting of {name}; it knows: {known}")
+            raise InvalidRequest(f"loss_fn_config: {key[:100]!r} is no setting of {name}; its settings: {known}")
         if isinstance(value, str) or not np.isfinite(value):
             raise InvalidRequest(f"loss_fn_config.{key} must be a finite number")
         config[key] = float(value)
@@ -187,14 +177,14 @@ def _loss(raw: RawBatch) -> LossSpec:
 def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, settings: Settings) -> Datum:
     length = len(raw.tokens)
     if length == 0:
-        raise InvalidRequest(f"{field}.model_input is empty")
+        raise InvalidRequest(f"{field}.model_input is empty; send at least one token")
     if length > facts.context_length:
         raise InvalidRequest(
-            f"{field}.model_input has {length} tokens; the context of {facts.name} holds {facts.context_length}"
+            f"{field}.model_input has {length} tokens; the context of {facts.name} holds {facts.context_length}: shorten it"
         )
     check_token_ids(raw.tokens, f"{field}.model_input", facts)
     if TARGETS not in raw.inputs:
-        raise InvalidRequest(f"{field}.loss_fn_inputs: {TARGETS} is missing")
+        raise InvalidRequest(f"{field}.loss_fn_inputs: {TARGETS} is missing; send a target for each input token")
     targets = raw.inputs[TARGETS]
     field_of_targets = f"{field}.loss_fn_inputs.{TARGETS}"
     if targets.dtype.kind != "i":
@@ -206,7 +196,7 @@ def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, set
         )
     if targets.ndim == 2 and targets.shape[1] > settings.max_targets_per_position:
         raise InvalidRequest(
-            f"{field_of_targets}: K is {targets.shape[1]}; at most {settings.max_targets_per_position}"
+            f"{field_of_targets}: K is {targets.shape[1]}; send at most {settings.max_targets_per_position}"
         )
     check_token_ids(targets, field_of_targets, facts)
     inputs = _loss_inputs(raw, field, loss, targets.shape)
@@ -214,7 +204,10 @@ def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, set
 
 
 def _loss_inputs(raw: RawDatum, field: str, loss: LossSpec, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """The float inputs the loss uses; cross_entropy tolerates others (old SDKs' custom losses send them along)."""
+    """Return the float32 inputs that the loss uses, each of ``shape``.
+
+    Inputs that the loss does not know are refused, except by cross_entropy: custom losses of old SDKs send some along.
+    """
     rule = LOSS_RULES[loss.name]
     missing = [name for name in rule.required if name not in raw.inputs]
     if missing:
@@ -235,18 +228,6 @@ def _loss_inputs(raw: RawDatum, field: str, loss: LossSpec, shape: tuple[int, ..
             )
         values = np.ascontiguousarray(values, dtype=np.float32)
         if not np.isfinite(values).all():
-            raise InvalidRequest(f"{field}.loss_fn_inputs.{name} has NaN or infinite values")
+            raise InvalidRequest(f"{field}.loss_fn_inputs.{name} has NaN or infinite values; send finite numbers")
         inputs[name] = values
     return inputs
-
-
-def check_token_ids(tokens: np.ndarray, field: str, facts: BaseModelFacts) -> None:
-    """Raise ``InvalidRequest`` unless every id is in the vocabulary."""
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= facts.vocabulary_size):
-        raise InvalidRequest(
-            f"{field} has token ids outside the vocabulary of {facts.name}: they must be 0 to {facts.vocabulary_size - 1}"
-        )
-
-
-def _joined(pieces: list[Any]) -> np.ndarray:
-    return np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Adapter folders in PEFT's own format: written from LoRA weights and read onto a base.
+"""Writes LoRA weights to adapter folders in PEFT's own format, and reads such folders onto a base model.
 
-adapter_config.json, adapter_model.safetensors   what any PEFT user loads
-weft.json                                        base model and LoRA settings, exactly
+adapter_config.json, adapter_model.safetensors   PEFT's files; any PEFT user can load them
+weft.json                                        base model and exact LoRA settings
 """
 
 import json
@@ -63,8 +63,8 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
 
 
 def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
-    """PEFT stores the frozen head along with an adapter on it: fine where it is this base's own."""
-    # What a group has sharded is no plain parameter, and no head.
+    """Drop frozen weights that equal the base's own: PEFT stores the frozen head along with an adapter on it."""
+    # Sharded weights are no plain parameters. The head is never sharded.
     own = {name: weight for name, weight in base.model.named_parameters() if type(weight) is nn.Parameter}
     for key in [key for key in tensors if key.endswith(_BASE_WEIGHT)]:
         weight = own.get(key.removeprefix(_PREFIX).removesuffix(_BASE_WEIGHT) + ".weight")
@@ -73,7 +73,7 @@ def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
 
 
 def matrices_by_key(layout: LoraLayout, vector: Tensor) -> dict[str, Tensor]:
-    """The vector's matrices by PEFT's names, on the CPU, each of its own storage."""
+    """Return the vector's matrices by PEFT's names, on the CPU, each with storage of its own."""
     pairs = layout.pairs(vector.cpu())
     return {
         f"{_PREFIX}{name}.lora_{part}.weight": tensor.clone()
@@ -83,7 +83,7 @@ def matrices_by_key(layout: LoraLayout, vector: Tensor) -> dict[str, Tensor]:
 
 
 def vector_from_keys(layout: LoraLayout, tensors: Mapping[str, Tensor], prefix: str) -> Tensor:
-    """The vector float32 (layout.size,) of matrices named as ``matrices_by_key`` does, each name behind ``prefix``.
+    """Return the vector, float32 (layout.size,), of matrices named ``prefix`` plus their name in ``matrices_by_key``.
 
     Raises ``InvalidRequest`` when a matrix is missing or of another shape.
     """
@@ -97,7 +97,7 @@ def vector_from_keys(layout: LoraLayout, tensors: Mapping[str, Tensor], prefix: 
 
 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name. Raises ``InvalidRequest`` when it cannot be read."""
+    """Read a safetensors file and return its tensors by name. Raises ``InvalidRequest`` when it cannot be read."""
     try:
         tensors: dict[str, Tensor] = load_file(path, device=device)
     except (OSError, ValueError, SafetensorError) as error:
@@ -116,7 +116,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def damaged() -> InvalidRequest:
-    """The error of a folder whose files are missing or cannot be read."""
+    """Return the error for a folder whose files are missing or cannot be read."""
     return InvalidRequest("the adapter cannot be read: its files are missing or damaged")
 
 
@@ -135,12 +135,12 @@ def _peft_config(base: BaseModel, weights: LoraWeights) -> LoraConfig:
 
 
 def _integral(alpha: float) -> Any:
-    """PEFT types alpha as int but computes with any number."""
+    """Return ``alpha`` as an int where it is one. PEFT types alpha as int but computes with any number."""
     return int(alpha) if alpha == int(alpha) else alpha
 
 
 def _target_modules(base: BaseModel, weights: LoraWeights) -> list[str]:
-    """Last parts of the names (``q_proj``) where they name exactly the adapted layers, else whole names."""
+    """Return PEFT's target modules: last parts of names (``q_proj``) if they name just the adapted layers, else whole names."""
     suffixes = {name.rpartition(".")[2] for name in weights.tensors}
     named = {name for name in base.linear_names if name.rpartition(".")[2] in suffixes}
     return sorted(suffixes) if named == set(weights.tensors) else sorted(weights.tensors)
@@ -149,7 +149,7 @@ def _target_modules(base: BaseModel, weights: LoraWeights) -> list[str]:
 def _settings(
     directory: Path, config: Mapping[str, Any], base: BaseModel, pairs: Mapping[str, LoraPair]
 ) -> LoraSettings:
-    """Exact settings of weft's own folders; told from the tensors for plain PEFT's."""
+    """Return the settings: from ``weft.json`` in weft's own folders, told from the tensors in plain PEFT's."""
     for refused in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save"):
         if config.get(refused):
             raise InvalidRequest(f"the adapter uses PEFT's {refused}, which weft does not train")

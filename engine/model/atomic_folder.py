@@ -1,4 +1,4 @@
-"""Folders that are there completely or not at all: written beside their place, synced, renamed."""
+"""Writes folders atomically: files go to a temporary folder, are synced, and the folder is renamed into place."""
 
 import os
 import shutil
@@ -7,10 +7,10 @@ from pathlib import Path
 from uuid import uuid4
 
 
-def write_whole(directory: Path, fill: Callable[[Path], None]) -> int:
-    """Let ``fill`` write files into a folder that then becomes ``directory``; returns their bytes.
+def write_atomically(directory: Path, fill: Callable[[Path], None]) -> int:
+    """Let ``fill`` write files into a folder that then becomes ``directory``, and return the files' bytes.
 
-    Raises what ``fill`` raises and ``OSError``, leaving nothing behind.
+    Raises the errors of ``fill``, and ``OSError``, leaving nothing behind.
     """
     staging = directory.with_name(f".{directory.name}.{uuid4().hex}")
     staging.mkdir(parents=True)

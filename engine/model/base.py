@@ -1,7 +1,7 @@
-"""A frozen base model that many adapters share.
+"""A frozen base model that many LoRA adapters share.
 
-Hooks on its projections add the low-rank part of whatever adapters are active in the calling thread, so a trainer and a
-sampler can use one copy of the weights at the same time.
+Hooks on its projections (linear layers) add the low-rank part of the adapters that are active in the calling thread. So a
+trainer and a sampler can use one copy of the weights at the same time.
 """
 
 import re
@@ -20,8 +20,8 @@ from transformers.pytorch_utils import Conv1D
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
+from engine.model.input_layout import InputLayout, observe_layouts, restore_rows
 from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, trains
-from engine.model.row_layout import InputLayout, observe_layouts, restore_rows
 
 _LAYER = re.compile(r"\.\d+\.")
 _ATTENTION = re.compile(r"(^|[._])(self_?)?(attn|attention)", re.IGNORECASE)
@@ -30,14 +30,14 @@ _PROBE_ROWS, _PROBE_LENGTH = 2, 3
 
 
 class LowRank(Protocol):
-    """What the hooks ask of active adapters."""
+    """Active adapters, as the hooks see them."""
 
     def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor:
-        """``output`` (rows, …, out) of projection ``name`` plus the low-rank part of ``inputs`` (rows, …, in)."""
+        """Return ``output`` (rows, …, out) of projection ``name`` plus the low-rank part of ``inputs`` (rows, …, in)."""
 
 
 class BaseModel:
-    """One frozen causal language model. Rows are the first dimension of every projection's input."""
+    """A frozen causal language model. The first dimension of every projection's input is the rows of the batch."""
 
     def __init__(self, facts: BaseModelFacts, model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
         self.facts = facts
@@ -58,9 +58,9 @@ class BaseModel:
         for name in self.projections:
             modules[name].register_forward_hook(self._hook(name))
         self.output_name = next((name for name, p in self.projections.items() if p.group == "unembed"), None)
-        """The unembedding's name, None when it is no linear layer that adapters may change."""
+        """Name of the unembedding, None when it is no linear layer that adapters may change."""
         self.has_plain_head = self._is_plain_head(probe, logits)
-        """Whether ``head(hidden_states(x))`` is what the model computes; where not, ask for whole ``logits``."""
+        """True when ``head(hidden_states(x))`` equals the model's own logits. If false, use ``logits``."""
         if gradient_checkpointing:
             for layer in decoder_stack(model)[1]:
                 _checkpoint(layer)
@@ -80,18 +80,18 @@ class BaseModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the frozen weights."""
+        """Data type of the frozen weights."""
         found: torch.dtype = self.model.dtype
         return found
 
     def layout(self, settings: LoraSettings) -> LoraLayout:
-        """Of an adapter with these settings; without projections when the settings leave nothing to train."""
+        """Return the layout of an adapter with these settings; it is empty when the settings leave nothing to train."""
         chosen = {name: found for name, found in self.projections.items() if trains(settings, found.group)}
         return LoraLayout(settings.rank, chosen)
 
     @contextmanager
     def adapters(self, adapters: Sequence[AdapterSegment] | LowRank) -> Iterator[None]:
-        """While active in this thread, each segment's rows use its adapter; other rows use the bare base."""
+        """Make ``adapters`` active in this thread for the ``with`` block. Rows of no segment use the bare base."""
         token = self._active.set(AdapterSegments(tuple(adapters)) if isinstance(adapters, Sequence) else adapters)
         try:
             yield
@@ -99,13 +99,13 @@ class BaseModel:
             self._active.reset(token)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
-        """Final hidden states (rows, length, hidden) of ``input_ids`` int64 (rows, length), plain causal attention."""
+        """Return the final hidden states (rows, length, hidden) of ``input_ids`` int64 (rows, length), causal attention."""
         output = self.model.base_model(input_ids=input_ids, use_cache=False)
         states: Tensor = output.last_hidden_state
         return states
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Float32 logits (..., V) of final hidden states (..., hidden), soft capping and scaling included."""
+        """Return float32 logits (..., V) of final hidden states (..., hidden), soft capping and scaling included."""
         logits: Tensor = self.model.get_output_embeddings()(hidden).float()
         config = self.model.config.get_text_config()
         if scale := getattr(config, "logit_scale", None):
@@ -117,13 +117,13 @@ class BaseModel:
         return logits
 
     def logits(self, input_ids: Tensor) -> Tensor:
-        """Float32 logits (rows, length, V) of ``input_ids`` int64 (rows, length), by the model's own whole forward."""
+        """Return float32 logits (rows, length, V) of ``input_ids`` int64 (rows, length), by the model's own forward."""
         logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
         return logits.float()
 
     @property
     def is_conv1d(self) -> bool:
-        """Whether projections store their weight transposed, as GPT-2 does (PEFT's ``fan_in_fan_out``)."""
+        """True when projections store their weight transposed, as in GPT-2 (PEFT's ``fan_in_fan_out``)."""
         modules = dict(self.model.named_modules())
         return any(isinstance(modules[name], Conv1D) for name in self.projections)
 
@@ -143,7 +143,7 @@ class BaseModel:
 
 
 def read_model(facts: BaseModelFacts, *, dtype: str) -> PreTrainedModel:
-    """The frozen model in the folder ``facts.path``, on the CPU. Raises ``InvalidRequest`` when it cannot be loaded."""
+    """Load the frozen model in the folder ``facts.path``, on the CPU. Raises ``InvalidRequest`` when it cannot be loaded."""
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(facts.path), dtype=dtype, local_files_only=True
@@ -155,7 +155,7 @@ def read_model(facts: BaseModelFacts, *, dtype: str) -> PreTrainedModel:
 
 
 def decoder_stack(model: PreTrainedModel) -> tuple[nn.Module, Sequence[nn.Module]]:
-    """The module whose forward computes the stack of layers, and the layers: the longest list of modules of the model."""
+    """Return the module whose forward computes the stack of layers, and the layers: the model's longest list of modules."""
     stacks = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not stacks:
         return model, []
@@ -164,13 +164,13 @@ def decoder_stack(model: PreTrainedModel) -> tuple[nn.Module, Sequence[nn.Module
 
 
 def _checkpoint(layer: nn.Module) -> None:
-    """Let ``layer`` keep its inputs only, when gradients are asked for."""
+    """Have ``layer`` keep only its inputs for the backward pass, which computes the layer again."""
     forward = layer.forward
 
     def forward_again(*inputs: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*inputs, **named)
-        # An accelerator's backward runs in a thread of its own, where this thread's adapters are not active.
+        # An accelerator's backward runs in another thread, where this thread's adapters are not active.
         in_context = partial(copy_context().run, forward)
         return checkpoint(in_context, *inputs, use_reentrant=False, **named)
 
@@ -178,7 +178,7 @@ def _checkpoint(layer: nn.Module) -> None:
 
 
 def _find_projections(model: PreTrainedModel) -> dict[str, Projection]:
-    """Linear layers by what they do: told from where they sit, not from a list of architectures."""
+    """Return the linear layers by name, with their group told from the name and not from a list of architectures."""
     output = model.get_output_embeddings()
     projections: dict[str, Projection] = {}
     for name, module in model.named_modules():
@@ -202,7 +202,10 @@ def _find_projections(model: PreTrainedModel) -> dict[str, Projection]:
 def _usable_projections(
     facts: BaseModelFacts, candidates: Mapping[str, Projection], layouts: Mapping[str, InputLayout]
 ) -> dict[str, Projection]:
-    """Those whose rows are known. Raises ``InvalidRequest`` when none are left of attention or of the MLP."""
+    """Return the projections whose inputs tell their rows.
+
+    Raises ``InvalidRequest`` when no projection of the attention, or none of the MLP, is left.
+    """
     projections = {
         name: projection
         for name, projection in candidates.items()

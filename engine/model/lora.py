@@ -1,7 +1,7 @@
-"""LoRA tensors: ``y = W x + (alpha / rank) B A x``, one flat vector an adapter.
+"""LoRA adapters, ``y = W x + (alpha / rank) B A x``: each adapter's matrices are views of one flat vector.
 
-Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; initialisation as in PEFT. A vector instead of a
-tensor a matrix: a step, a copy, a page or a stack of many adapters is one operation, not one for each projection.
+Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; initialisation as in PEFT. With one vector an adapter, a
+step, a copy, a page-out or a stack of many adapters is one operation, not one for each matrix.
 """
 
 import math
@@ -20,7 +20,7 @@ ProjectionGroup = Literal["attn", "mlp", "unembed"]
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer of the base that adapters may change; ``name`` is its full module name."""
+    """Linear layer of the base that adapters may change; ``name`` is its full module name."""
 
     name: str
     group: ProjectionGroup
@@ -30,14 +30,17 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """``a`` (rank, in_features), ``b`` (out_features, rank); with a leading dimension, those of several adapters."""
+    """Matrices A and B of one projection: ``a`` (rank, in_features), ``b`` (out_features, rank).
+
+    A leading dimension is that of several adapters.
+    """
 
     a: Tensor
     b: Tensor
 
 
 class LoraLayout:
-    """Where each projection's A and B lie in an adapter's vector: A before B, in the base's order of projections.
+    """Places of each projection's A and B in an adapter's vector: A before B, in the base's order of projections.
 
     Two adapters with equal ``key`` on one base have the same layout.
     """
@@ -51,13 +54,13 @@ class LoraLayout:
         }
         self.sizes = [rank * features for shape in self._shapes.values() for features in shape]
         self.size = sum(self.sizes)
-        """Elements of the vector."""
+        """Number of elements of the vector."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     def pairs(self, vectors: Tensor) -> dict[str, LoraPair]:
-        """Views of ``vectors`` (size,) or (adapters, size), by projection name."""
+        """Return views of ``vectors`` (size,) or (adapters, size), by projection name."""
         parts = iter(torch.split(vectors, self.sizes, dim=-1))
         leading = vectors.shape[:-1]
         return {
@@ -68,25 +71,25 @@ class LoraLayout:
         }
 
     def shapes(self) -> dict[str, tuple[torch.Size, torch.Size]]:
-        """Shapes of A and B by projection name."""
+        """Return the shapes of A and B by projection name."""
         return {
             name: (torch.Size((self.rank, in_features)), torch.Size((out_features, self.rank)))
             for name, (in_features, out_features) in self._shapes.items()
         }
 
     def vector(self, pairs: Mapping[str, LoraPair]) -> Tensor:
-        """A new float32 vector of the pairs' values."""
+        """Return a new vector of the pairs' values, float32 (size,)."""
         return torch.cat([part.float().reshape(-1) for name in self.names for part in (pairs[name].a, pairs[name].b)])
 
 
 def trains(settings: LoraSettings, group: ProjectionGroup) -> bool:
-    """Whether ``settings`` put an adapter on that group."""
+    """Tell whether ``settings`` put an adapter on the projections of ``group``."""
     return {"attn": settings.train_attn, "mlp": settings.train_mlp, "unembed": settings.train_unembed}[group]
 
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """One adapter's tensors, ``vector`` float32 (layout.size,). A value: training makes new ones, it changes none."""
+    """One adapter's weights, ``vector`` float32 (layout.size,). A value: training makes a new one and changes none."""
 
     settings: LoraSettings
     layout: LoraLayout
@@ -94,19 +97,20 @@ class LoraWeights:
 
     @property
     def scaling(self) -> float:
-        """``alpha / rank``."""
+        """Factor of the low-rank part, ``alpha / rank``."""
         return self.settings.alpha / self.settings.rank
 
     @cached_property
     def tensors(self) -> Mapping[str, LoraPair]:
-        """The adapter's matrices by projection name, views of ``vector``."""
+        """Matrices by projection name, views of ``vector``."""
         return self.layout.pairs(self.vector)
 
     @classmethod
     def initialise(cls, settings: LoraSettings, layout: LoraLayout, device: torch.device) -> Self:
-        """New weights: A Kaiming-uniform with slope sqrt(5), B zero. Equal seed and layout give equal bits.
+        """Make new weights: A Kaiming-uniform with slope sqrt(5), as in PEFT, and B zero.
 
-        Raises ``ValueError`` when the settings' seed is not resolved.
+        Kaiming-uniform: He et al. 2015, "Delving Deep into Rectifiers"; the slope makes its bound 1 / sqrt(in_features). Equal
+        seed and layout give equal bits. Raises ``ValueError`` when the settings have no seed.
         """
         if settings.seed is None:
             raise ValueError("resolve the seed first")
@@ -120,7 +124,7 @@ class LoraWeights:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSegment:
-    """Rows ``[start, end)`` of the batch use ``adapter``."""
+    """Rows ``[start, end)`` of a batch, which use ``adapter``."""
 
     adapter: LoraWeights
     start: int
@@ -129,12 +133,12 @@ class AdapterSegment:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSegments:
-    """Adapters on segments of a batch's rows, for forwards whose gradients nobody asks."""
+    """Adapters on segments of a batch's rows, for forwards without gradients."""
 
     segments: tuple[AdapterSegment, ...]
 
     def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor:
-        """``output`` (rows, …, out) plus each segment's low-rank part of ``inputs`` (rows, …, in)."""
+        """Return ``output`` (rows, …, out) plus each segment's low-rank part of ``inputs`` (rows, …, in)."""
         rows = inputs.shape[0]
         active = [part for part in self.segments if name in part.adapter.tensors and part.start < part.end]
         if not active:
@@ -154,7 +158,7 @@ class AdapterSegments:
 
 
 def _plus_low_rank(output: Tensor, inputs: Tensor, name: str, adapter: LoraWeights) -> Tensor:
-    """The low-rank part in float32, added in ``output``'s dtype."""
+    """Compute the low-rank part in the adapter's float32 and add it in ``output``'s dtype."""
     pair = adapter.tensors[name]
     inner = inputs.reshape(-1, inputs.shape[-1]).to(pair.a.dtype) @ pair.a.t()
     if output.dtype == pair.b.dtype:

@@ -1,4 +1,4 @@
-"""A tiny base model of random weights: a real architecture and tokenizer for demos, tests and benchmarks."""
+"""Writes a tiny base model of random weights, with a real architecture and tokenizer, for demos and tests."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def write_tiny_model(directory: Path, *, seed: int = 0) -> None:
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Ids 0 to 255 are the bytes themselves."""
+    """Return a tokenizer whose ids 0 to 255 are the bytes themselves."""
     alphabet = _byte_alphabet()
     vocabulary = {symbol: byte for byte, symbol in enumerate(alphabet)}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -60,7 +60,7 @@ def _byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _byte_alphabet() -> list[str]:
-    """The printable stand-in of every byte in the byte-level scheme of GPT-2, by byte."""
+    """Return the printable stand-in of every byte, by byte, as GPT-2's byte-level scheme defines it."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     stand_in = {byte: chr(byte) for byte in printable}
     hidden = (byte for byte in range(256) if byte not in stand_in)

@@ -1,4 +1,4 @@
-"""What a broken step, load or pass becomes for the requests it concerns."""
+"""Turns an unexpected exception of a step, a load or a prefill into the ``EngineFailure`` that its requests get."""
 
 import logging
 
@@ -8,7 +8,10 @@ _log = logging.getLogger(__name__)
 
 
 def as_weft_error(error: BaseException, action: str) -> WeftError:
-    """``error`` itself if it is weft's own, else an ``EngineFailure`` that names ``action``; details go to the log."""
+    """Return ``error`` if it is a ``WeftError``, else an ``EngineFailure`` that names ``action`` and the error's type.
+
+    The details go to the log only: they may hold paths.
+    """
     if isinstance(error, WeftError):
         return error
     _log.error("%s failed", action, exc_info=error)

@@ -1,4 +1,4 @@
-"""The events of one request on the event loop, from the replica to its one reader."""
+"""Queue of one generate request's events, between the replica that adds them and the one reader of the request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from engine.sampling.replica import GenerateEvent
 
 
 class EventStream:
-    """The events of one request on the event loop, for one reader. ``put`` and ``end`` belong to the loop's thread."""
+    """Events of one request, for one reader. All methods are for the event loop's thread."""
 
     def __init__(self) -> None:
         self._events: list[GenerateEvent] = []
@@ -22,13 +22,13 @@ class EventStream:
         self._changed.set()
 
     def end(self, error: WeftError | None) -> None:
-        """Nothing more follows; the reader gets ``error``, if any, after the events. Only the first end counts."""
+        """End the stream; the reader gets ``error``, if there is one, after the events. Only the first end counts."""
         if not self._ended:
             self._ended, self._error = True, error
             self._changed.set()
 
     async def next(self) -> Sequence[GenerateEvent] | None:
-        """All events since the last call, at least one; None at the end. Raises the error that the stream ended with."""
+        """Wait for events; return all since the last call, None at the end. Raises the error that the stream ended with."""
         await self._changed.wait()
         if self._events:
             events, self._events = self._events, []

@@ -1,7 +1,8 @@
-"""The one protocol of a sampling replica: torch in this process, or vLLM over HTTP.
+"""Protocol of a sampling replica: draws sequences from a prompt with an adapter, and streams their tokens.
 
-A replica draws sequences from a prompt and streams their tokens. It knows versions of adapters, not runs, gates or
-tenants; a request that is cut is gone on with by a new request whose prompt holds the tokens so far.
+Two implementations: ``in_process.replica.TorchReplica`` computes in weft's own process, ``vllm.replica.VllmReplica`` asks
+a vLLM server over HTTP. A replica knows versions of adapters, not runs, gates or tenants. To continue a sequence that
+was cut, send a new request whose prompt holds the tokens so far.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -17,7 +18,7 @@ from contracts.operations import TopkLogprobs
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """Weights that never change: an immutable PEFT ``directory`` under its own ``name``."""
+    """Adapter weights that never change: an immutable PEFT folder ``directory`` with a ``name`` of its own."""
 
     name: str
     directory: Path
@@ -25,7 +26,7 @@ class AdapterVersion:
 
 @dataclass(frozen=True, slots=True)
 class PromptScoring:
-    """What to report of the prompt's own tokens from position ``start`` (at least 1) on."""
+    """Scores to report for the prompt's tokens from position ``start`` (at least 1) on: logprobs, the ``topk`` likeliest."""
 
     start: int
     logprobs: bool
@@ -34,13 +35,16 @@ class PromptScoring:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """``len(seeds)`` sequences to draw from one prompt, int64 (P,), P >= 1.
+    """Request for ``len(seeds)`` sequences from one prompt.
 
-    ``request_id`` is of this attempt alone. ``seeds`` are one for each sequence, None for a fresh one. A sequence ends
-    with one of ``stop_tokens``, included, or after ``max_tokens``. Reported logprobs are those of the unscaled model
-    distribution. ``topk``: how many likeliest tokens to report with each token. ``adapter`` None samples from the bare
-    base. Requests with different ``cache_salt`` share no prefix cache. ``tokens_at_a_time``: so many tokens of a sequence
-    may be reported together, but for its first, which comes at once; a replica may report sooner.
+    - ``request_id`` is unique to this attempt. ``prompt``: int64 (P,), P >= 1.
+    - ``seeds``: one for each sequence, None for a fresh random stream.
+    - A sequence ends with one of ``stop_tokens``, included, or after ``max_tokens``.
+    - ``topk``: number of likeliest tokens to report with each token. Logprobs are of the unscaled model distribution.
+    - ``adapter``: None samples from the bare base.
+    - Requests with different ``cache_salt`` share no prefix cache.
+    - ``tokens_at_a_time``: number of a sequence's tokens that may be reported together. The first is reported at once,
+      and a replica may report others sooner.
     """
 
     request_id: str
@@ -60,7 +64,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """``logprobs`` float32 (P,), NaN at 0 and before the asked start; ``topk`` of length P; None what was not asked."""
+    """Prompt scores: ``logprobs`` float32 (P,), NaN at 0 and before ``start``, and ``topk`` of length P. None if not asked."""
 
     logprobs: NDArray[np.float32] | None
     topk: TopkLogprobs | None
@@ -68,7 +72,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """The next token of sequence ``index``; ``topk`` holds ids int32 (k,) and logprobs float32 (k,), likeliest first."""
+    """Next token of sequence ``index``. ``topk`` holds ids int32 (k,) and logprobs float32 (k,), likeliest first."""
 
     index: int
     token: int
@@ -81,7 +85,7 @@ EndReason = Literal["stop", "length", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Sequence ``index`` has no further events. ``cut``: by ``SamplerReplica.cut``, it could have gone on."""
+    """End of sequence ``index``. Reason ``cut``: by ``SamplerReplica.cut``, before a stop token and below its length."""
 
     index: int
     reason: EndReason
@@ -92,7 +96,7 @@ GenerateEvent = PromptScored | NewToken | Ended
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHealth:
-    """``running`` sequences decode now, ``waiting`` requests have not begun; ``adapters`` are the resident names."""
+    """State of a replica: ``running`` sequences, ``waiting`` requests without a sequence begun, names of loaded ``adapters``."""
 
     alive: bool
     running: int
@@ -101,43 +105,43 @@ class ReplicaHealth:
 
 
 class SamplerReplica(Protocol):
-    """Generates from the base and from any number of adapter versions, which it loads on demand."""
+    """Sampler over one base model and any number of adapter versions, which it loads on demand."""
 
     @property
     def name(self) -> str:
-        """What people and logs call it."""
+        """Name of the replica for operators, logs and metrics."""
 
     async def start(self) -> None:
-        """Make ready; call once, before anything else."""
+        """Prepare the replica. Call once, before any other method, on the event loop that will use it."""
 
     async def close(self) -> None:
-        """Fail whatever is outstanding with ``EngineFailure`` and free the resources; safe to repeat."""
+        """Fail every outstanding request with ``EngineFailure`` and free the resources. Safe to repeat."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[GenerateEvent]]:
-        """Stream the events of ``request`` until every sequence has ended; leaving the generator early aborts it.
+        """Stream the events of ``request`` until every sequence has ended. Closing the generator early aborts the request.
 
-        Prompt scores, where asked, come before any token. Raises ``InvalidRequest`` for what the caller must change,
-        ``EngineFailure`` when the replica cannot go on: the tokens so far are good.
+        Prompt scores, if asked for, come before any token. Raises ``InvalidRequest`` for a mistake of the caller's, and
+        ``EngineFailure`` when the replica cannot go on; tokens received before the failure are valid.
         """
 
     async def cut(self, request_id: str, index: int | None = None) -> bool:
-        """End a sequence of a request, or all of them, where they are: ``Ended`` with ``cut``, after every token made.
+        """End one sequence of a request, or all of them, with the tokens made so far.
 
-        Returns once that is certain. False when no such request is outstanding. Raises ``EngineFailure`` when the
-        replica does not confirm it.
+        Each gets ``Ended`` with reason ``cut`` after its last token. Returns once every such event is in the stream; False when
+        no such request is outstanding. Raises ``EngineFailure`` when the replica does not confirm the cut.
         """
 
     async def load(self, version: AdapterVersion) -> None:
-        """Make ``version`` resident ahead of its first request. Raises as ``generate`` does."""
+        """Load ``version`` ahead of its first request. Raises ``InvalidRequest`` and ``EngineFailure`` as ``generate`` does."""
 
     async def unload(self, name: str) -> None:
-        """Forget the resident version called ``name``; requests that already use it end undisturbed."""
+        """Drop the loaded version called ``name``. Requests that already use it end undisturbed."""
 
     async def sleep(self) -> None:
-        """Give the accelerator's memory back; what still runs is cut. Raises ``WeftError`` when that cannot be."""
+        """Free the accelerator's memory; running sequences are cut. Raises ``WeftError`` when the replica cannot sleep."""
 
     async def wake_up(self) -> None:
         """End a sleep; harmless without one. Raises ``EngineFailure``."""
 
     async def health(self) -> ReplicaHealth:
-        """What the replica is doing. Never raises: what does not answer is not alive."""
+        """Return the replica's state. Never raises: a replica that does not answer is not alive."""

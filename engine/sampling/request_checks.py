@@ -1,4 +1,4 @@
-"""What every replica refuses, so that the same mistake reads the same whichever would have met it."""
+"""Checks of a generate request that every replica makes, so that a mistake gives the same message on each of them."""
 
 import math
 
@@ -11,7 +11,7 @@ from engine.sampling.replica import GenerateRequest
 
 
 def check_request(request: GenerateRequest, facts: BaseModelFacts) -> None:
-    """Raises ``InvalidRequest`` naming the field that a base of these ``facts`` cannot serve."""
+    """Raise ``InvalidRequest`` naming the field of ``request`` that a base model of these ``facts`` cannot serve."""
     check_prompt(request.prompt, request.max_tokens, facts)
     check_choice(request.temperature, request.top_p)
     if not request.seeds:
@@ -23,7 +23,7 @@ def check_request(request: GenerateRequest, facts: BaseModelFacts) -> None:
 
 
 def check_prompt(prompt: NDArray[np.int64], max_tokens: int, facts: BaseModelFacts) -> None:
-    """Raises ``InvalidRequest`` for a prompt that is empty, has foreign tokens or leaves too little of the context."""
+    """Raise ``InvalidRequest`` for a prompt that is empty, has unknown token ids or leaves too little of the context."""
     if len(prompt) == 0:
         raise InvalidRequest("prompt must have at least one token")
     if prompt.min() < 0 or prompt.max() >= facts.vocabulary_size:
@@ -38,7 +38,7 @@ def check_prompt(prompt: NDArray[np.int64], max_tokens: int, facts: BaseModelFac
 
 
 def check_choice(temperature: float, top_p: float) -> None:
-    """Raises ``InvalidRequest`` for numbers out of range."""
+    """Raise ``InvalidRequest`` for a ``temperature`` or ``top_p`` out of range."""
     if not 0 <= temperature < math.inf:
         raise InvalidRequest("temperature must be a finite number of at least 0")
     if not 0 < top_p <= 1:

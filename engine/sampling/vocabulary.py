@@ -1,4 +1,4 @@
-"""What sampling must know of a base's tokens and text, read from its folder without loading weights."""
+"""Reads a base model's tokenizer, chat template and end-of-sequence tokens from its folder, without its weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def read_vocabulary(path: Path) -> BaseVocabulary:
-    """Read a Hugging Face model directory; takes seconds. Raises ``InvalidRequest`` for a config that cannot be read."""
+    """Return the vocabulary of the Hugging Face model folder ``path``; takes seconds.
+
+    Without a usable tokenizer only the end-of-sequence tokens are known. Raises ``InvalidRequest`` for a config that
+    cannot be read.
+    """
     ends = _end_of_sequence_ids(path)
     tokenizer = _tokenizer(path)
     if tokenizer is None:
@@ -28,8 +32,8 @@ def read_vocabulary(path: Path) -> BaseVocabulary:
 
 
 def _end_of_sequence_ids(path: Path) -> frozenset[int]:
-    """Tokens that end a text, from the generation config or else the model's."""
-    # Here, not above: transformers takes torch along, and who only names the type needs neither.
+    """Return the tokens that end a text, by the generation config or else the model's."""
+    # Imported here: transformers imports torch, which a process that only imports this module must not load.
     from transformers import AutoConfig, GenerationConfig
 
     try:
@@ -57,7 +61,7 @@ def _tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
 
 
 class _Texts:
-    """A tokenizer's two ways."""
+    """Encoding and decoding by one tokenizer."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
@@ -76,5 +80,5 @@ class _Texts:
             text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise InvalidRequest(f"messages do not fit this base model's chat template: {error}") from error
-        # The template puts in whatever stands before a conversation.
+        # The template itself adds the tokens that begin a conversation.
         return list(self._tokenizer.encode(str(text), add_special_tokens=False))

@@ -1,7 +1,7 @@
-"""AdamW with decoupled weight decay (Loshchilov and Hutter 2019): ``torch.optim.AdamW``'s own fused kernel.
+"""AdamW steps of many adapters at once, by the fused kernel of ``torch.optim.AdamW``.
 
-Steps of many adapters run together: those with the same numbers in one call of the kernel. An adapter is one vector, so
-what a step costs beside its arithmetic does not grow with the number of projections.
+AdamW: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization". Steps with equal hyperparameters share one call of
+the kernel. An adapter is one vector, so a step's overhead does not grow with the number of projections.
 """
 
 import math
@@ -15,14 +15,14 @@ from contracts.errors import InvalidRequest
 from contracts.operations import OptimStep
 
 _CLIP_EPSILON = 1e-6
-"""As in ``torch.nn.utils.clip_grad_norm_``."""
+"""Added to the norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``."""
 _LARGEST_NUMBER = 1e20
-"""Bias correction divides by as little as 1e-16: what comes of it must still be a float32."""
+"""Largest hyperparameter. Bias correction divides by as little as 1e-16, and the quotient must still be a float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdamWTask:
-    """One adapter's step: float32 vectors (P,), ``step_count`` counted from 1. Nothing here is changed.
+    """One adapter's step. The vectors are float32 (P,) and are not changed; ``step_count`` counts from 1.
 
     ``step`` has passed ``check_step``.
     """
@@ -37,7 +37,7 @@ class AdamWTask:
 
 @dataclass(frozen=True, slots=True)
 class AdamWResult:
-    """New vectors of a task, ``grad_norm`` before clipping, and whether all of it is finite."""
+    """New vectors of a task, the gradient's norm before clipping, and whether norm and weights are finite."""
 
     parameters: Tensor
     exp_avg: Tensor
@@ -48,9 +48,9 @@ class AdamWResult:
 
 @torch.no_grad()
 def adamw_steps(tasks: Sequence[AdamWTask]) -> list[AdamWResult]:
-    """Results of ``tasks``, one or more, in order; no task's numbers depend on another's.
+    """Step ``tasks``, one or more, and return their results in order. No task's numbers depend on another's.
 
-    Raises ``RuntimeError`` when the vectors of a task differ in length, which the kernel itself would not notice.
+    Raises ``RuntimeError`` when the vectors of a task differ in length; the kernel itself would not notice.
     """
     for task in tasks:
         if len({tensor.shape for tensor in (task.parameters, task.gradient, task.exp_avg, task.exp_avg_sq)}) > 1:
@@ -83,7 +83,7 @@ def adamw_steps(tasks: Sequence[AdamWTask]) -> list[AdamWResult]:
 
 
 def check_step(step: OptimStep) -> None:
-    """Raise ``InvalidRequest`` for numbers with which AdamW is not defined in float32."""
+    """Raise ``InvalidRequest`` for hyperparameters with which AdamW is not defined in float32."""
     decay = step.learning_rate * step.weight_decay
     for name, value in (
         ("learning_rate", step.learning_rate),
@@ -101,7 +101,10 @@ def check_step(step: OptimStep) -> None:
 
 
 def _clipped(tasks: Sequence[AdamWTask], norms: Tensor) -> list[Tensor]:
-    """The tasks' gradients, those whose norm is beyond its bound scaled to it."""
+    """Return the tasks' gradients. A gradient whose norm exceeds its bound is scaled to the bound.
+
+    Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural networks".
+    """
     gradients = [task.gradient for task in tasks]
     if all(task.step.grad_clip_norm <= 0 for task in tasks):
         return gradients
@@ -111,11 +114,11 @@ def _clipped(tasks: Sequence[AdamWTask], norms: Tensor) -> list[Tensor]:
 
 
 def _results(news: Sequence[Sequence[Tensor]], norms: Tensor) -> list[AdamWResult]:
-    """The moments are weighted means of finite numbers: only weights can become infinite."""
+    """Return the results. Only weights are checked: the moments are weighted means, finite while the norm is."""
     broken = torch.zeros_like(norms)
     one = norms.new_ones(())
     for (weights, _, _), found in zip(news, broken.unbind(), strict=True):
-        # What torch.amp.GradScaler asks of gradients: sets ``found`` at a value that is not finite; times 1 is itself.
+        # The check of torch.amp.GradScaler: sets ``found`` where a value is not finite. The factor 1 changes nothing.
         torch._amp_foreach_non_finite_check_and_unscale_([weights], found, one)
     is_finite = (torch.isfinite(norms) & (broken == 0)).tolist()
     return [

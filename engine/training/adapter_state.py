@@ -1,8 +1,8 @@
-"""All that training knows of one adapter, as a value: copied, paged out and brought back by reference or as one file.
+"""Training state of one adapter (weights, gradient, AdamW moments) as a value, and the one file it is paged out to.
 
     state.safetensors    weights, gradient, exp_avg, exp_avg_sq as vectors; metadata: format, base, LoRA settings, step
 
-Nothing changes a state: a pass or step makes a new one. So a save needs no copy, and may go on while training does.
+A state is never changed: a pass or step makes a new one. A save therefore needs no copy, and training may go on meanwhile.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
-from engine.model.atomic_folder import write_whole
+from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 
@@ -26,7 +26,7 @@ FORMAT = "weft-adapter-state-1"
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """AdamW's moments, float32 (layout.size,) each, and how many steps were taken."""
+    """AdamW's first and second moments, float32 (layout.size,) each, and the number of steps taken."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -35,7 +35,7 @@ class OptimizerState:
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """Weights, and ``gradient`` (layout.size,) float32 and optimiser state while they are not zero."""
+    """State of one adapter. ``gradient`` is float32 (layout.size,); it and ``optimizer`` are None while they are zero."""
 
     weights: LoraWeights
     gradient: Tensor | None = None
@@ -43,7 +43,7 @@ class AdapterState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of the state's tensors."""
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -56,12 +56,15 @@ class AdapterState:
 
 
 def largest_nbytes(base: BaseModel, settings: LoraSettings) -> int:
-    """Bytes of an adapter's state with gradient and moments."""
+    """Return the bytes of an adapter's state with gradient and moments."""
     return 4 * 4 * base.layout(settings).size
 
 
 def write_state(directory: Path, base: BaseModel, state: AdapterState) -> int:
-    """Write a folder and return its size in bytes. Raises ``OSError`` (a full disk), leaving nothing behind."""
+    """Write the state to a new folder and return the folder's size in bytes.
+
+    Raises ``OSError`` (a full disk), leaving nothing behind.
+    """
     described = {
         "format": FORMAT,
         "base_model": base.facts.name,
@@ -69,11 +72,14 @@ def write_state(directory: Path, base: BaseModel, state: AdapterState) -> int:
         "step": str(state.optimizer.step if state.optimizer else 0),
     }
     tensors = {name: tensor.cpu() for name, tensor in state._tensors().items()}
-    return write_whole(directory, lambda folder: save_file(tensors, folder / STATE, described))
+    return write_atomically(directory, lambda folder: save_file(tensors, folder / STATE, described))
 
 
 def read_state(directory: Path, base: BaseModel) -> AdapterState:
-    """The state in a folder, bit-equal, on the base's device. Raises ``InvalidRequest`` when it is damaged or unfit."""
+    """Read the state in a folder, bit-equal, onto the base's device.
+
+    Raises ``InvalidRequest`` when the file is missing, damaged, of another format or does not fit the base.
+    """
     try:
         with safe_open(directory / STATE, framework="pt", device=str(base.device)) as file:
             described: Mapping[str, str] = file.metadata() or {}

@@ -1,6 +1,6 @@
-"""What a batch must be before it may join a fused pass, where one bad index would end everybody's pass.
+"""Checks a batch before it joins a fused pass: one bad index would fail the pass of every tenant in it.
 
-The API checks the same on arrival; this is the engine's own edge.
+The API makes the same checks on arrival. This module keeps the engine safe without them.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from contracts.operations import Datum, TrainingBatch
 
 
 def check_batch(batch: TrainingBatch, facts: BaseModelFacts) -> None:
-    """Raise ``InvalidRequest`` naming the field unless shapes, token ids, loss inputs and config fit loss and base."""
+    """Raise ``InvalidRequest``, naming the field, unless shapes, token ids, inputs and config fit the loss and the base."""
     rule = LOSS_RULES[batch.loss.name]
     unknown = sorted(set(batch.loss.config) - set(rule.config))
     if unknown:

@@ -1,4 +1,4 @@
-"""Default sizes, from the machine: tokens of a pass, memory for adapters."""
+"""Default sizes, taken from the machine: tokens of a pass, memory for adapters."""
 
 import os
 import re
@@ -9,21 +9,21 @@ import torch
 from engine.model.base import BaseModel
 
 CPU_PASS_TOKENS, GPU_PASS_TOKENS = 2048, 16384
-_ADAPTER_SHARE = 4
-"""Adapters take this part of what is free; passes, the sampler and the system need the rest."""
+_ADAPTER_DIVISOR = 4
+"""Adapters take a quarter of the free memory; passes, the sampler and the system need the rest."""
 
 
 def default_pass_token_budget(base: BaseModel) -> int:
-    """Tokens that keep the device busy; a longer pass would only make its neighbours wait."""
+    """Return the tokens of a pass that keep the device busy. A longer pass would only make its neighbours wait."""
     return GPU_PASS_TOKENS if base.device.type == "cuda" else CPU_PASS_TOKENS
 
 
 def default_adapter_memory(base: BaseModel) -> int:
-    """Bytes: a quarter of what is free on the base's device now."""
+    """Return a quarter of the memory that is free on the base's device now, in bytes."""
     if base.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(base.device)
-        return free // _ADAPTER_SHARE
-    return _available_memory() // _ADAPTER_SHARE
+        return free // _ADAPTER_DIVISOR
+    return _available_memory() // _ADAPTER_DIVISOR
 
 
 def _available_memory() -> int:

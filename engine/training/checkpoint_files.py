@@ -1,4 +1,4 @@
-"""Training checkpoints on disk: an adapter folder, plus the optimizer state that training needs to go on.
+"""Training checkpoints on disk: a PEFT adapter folder, plus the optimizer state that is needed to go on training.
 
 adapter_config.json, adapter_model.safetensors, weft.json   the adapter (``engine.model.adapter_folder``)
 optimizer.safetensors                                       first and second moments, step count
@@ -17,7 +17,7 @@ from engine.model.adapter_folder import (
     vector_from_keys,
     write_adapter_files,
 )
-from engine.model.atomic_folder import write_whole
+from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 from engine.training.adapter_state import AdapterState, OptimizerState
@@ -27,11 +27,11 @@ _STEP = "step"
 
 
 def write_checkpoint(directory: Path, base: BaseModel, state: AdapterState, *, optimizer: bool) -> int:
-    """Write the weights, and with ``optimizer`` the optimiser state; returns the folder's bytes.
+    """Write the weights, and with ``optimizer`` the optimizer state, and return the folder's size in bytes.
 
-    Reads the state only, so it may run beside training. Raises ``OSError`` (a full disk), leaving nothing behind.
+    Only reads ``state``, so training may go on meanwhile. Raises ``OSError`` (a full disk), leaving nothing behind.
     """
-    return write_whole(directory, lambda folder: _fill(folder, base, state, optimizer=optimizer))
+    return write_atomically(directory, lambda folder: _fill(folder, base, state, optimizer=optimizer))
 
 
 def _fill(folder: Path, base: BaseModel, state: AdapterState, *, optimizer: bool) -> None:
@@ -45,7 +45,7 @@ def _fill(folder: Path, base: BaseModel, state: AdapterState, *, optimizer: bool
 
 
 def read_checkpoint(directory: Path, base: BaseModel, *, optimizer: bool) -> AdapterState:
-    """The adapter of a folder, weft's or plain PEFT's, with its optimiser state if asked and there.
+    """Read the adapter in a folder, weft's or plain PEFT's, with ``optimizer`` its optimizer state too if there is one.
 
     Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
     """
@@ -54,7 +54,7 @@ def read_checkpoint(directory: Path, base: BaseModel, *, optimizer: bool) -> Ada
 
 
 def _read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | None:
-    """The optimiser state, None if the folder holds none. Raises ``InvalidRequest`` when it does not fit ``weights``."""
+    """Read the optimizer state; None if the folder has none. Raises ``InvalidRequest`` when it does not fit ``weights``."""
     path = directory / OPTIMIZER
     if not path.is_file():
         return None

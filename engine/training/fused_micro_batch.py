@@ -1,7 +1,7 @@
-"""One fused forward (and backward) over the rows of a micro-batch, for the members whose rows they are.
+"""One fused forward (and backward) of a micro-batch: the sequences of several adapters in one call of the base model.
 
-Members whose adapters have one layout stand together, and so do the rows of a member. It changes nothing: what it gives is
-noted by whoever cut the micro-batch, maybe in another process.
+Members whose adapters have one layout stand together, and so do a member's rows. A computation changes no state: the pass
+that cut the micro-batch notes its result, maybe in another process.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemberSlice:
-    """A member's part of one micro-batch: its rows, and its targets' places among all the micro-batch's."""
+    """A member's part of one micro-batch: its rows, and the slice of its targets among all targets of the micro-batch."""
 
     member: int
     rows: list[PackedRow]
@@ -34,13 +34,15 @@ class MemberSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """What a micro-batch gave: by share its loss, and whether that is sound; ``logprobs`` float32 of all targets, flat.
+class MicroBatchOutput:
+    """Numbers of a micro-batch that was computed.
 
-    ``gradients`` are float32 (layout.size,) by member.
+    - ``losses[i]`` and ``is_sound[i]``: loss of ``slices[i]``, and whether the loss and its logprobs are finite.
+    - ``logprobs``: float32 (targets,) of all targets, in the order of ``slices``.
+    - ``gradients``: float32 (layout.size,) each, by member; empty without a backward pass.
     """
 
-    shares: list[MemberSlice]
+    slices: list[MemberSlice]
     losses: list[float]
     is_sound: list[bool]
     logprobs: np.ndarray
@@ -49,7 +51,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Where the time of one micro-batch goes; several run at once."""
+    """Seconds of one micro-batch, by part. Several micro-batches run at once, so the sum may exceed the wall clock's."""
 
     low_rank: Stopwatch = field(default_factory=Stopwatch)
     loss: Stopwatch = field(default_factory=Stopwatch)
@@ -58,51 +60,51 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchResult:
-    """What came of a micro-batch; ``computed`` is None when it broke."""
+    """Outcome of a micro-batch: its output, or None when the computation failed, and its clocks."""
 
-    computed: Computed | None
+    output: MicroBatchOutput | None
     clocks: Clocks
 
 
 class FusedMicroBatches:
-    """Computes micro-batches of ``members``, a row's ``member`` being the key there. For any thread, several at once."""
+    """Computes micro-batches of ``members``, looked up by a row's ``member``. For any thread, several at once."""
 
     def __init__(self, base: BaseModel, members: Sequence[Member] | Mapping[int, Member]) -> None:
         self.members = members
         self._base = base
 
-    def attempt(self, rows: list[PackedRow], *, backward: bool) -> MicroBatchResult:
-        """One fused forward (and backward)."""
+    def compute(self, rows: list[PackedRow], *, backward: bool) -> MicroBatchResult:
+        """Run one fused forward (and backward) of ``rows``. A failure is logged and returned as a result without output."""
         clocks = Clocks()
         try:
             with torch.set_grad_enabled(backward), clocks.all.measure():
-                return MicroBatchResult(self._compute(rows, clocks, backward=backward), clocks)
+                return MicroBatchResult(self._output(rows, clocks, backward=backward), clocks)
         except (RuntimeError, WeftError):
             log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))
             return MicroBatchResult(None, clocks)
 
-    def _compute(self, rows: list[PackedRow], clocks: Clocks, *, backward: bool) -> Computed:
+    def _output(self, rows: list[PackedRow], clocks: Clocks, *, backward: bool) -> MicroBatchOutput:
         by_member: dict[int, list[PackedRow]] = {}
         for row in rows:
             by_member.setdefault(row.member, []).append(row)
         layouts = {member: self.members[member].weights.layout.key for member in by_member}
         grouped = [[m for m in by_member if layouts[m] == key] for key in dict.fromkeys(layouts.values())]
         groups = [self._stack(members, trains=backward) for members in grouped]
-        shares = self._shares([member for members in grouped for member in members], by_member)
+        slices = self._slices([member for members in grouped for member in members], by_member)
         logprobs = self._logprobs(groups, grouped, by_member, clocks)
         with clocks.loss.measure():
-            losses = self._losses(shares, logprobs)
-            noted = losses.detach().tolist()
-            values = logprobs.detach().cpu().numpy()
+            losses = self._losses(slices, logprobs)
+            loss_values = losses.detach().tolist()
+            logprob_values = logprobs.detach().cpu().numpy()
         is_sound = [
-            math.isfinite(loss) and bool(np.isfinite(values[share.targets]).all())
-            for share, loss in zip(shares, noted, strict=True)
+            math.isfinite(loss) and bool(np.isfinite(logprob_values[part.targets]).all())
+            for part, loss in zip(slices, loss_values, strict=True)
         ]
         gradients: dict[int, Tensor] = {}
         if backward and any(is_sound):
             total = losses.sum() if all(is_sound) else losses[torch.tensor(is_sound, device=losses.device)].sum()
             gradients = _gradients(total, groups, grouped)
-        return Computed(shares, noted, is_sound, values, gradients)
+        return MicroBatchOutput(slices, loss_values, is_sound, logprob_values, gradients)
 
     def _stack(self, members: Sequence[int], *, trains: bool) -> StackedGroup:
         weights = [self.members[member].weights for member in members]
@@ -115,7 +117,7 @@ class FusedMicroBatches:
         by_member: dict[int, list[PackedRow]],
         clocks: Clocks,
     ) -> Tensor:
-        """Log-probabilities of all targets of the rows, flat, members in the order of ``grouped``."""
+        """Return log-probabilities, float32 (targets,), of all targets of the rows, members in the order of ``grouped``."""
         rows = [row for members in grouped for member in members for row in by_member[member]]
         targets = [torch.from_numpy(self._datum(row).targets.copy()) for row in rows]
         counts = [[len(by_member[member]) for member in members] for members in grouped]
@@ -129,40 +131,40 @@ class FusedMicroBatches:
             return target_logprobs(self._base, hidden, plan=head_plan, targets=targets)
 
     def _real_positions(self, rows: list[PackedRow], plan: LowRankPlan, forward: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``forward`` gives for the rows, (real positions, features): padding left out."""
+        """Run ``forward`` on the rows and return its result without padding, (real positions, features)."""
         with self._base.adapters(plan):
             states = forward(token_matrix(rows, self.members).to(self._base.device))
         return real_positions(states, rows)
 
-    def _shares(self, members: Sequence[int], by_member: dict[int, list[PackedRow]]) -> list[MemberSlice]:
-        shares, at = [], 0
+    def _slices(self, members: Sequence[int], by_member: dict[int, list[PackedRow]]) -> list[MemberSlice]:
+        slices, at = [], 0
         for member in members:
             count = sum(self._datum(row).targets.size for row in by_member[member])
-            shares.append(MemberSlice(member, by_member[member], slice(at, at + count)))
+            slices.append(MemberSlice(member, by_member[member], slice(at, at + count)))
             at += count
-        return shares
+        return slices
 
-    def _losses(self, shares: Sequence[MemberSlice], logprobs: Tensor) -> Tensor:
-        """Each share's loss, (shares,). Members with one loss and config are computed together."""
+    def _losses(self, slices: Sequence[MemberSlice], logprobs: Tensor) -> Tensor:
+        """Return each slice's loss, (slices,). Members with one loss and config are computed together."""
         alike: dict[tuple[object, ...], list[int]] = {}
-        for number, share in enumerate(shares):
-            spec = self.members[share.member].loss
+        for number, part in enumerate(slices):
+            spec = self.members[part.member].loss
             alike.setdefault((spec.name, *sorted(spec.config.items())), []).append(number)
-        losses: list[Tensor | None] = [None] * len(shares)
+        losses: list[Tensor | None] = [None] * len(slices)
         for numbers in alike.values():
-            parts = [shares[number] for number in numbers]
+            parts = [slices[number] for number in numbers]
             terms = self._terms(self.members[parts[0].member].loss, parts, logprobs)
             sizes = [part.targets.stop - part.targets.start for part in parts]
-            for number, part in zip(numbers, torch.split(terms, sizes), strict=True):
-                losses[number] = part.sum()
+            for number, values in zip(numbers, torch.split(terms, sizes), strict=True):
+                losses[number] = values.sum()
         return torch.stack([loss for loss in losses if loss is not None])
 
-    def _terms(self, spec: LossSpec, shares: Sequence[MemberSlice], logprobs: Tensor) -> Tensor:
-        data = [self._datum(row) for share in shares for row in share.rows]
+    def _terms(self, spec: LossSpec, slices: Sequence[MemberSlice], logprobs: Tensor) -> Tensor:
+        data = [self._datum(row) for part in slices for row in part.rows]
         inputs = {
             name: torch.from_numpy(values).to(logprobs.device) for name, values in flat_inputs(spec, data).items()
         }
-        chosen = [logprobs[share.targets] for share in shares]
+        chosen = [logprobs[part.targets] for part in slices]
         return loss_terms(spec, logprobs if sum(map(len, chosen)) == len(logprobs) else torch.cat(chosen), inputs)
 
     def _datum(self, row: PackedRow) -> Datum:
@@ -170,7 +172,10 @@ class FusedMicroBatches:
 
 
 def _gradients(total: Tensor, groups: Sequence[StackedGroup], grouped: Sequence[Sequence[int]]) -> dict[int, Tensor]:
-    """Each member's gradient, (layout.size,); rows are independent, so each adapter gets its own member's only."""
+    """Return each member's gradient of ``total``, float32 (layout.size,).
+
+    Rows do not depend on each other, so the gradient of the sum by one adapter is that of its own member's loss alone.
+    """
     leaves = [leaf for group in groups for leaf in group.leaves()]
     found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
     gradients: dict[int, Tensor] = {}

@@ -1,7 +1,7 @@
-"""One fused pass over sequences of many operations on many adapters.
+"""One fused pass: sequences of many training operations, on many adapters, computed together over one base.
 
-Every operation is a member of its own, so that it gets its own gradient and fails alone, even beside another of the same
-adapter.
+Every operation is a member of its own, so it gets its own gradient and fails alone. That holds for two operations of one
+adapter too.
 """
 
 from collections.abc import Sequence
@@ -16,33 +16,40 @@ from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
-from engine.training.fused_micro_batch import Clocks, Computed, FusedMicroBatches, MemberSlice, MicroBatchResult
+from engine.training.fused_micro_batch import (
+    Clocks,
+    FusedMicroBatches,
+    MemberSlice,
+    MicroBatchOutput,
+    MicroBatchResult,
+)
 from engine.training.micro_batch import Member, PackedRow, padded_tokens
 from engine.training.pass_operation import PassPiece, PieceResult
 from engine.training.target_logprobs import CHUNK_LOGITS
 
 
 class MicroBatchExecutor(Protocol):
-    """Where micro-batches are computed: threads of this process, or the ranks of a group."""
+    """Computes micro-batches: on threads of this process, or on the ranks of a group."""
 
     @property
     def slots(self) -> int:
-        """Passes of one micro-batch each that can be computed at once; a pass may have several slots for itself."""
+        """Number of one-slot passes that can be computed at once. One pass may take several slots."""
 
     def split(self, rows: Sequence[PackedRow], *, token_budget: int, slots: int) -> list[list[PackedRow]]:
-        """Micro-batches of ``rows`` for a pass on so many slots; with all slots at work ``token_budget`` padded tokens are
-        computed at once.
+        """Cut ``rows`` into micro-batches for a pass on ``slots`` slots.
+
+        ``token_budget``: padded tokens that all slots together compute at once.
         """
 
     def compute(
         self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, slots: int
     ) -> list[MicroBatchResult]:
-        """What came of each of ``batches``, in their order."""
+        """Compute ``batches`` on ``slots`` slots and return their results in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedPass:
-    """What came of each piece of a pass. Nothing has heard of it yet."""
+    """Results of a pass by piece, ``results[i]`` of ``pieces[i]``, not noted in any operation yet."""
 
     pieces: list[PassPiece]
     results: list[PieceResult]
@@ -51,7 +58,7 @@ class ComputedPass:
 
 @dataclass(slots=True)
 class _Sums:
-    """What a member's sequences of this pass add up to."""
+    """Running sums over a member's sequences in this pass; ``logprobs`` by sequence number."""
 
     logprobs: dict[int, np.ndarray]
     loss: float = 0.0
@@ -60,10 +67,10 @@ class _Sums:
 
 
 class FusedPass:
-    """Computes the pieces, no two of one operation. Their batches have passed ``check_batch``.
+    """Computes pieces of operations, at most one of each operation. Their batches have passed ``check_batch``.
 
-    ``weights[i]`` is the adapter of ``pieces[i]``. Micro-batches are computed beside each other and noted in order, so sums
-    do not depend on which ends first.
+    ``weights[i]`` is the adapter of ``pieces[i]``. Micro-batches are computed at the same time and noted in order, so the sums
+    do not depend on which micro-batch ends first.
     """
 
     def __init__(
@@ -84,7 +91,7 @@ class FusedPass:
             for piece, adapter in zip(pieces, weights, strict=True)
         ]
         self._micro_batches = FusedMicroBatches(base, members)
-        # A head of its own kind gives all logits at once: fewer tokens go together then.
+        # Without a plain head the model returns whole logits: a micro-batch must be as small as a chunk of them.
         whole_logits = max(1, CHUNK_LOGITS // base.facts.vocabulary_size)
         self._token_budget = token_budget if base.has_plain_head else min(token_budget, whole_logits)
         self._sums = [_Sums(logprobs={}) for _ in pieces]
@@ -92,28 +99,28 @@ class FusedPass:
         self._padded = 0
 
     def run(self) -> ComputedPass:
-        """Compute all pieces. Blocking; for any thread."""
+        """Compute all pieces. Blocks; for any thread."""
         started = perf_counter()
         tokens = sequences = 0
         for backward in (True, False):
             rows = [row for row in self._rows() if self._pieces[row.member].operation.backward is backward]
             tokens, sequences = tokens + sum(row.length for row in rows), sequences + len(rows)
             batches = self._executor.split(rows, token_budget=self._token_budget, slots=self._slots)
-            attempts = self._compute(batches, backward=backward)
-            for batch, attempt in zip(batches, attempts, strict=True):
-                self._take(batch, attempt, backward=backward)
+            found = self._compute(batches, backward=backward)
+            for batch, result in zip(batches, found, strict=True):
+                self._note_result(batch, result, backward=backward)
         results = [_result(piece, sums) for piece, sums in zip(self._pieces, self._sums, strict=True)]
         seconds = perf_counter() - started
-        # The clocks of micro-batches that run at once add up to more than the time that passes.
-        share = seconds / (sum(clocks.all.seconds for clocks in self._clocks) or 1.0)
+        # The clocks of micro-batches computed at the same time add up to more than the pass's seconds.
+        scale = seconds / (sum(clocks.all.seconds for clocks in self._clocks) or 1.0)
         report = PassReport(
             adapters=len({piece.operation.run for piece in self._pieces}),
             sequences=sequences,
             tokens=tokens,
             padded_tokens=self._padded,
             seconds=seconds,
-            low_rank_seconds=share * sum(clocks.low_rank.seconds for clocks in self._clocks),
-            loss_seconds=share * sum(clocks.loss.seconds for clocks in self._clocks),
+            low_rank_seconds=scale * sum(clocks.low_rank.seconds for clocks in self._clocks),
+            loss_seconds=scale * sum(clocks.loss.seconds for clocks in self._clocks),
         )
         return ComputedPass(self._pieces, results, report)
 
@@ -127,11 +134,11 @@ class FusedPass:
             for number in range(piece.first, piece.first + piece.sequences)
         ]
 
-    def _take(self, rows: list[PackedRow], attempt: MicroBatchResult, *, backward: bool) -> None:
-        """Note what a micro-batch gave; where it broke, compute each member again by itself."""
-        self._clocks.append(attempt.clocks)
-        if attempt.computed is not None:
-            self._note(attempt.computed)
+    def _note_result(self, rows: list[PackedRow], result: MicroBatchResult, *, backward: bool) -> None:
+        """Note a micro-batch's result. If the micro-batch failed, compute each of its members again alone."""
+        self._clocks.append(result.clocks)
+        if result.output is not None:
+            self._note_output(result.output)
             return
         members = sorted({row.member for row in rows if self._sums[row.member].error is None})
         if len({row.member for row in rows}) == 1:
@@ -140,27 +147,27 @@ class FusedPass:
                     "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
                 )
             return
-        # One after another: what the failed attempt held is free again, and they must not need it at once.
+        # One after another: computed together, the members could need as much memory as the micro-batch that failed.
         for member in members:
             alone = [row for row in rows if row.member == member]
             (again,) = self._compute([alone], backward=backward)
-            self._take(alone, again, backward=backward)
+            self._note_result(alone, again, backward=backward)
 
-    def _note(self, computed: Computed) -> None:
-        """Add a micro-batch to its members' sums; those that have failed stay so."""
-        self._padded += padded_tokens([row for share in computed.shares for row in share.rows])
-        for share, loss, is_sound in zip(computed.shares, computed.losses, computed.is_sound, strict=True):
-            sums = self._sums[share.member]
+    def _note_output(self, output: MicroBatchOutput) -> None:
+        """Add a micro-batch to its members' sums. A member that has failed stays failed."""
+        self._padded += padded_tokens([row for part in output.slices for row in part.rows])
+        for part, loss, is_sound in zip(output.slices, output.losses, output.is_sound, strict=True):
+            sums = self._sums[part.member]
             if sums.error is not None:
                 continue
             if is_sound:
-                self._add(share, loss, computed.logprobs[share.targets], computed.gradients.get(share.member))
+                self._add(part, loss, output.logprobs[part.targets], output.gradients.get(part.member))
             else:
                 sums.error = InvalidRequest("the loss is not finite: lower the weights, advantages or learning rate")
 
-    def _add(self, share: MemberSlice, loss: float, values: np.ndarray, gradient: Tensor | None) -> None:
-        sums, at = self._sums[share.member], 0
-        for row in share.rows:
+    def _add(self, part: MemberSlice, loss: float, values: np.ndarray, gradient: Tensor | None) -> None:
+        sums, at = self._sums[part.member], 0
+        for row in part.rows:
             targets = self._pieces[row.member].operation.batch.data[row.datum].targets
             sums.logprobs[row.datum] = values[at : at + targets.size].reshape(targets.shape).copy()
             at += targets.size

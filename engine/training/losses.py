@@ -1,7 +1,10 @@
-"""Token-wise losses over flat vectors of targets, all sum-reduced (formulas: the SDK's public documentation).
+"""Token-wise training losses over flat vectors of targets, all sum-reduced.
 
-``logp`` is the log-probability of each target under the current weights, ``q`` the one it was sampled with, ``A`` the
-advantage, ``r = exp(logp - q)``. ``sg`` stops the gradient.
+The formulas are those of the SDK's public documentation; each loss names its paper. In them:
+
+- ``logp``: log-probability of a target under the current weights; ``q``: the one under which it was sampled.
+- ``A``: advantage; ``w``: weight; ``r = exp(logp - q)``: probability ratio.
+- ``clip(r)``: ``r`` limited to the clip thresholds; ``sg``: stops the gradient.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts.losses import BETA, CLIP_HIGH, CLIP_LOW, LOSS_RULES
-from contracts.operations import Datum, LossName, LossSpec
+from contracts.losses import BETA, CLIP_HIGH, CLIP_LOW, LOSS_RULES, LossName
+from contracts.operations import Datum, LossSpec
 
 Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]
@@ -20,9 +23,9 @@ _DEFAULT_WEIGHT = 1.0
 
 
 def flat_inputs(spec: LossSpec, data: Sequence[Datum]) -> dict[str, np.ndarray]:
-    """The inputs that the loss knows, each float32 (M,) over all targets of ``data``; others are left out.
+    """Return the inputs that the loss knows, each float32 (M,) over all M targets of ``data``; other inputs are left out.
 
-    An optional input that only some data carry is filled with its default for the rest: the config's, or weight 1.
+    Where only some data have an optional input, the others get its default: the config's value, or weight 1.
     """
     rule = LOSS_RULES[spec.name]
     defaults = {**rule.config, **spec.config}
@@ -41,35 +44,41 @@ def _flat_input(datum: Datum, name: str, default: float) -> np.ndarray:
 
 
 def loss_terms(spec: LossSpec, logp: Tensor, inputs: Inputs) -> Tensor:
-    """Terms (M,) whose sum is the loss of ``logp`` float32 (M,) and ``inputs``, each float32 (M,), all required ones given."""
+    """Return terms, float32 (M,), whose sum is the loss of ``logp`` float32 (M,) and ``inputs``, each float32 (M,).
+
+    ``inputs`` must hold all inputs that the loss requires.
+    """
     return _LOSSES[spec.name](logp, inputs, {**LOSS_RULES[spec.name].config, **spec.config})
 
 
 def _cross_entropy(logp: Tensor, inputs: Inputs, _config: Config) -> Tensor:
-    """``-logp * w``, weights of any sign, 1 where not given."""
+    """Weighted negative log-likelihood: ``-logp * w``, weights of any sign, 1 where not given."""
     weights = inputs.get("weights")
     return -logp if weights is None else -(logp * weights)
 
 
 def _importance_sampling(logp: Tensor, inputs: Inputs, _config: Config) -> Tensor:
-    """``-r * A``."""
+    """Policy gradient with importance weights: ``-r * A``; Degris, White and Sutton 2012, "Off-Policy Actor-Critic"."""
     return -(_ratio(logp, inputs) * inputs["advantages"])
 
 
 def _ppo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """``-min(r * A, clip(r) * A)``; Schulman et al. 2017, thresholds as bounds of the ratio."""
+    """Clipped surrogate: ``-min(r * A, clip(r) * A)``; Schulman et al. 2017, "Proximal Policy Optimization Algorithms"."""
     ratio, advantages = _ratio(logp, inputs), inputs["advantages"]
     return -torch.minimum(ratio * advantages, _clip(ratio, inputs, config) * advantages)
 
 
 def _cispo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """``-sg(clip(r)) * logp * A``; MiniMax-M1, 2025."""
+    """Clipped importance weights: ``-sg(clip(r)) * logp * A``; MiniMax 2025, "MiniMax-M1"."""
     clipped = _clip(_ratio(logp, inputs), inputs, config).detach()
     return -(clipped * logp * inputs["advantages"])
 
 
 def _dro(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """``-(logp * A - beta / 2 * (logp - q)^2)``; Richemond et al. 2024, direct reward optimisation."""
+    """Direct reward optimisation: ``-(logp * A - beta / 2 * (logp - q)^2)``.
+
+    Richemond et al. 2024, "Offline Regularised Reinforcement Learning for Large Language Models Alignment".
+    """
     drift = logp - inputs["logprobs"]
     return -(logp * inputs["advantages"] - 0.5 * config[BETA] * drift * drift)
 
@@ -79,7 +88,7 @@ def _ratio(logp: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _clip(ratio: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """Per-token bounds where given, else the config's."""
+    """Limit ``ratio`` to the per-token thresholds where given, else to the config's."""
     low = inputs.get(CLIP_LOW, ratio.new_tensor(config[CLIP_LOW]))
     high = inputs.get(CLIP_HIGH, ratio.new_tensor(config[CLIP_HIGH]))
     return torch.maximum(torch.minimum(ratio, high), low)

@@ -1,8 +1,11 @@
-"""The low-rank products of many adapters in one fused pass, forward and backward.
+"""The low-rank products ``(alpha / rank) B A x`` of many adapters in one fused pass, forward and backward.
 
-Adapters of one layout form a group and stand as stacked matrices, (adapters, rank, in) and (adapters, out, rank). A
-group's tokens are cut into blocks of one adapter each: equal blocks go through batched products, unequal ones through a
-product a block. One autograd function a projection adds the low-rank part in place and gives each adapter's gradient.
+The formula is LoRA's: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".
+
+- Adapters of one layout form a group. Their matrices are stacked: (adapters, rank, in) and (adapters, out, rank).
+- A group's tokens are cut into blocks of one adapter each. Blocks of equal size are computed by batched products, others by
+  one product each.
+- For each projection, one autograd function adds the low-rank part in place and returns each adapter's gradient.
 """
 
 import math
@@ -19,18 +22,18 @@ from torch import Tensor
 from engine.model.lora import LoraLayout, LoraPair, LoraWeights
 
 _LARGE_BLOCK = 256
-"""Tokens an adapter, on average, from which a product for each adapter beats gathering its matrices for every row."""
+"""Mean tokens of an adapter from which one product for each adapter is faster than gathering its matrices for every row."""
 
 
 class Stopwatch:
-    """Seconds spent inside ``measure`` blocks. On an accelerator it is the time to launch the work, not to do it."""
+    """Seconds spent inside ``measure`` blocks. On an accelerator: the time to launch the work, not to do it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Add the block's time."""
+        """Add the seconds spent in the ``with`` block."""
         started = perf_counter()
         try:
             yield
@@ -40,10 +43,13 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """How a group's tokens ``[start, end)``, of all rows flattened, fall to its adapters.
+    """Blocks of a group: tokens ``[start, end)`` of all rows flattened, and their division among the group's adapters.
 
-    ``sizes`` are tokens of each adapter in turn; ``owners`` int64 (blocks,) names the adapter of each of equal blocks, None
-    when block i is adapter i's; neither owners nor equal sizes: a product an adapter. ``scaling`` is (adapters, 1, 1).
+    - ``sizes``: tokens of each adapter, in the adapters' order.
+    - ``owners``: int64 (blocks,), the adapter of each of several equal blocks; None when block i is adapter i's.
+    - ``scaling``: (adapters, 1, 1), alpha / rank.
+
+    With neither owners nor equal sizes, each adapter gets a product of its own.
     """
 
     start: int
@@ -54,11 +60,11 @@ class _Blocks:
 
     @property
     def are_equal(self) -> bool:
-        """Whether batched products serve: equal blocks."""
+        """True when all blocks have one size, so that batched products can compute them."""
         return self.owners is not None or len(set(self.sizes)) == 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """(adapter, start, end) of those that have tokens."""
+        """Iterate over (adapter, start, end) of the adapters that have tokens."""
         at = self.start
         for adapter, size in enumerate(self.sizes):
             if size:
@@ -67,7 +73,7 @@ class _Blocks:
 
 
 class StackedGroup:
-    """Adapters of one layout, stacked in ``dtype``; ``gradients`` are asked for with ``leaves``."""
+    """Adapters of one layout, stacked in ``dtype``. With ``trains``, the ``leaves`` require gradients."""
 
     def __init__(
         self, layout: LoraLayout, adapters: Sequence[LoraWeights], dtype: torch.dtype, *, trains: bool
@@ -83,11 +89,11 @@ class StackedGroup:
         self.scaling = scaling.view(-1, 1, 1)
 
     def leaves(self) -> list[Tensor]:
-        """A and B of every projection, in the layout's order."""
+        """Return A and B of every projection, in the layout's order."""
         return [leaf for pair in self.pairs.values() for leaf in (pair.a, pair.b)]
 
     def gradient(self, found: Sequence[Tensor | None]) -> Tensor:
-        """Float32 (adapters, layout.size) of gradients by leaf, zero where there is none."""
+        """Join gradients by leaf to one tensor, float32 (adapters, layout.size), zero where a leaf has none."""
         parts = [
             (torch.zeros_like(leaf) if part is None else part).flatten(1)
             for leaf, part in zip(self.leaves(), found, strict=True)
@@ -96,7 +102,7 @@ class StackedGroup:
 
 
 class LowRankPlan:
-    """Groups and their blocks over one micro-batch: what ``BaseModel.adapters`` makes active."""
+    """Adapters of one micro-batch: groups and their blocks. ``BaseModel.adapters`` makes a plan active."""
 
     def __init__(self, groups: Sequence[StackedGroup], blocks: Sequence[_Blocks], stopwatch: Stopwatch) -> None:
         self._groups = groups
@@ -107,7 +113,7 @@ class LowRankPlan:
     def of_rows(
         cls, groups: Sequence[StackedGroup], rows: Sequence[Sequence[int]], length: int, stopwatch: Stopwatch
     ) -> "LowRankPlan":
-        """``rows[g][i]`` rows, each of ``length`` tokens, belong to adapter i of group g; the groups one after another."""
+        """Plan for padded rows of ``length`` tokens: the first ``rows[0][0]`` are of adapter 0 of group 0, and so on in order."""
         blocks, at = [], 0
         for group, counts in zip(groups, rows, strict=True):
             end = at + sum(counts) * length
@@ -120,7 +126,7 @@ class LowRankPlan:
     def of_tokens(
         cls, groups: Sequence[StackedGroup], tokens: Sequence[Sequence[int]], stopwatch: Stopwatch
     ) -> "LowRankPlan":
-        """``tokens[g][i]`` tokens belong to adapter i of group g; the groups one after another, without padding."""
+        """Plan for tokens without padding: the first ``tokens[0][0]`` are of adapter 0 of group 0, and so on in order."""
         blocks, at = [], 0
         for group, counts in zip(groups, tokens, strict=True):
             blocks.append(_Blocks(at, at + sum(counts), tuple(counts), None, group.scaling))
@@ -128,11 +134,11 @@ class LowRankPlan:
         return cls(groups, blocks, stopwatch)
 
     def adapts(self, name: str) -> bool:
-        """Whether any adapter changes that projection."""
+        """Tell whether any adapter changes projection ``name``."""
         return any(name in group.pairs for group in self._groups)
 
     def cut(self, start: int, end: int) -> "LowRankPlan":
-        """The plan of tokens ``[start, end)`` of a plan of tokens."""
+        """Return the part of a plan of tokens that covers tokens ``[start, end)``."""
         blocks = []
         for block in self._blocks:
             sizes = [0] * len(block.sizes)
@@ -143,7 +149,7 @@ class LowRankPlan:
         return LowRankPlan(self._groups, blocks, self._stopwatch)
 
     def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor:
-        """``output`` (…, out), changed in place, plus the low-rank part of ``inputs`` (…, in)."""
+        """Add the low-rank part of ``inputs`` (…, in) to ``output`` (…, out), in place where possible, and return the sum."""
         blocks: list[_Blocks] = []
         leaves: list[Tensor] = []
         for group, block in zip(self._groups, self._blocks, strict=True):
@@ -160,7 +166,7 @@ class LowRankPlan:
 
 
 class _AddLowRank(torch.autograd.Function):
-    """``output[block] += (inputs[block] A^T) * scaling B^T`` for every block of every group."""
+    """Low-rank part as one function: ``output[block] += scaling * (inputs[block] A^T) B^T`` for every block of every group."""
 
     @staticmethod
     def forward(
@@ -196,10 +202,10 @@ class _AddLowRank(torch.autograd.Function):
 
 
 def _add_group(x: Tensor, y: Tensor, block: _Blocks, a: Tensor, b: Tensor) -> Tensor:
-    """Add one group's part to ``y`` (tokens, out); returns the scaled inner activations.
+    """Add one group's part to ``y`` (tokens, out) and return the scaled inner activations ``A x``.
 
-    These are (rank, group's tokens), or (blocks, rank, block's tokens): with the rank as rows every product is several
-    times as fast as with it as columns, for which BLAS has no kernel so narrow.
+    Their shape is (rank, group's tokens), or (blocks, rank, block's tokens). With the rank as rows every product is several
+    times as fast as with the rank as columns: BLAS has no kernel for so few columns.
     """
     if not block.are_equal:
         inner = x.new_empty(a.shape[1], block.end - block.start)
@@ -221,7 +227,7 @@ def _add_group(x: Tensor, y: Tensor, block: _Blocks, a: Tensor, b: Tensor) -> Te
 def _group_gradients(
     x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, a: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of one group's ``a`` and ``b``; fills its part of ``dx`` (tokens, in) if that is wanted."""
+    """Return the gradients of one group's ``a`` and ``b``; fill the group's part of ``dx`` (tokens, in) unless it is None."""
     if not block.are_equal:
         return _gradients_by_adapter(x, dy, dx, inner, block, a, b)
     span = slice(block.start, block.end)
@@ -246,7 +252,7 @@ def _group_gradients(
 def _gradients_by_adapter(
     x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, a: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same with a product for each adapter."""
+    """Compute ``_group_gradients`` with one product for each adapter."""
     da, db = torch.zeros_like(a), torch.zeros_like(b)
     for adapter, start, end in block.spans():
         part = inner[:, start - block.start : end - block.start]
@@ -260,9 +266,12 @@ def _gradients_by_adapter(
 
 
 def _owners(rows: Sequence[int], length: int, device: torch.device) -> Tensor | None:
-    """The adapter of each block of equally many rows, where gathering its matrices for every block is the cheaper way."""
+    """Return the adapter of each of several equal blocks, int64 (blocks,).
+
+    None where one batched product, or one product for each adapter, is cheaper than gathering matrices for every block.
+    """
     if len(set(rows)) == 1 or sum(rows) * length >= _LARGE_BLOCK * len(rows):
         return None
-    shared = reduce(math.gcd, rows)
-    blocks = [adapter for adapter, count in enumerate(rows) for _ in range(count // shared)]
+    block_rows = reduce(math.gcd, rows)
+    blocks = [adapter for adapter, count in enumerate(rows) for _ in range(count // block_rows)]
     return torch.tensor(blocks, device=device)

@@ -1,6 +1,7 @@
 """Cuts the sequences of a pass into micro-batches of similar lengths, right-padded.
 
-Attention is causal, so padding changes no real position; it only costs. The bound: a micro-batch computes at most
+A packed row is one sequence of the pass, and becomes one row of the micro-batch's token matrix. Attention is causal, so
+padding changes no real position; it only costs time. The bound on that cost: a micro-batch computes at most
 ``MAX_PADDING_RATIO`` positions for each real one, or ``SMALL_WASTE`` padded positions where that is more.
 """
 
@@ -16,14 +17,14 @@ from engine.model.lora import LoraWeights
 
 MAX_PADDING_RATIO = 1.25
 SMALL_WASTE = 256
-"""Fewer padded positions than this cost less than a micro-batch of their own."""
+"""Padded positions that cost less than one more micro-batch would."""
 LEAST_POSITIONS = 256
-"""A smaller micro-batch costs more than computing it beside others gains."""
+"""Positions below which a micro-batch costs more than computing it beside others gains."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """Sequence ``datum`` of the pass's member number ``member``, ``length`` tokens."""
+    """One sequence of a pass: number ``datum`` of member number ``member``, ``length`` tokens long."""
 
     member: int
     datum: int
@@ -32,7 +33,7 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An operation's part in a pass: its loss, its sequences by number, its adapter."""
+    """An operation in a pass: its loss, its sequences by number, its adapter's weights."""
 
     loss: LossSpec
     data: Sequence[Datum] | Mapping[int, Datum]
@@ -40,9 +41,10 @@ class Member:
 
 
 def split_for(rows: Sequence[PackedRow], *, at_once: int, token_budget: int) -> list[list[PackedRow]]:
-    """Micro-batches, the largest first, of at most ``token_budget`` padded tokens in all the ``at_once`` computed at once.
+    """Cut ``rows`` into micro-batches, the largest first, of which ``at_once`` are computed at the same time.
 
-    Where these share the budget out to less than ``LEAST_POSITIONS`` each, of that many; one row may be longer.
+    Each of them gets an equal part of ``token_budget`` padded tokens, but at least ``LEAST_POSITIONS`` (or the whole budget, if
+    that is less). A single row may be longer.
     """
     each = max(token_budget // at_once, min(token_budget, LEAST_POSITIONS))
     batches = split_rows(rows, token_budget=each)
@@ -56,7 +58,7 @@ def split_for(rows: Sequence[PackedRow], *, at_once: int, token_budget: int) -> 
 
 
 def split_rows(rows: Sequence[PackedRow], *, token_budget: int) -> list[list[PackedRow]]:
-    """Micro-batches of at most ``token_budget`` padded tokens each, unless one row alone is longer."""
+    """Cut ``rows`` into micro-batches of at most ``token_budget`` padded tokens each; a single row may be longer."""
     batches: list[list[PackedRow]] = []
     real = 0
     for row in sorted(rows, key=lambda row: -row.length):
@@ -74,12 +76,12 @@ def split_rows(rows: Sequence[PackedRow], *, token_budget: int) -> list[list[Pac
 
 
 def padded_tokens(rows: Sequence[PackedRow]) -> int:
-    """Positions that the micro-batch computes."""
+    """Return the positions that a micro-batch of ``rows`` computes, padding included."""
     return len(rows) * max(row.length for row in rows)
 
 
 def token_matrix(rows: Sequence[PackedRow], members: Sequence[Member] | Mapping[int, Member]) -> Tensor:
-    """int64 (rows, longest), zero where padded."""
+    """Return the rows' token ids, int64 (rows, longest row), zero where padded."""
     longest = max(row.length for row in rows)
     tokens = np.zeros((len(rows), longest), dtype=np.int64)
     for place, row in enumerate(rows):
@@ -88,7 +90,7 @@ def token_matrix(rows: Sequence[PackedRow], members: Sequence[Member] | Mapping[
 
 
 def real_positions(states: Tensor, rows: Sequence[PackedRow]) -> Tensor:
-    """(real positions, features) of ``states`` (rows, longest, features): padding left out."""
+    """Return ``states`` (rows, longest row, features) without padding: (real positions, features)."""
     longest = states.shape[1]
     if all(row.length == longest for row in rows):
         return states.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""A ``forward`` or ``forward_backward`` operation on its way through one or several passes."""
+"""Progress of a ``forward`` or ``forward_backward`` operation, whose sequences may be computed in several passes."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class PassItem:
 
 @dataclass(frozen=True, slots=True)
 class PassPiece:
-    """``sequences`` sequences of ``operation`` from number ``first`` on belong to the pass."""
+    """Part of an operation in one pass: ``sequences`` sequences of ``operation``, from number ``first`` on."""
 
     operation: "PassOperation"
     first: int
@@ -30,9 +30,9 @@ class PassPiece:
 
 @dataclass(frozen=True, slots=True)
 class PieceResult:
-    """What a pass made of a piece: logprobs of its sequences in order, or the ``error`` that ends the operation.
+    """Result of a piece: loss, logprobs of its sequences in order and gradient, or the ``error`` that ends the operation.
 
-    ``gradient`` is float32 (layout.size,), None where nothing is trained.
+    ``gradient`` is float32 (layout.size,), None without a backward pass.
     """
 
     sequences: int
@@ -44,10 +44,11 @@ class PieceResult:
 
 @dataclass(slots=True)
 class PassOperation:
-    """What is computed of an item so far. Its gradient stays its own until all of it is there.
+    """State of an operation: how many of its sequences are computed, and their sums.
 
-    ``begun`` sequences are in passes, ``computed`` of them are noted. ``gradient`` is float32 (layout.size,). ``outcome`` is
-    None until the operation has ended, well or not; what passes still bring then is left alone.
+    - ``begun``: sequences that are in a pass or were in one. ``computed``: sequences whose results are added.
+    - ``gradient``: float32 (layout.size,). It reaches the adapter only when the whole operation is computed.
+    - ``outcome``: None until the operation has ended, well or not. Results that come after the end are ignored.
     """
 
     run: RunId
@@ -64,16 +65,19 @@ class PassOperation:
 
     @property
     def lengths_left(self) -> list[int]:
-        """Tokens of each sequence that is in no pass yet, in order."""
+        """Lengths in tokens of the sequences that are in no pass yet, in order."""
         return [len(datum.tokens) for datum in self.batch.data[self.begun :]]
 
     def next_piece(self, sequences: int) -> PassPiece:
-        """The next sequences, which are in a pass from now on."""
+        """Return a piece of the next ``sequences`` sequences and count them as begun."""
         first, self.begun = self.begun, self.begun + sequences
         return PassPiece(self, first, sequences)
 
     def note(self, piece: PassPiece, result: PieceResult) -> None:
-        """Add what came of a piece; passes may end in any order, pieces add up in their own. An error ends the operation."""
+        """Add the result of a piece. An error ends the operation.
+
+        Passes may end in any order; results are added in the order of the pieces.
+        """
         if self.outcome is not None:
             return
         if result.error is not None:
@@ -84,7 +88,7 @@ class PassOperation:
             self._add(found)
 
     def end(self, outcome: ForwardBackwardOutput | WeftError) -> None:
-        """It is over; what it holds is let go."""
+        """Set the outcome and drop the gradient and the results not added yet."""
         self.outcome, self.gradient = outcome, None
         self._early.clear()
 
@@ -92,18 +96,18 @@ class PassOperation:
         self.logprobs += result.logprobs
         self.loss += result.loss
         if result.gradient is not None:
-            # A copy of its own: the pass's gradients of all members are one tensor.
+            # Cloned: the result is a view of one tensor with the gradients of all members of the pass.
             known = self.gradient
             self.gradient = result.gradient.clone() if known is None else known + result.gradient
         self.computed += result.sequences
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sequence is noted."""
+        """True once the results of all sequences are added."""
         return self.computed == len(self.batch.data)
 
     def output(self) -> ForwardBackwardOutput | WeftError:
-        """The result once every sequence is computed."""
+        """Return the operation's result; an ``EngineFailure`` when a sequence has no logprobs."""
         if len(self.logprobs) != len(self.batch.data):
             return EngineFailure("the pass left out a sequence")
         tokens = sum(len(datum.tokens) for datum in self.batch.data)

@@ -1,4 +1,7 @@
-"""Log-probabilities of targets from hidden states, without a (positions x vocabulary) tensor beyond a chunk."""
+"""Log-probabilities of target tokens from hidden states, with logits for one chunk of positions at a time.
+
+A (positions x vocabulary) tensor of a whole micro-batch would often be the largest tensor of a pass.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +19,13 @@ CHUNK_LOGITS = 2**22
 
 
 def target_logprobs(base: BaseModel, hidden: Tensor, *, plan: LowRankPlan, targets: Sequence[Tensor]) -> Tensor:
-    """Log-probabilities, flat float32 (sum of all targets,), of the sequences that make up ``hidden``.
+    """Return log-probabilities of all targets, float32 (sum of all targets,), by a log-softmax over the vocabulary.
 
-    ``hidden`` is (positions, hidden size), the sequences one after another; ``plan`` is of its positions; ``targets[i]`` is
-    int64 (N_i,) or (N_i, K_i). No chunk's logits are kept for the backward pass unless there is only one.
+    - ``hidden``: (positions, hidden size), the sequences one after another.
+    - ``plan``: adapters on the head, a plan of tokens over these positions.
+    - ``targets[i]``: of sequence i, int64 (N_i,) or (N_i, K_i).
+
+    A chunk's logits are kept for the backward pass only if it is the only chunk.
     """
     positions, wanted = _flatten(targets)
     positions, wanted = positions.to(hidden.device), wanted.to(hidden.device)
@@ -42,16 +48,17 @@ def target_logprobs(base: BaseModel, hidden: Tensor, *, plan: LowRankPlan, targe
 
 
 def gather_logprobs(logits: Tensor, targets: Sequence[Tensor]) -> Tensor:
-    """The same from ready float32 ``logits`` (positions, V)."""
+    """Return the log-probabilities of ``target_logprobs`` from ready float32 ``logits`` (positions, V)."""
     positions, wanted = _flatten(targets)
     return _normalised(logits, positions.to(logits.device), wanted.to(logits.device))
 
 
 class _OneTargetLogprobs(torch.autograd.Function):
-    """One target a position, no adapter on the head: a position's log-probability depends on its hidden state alone.
+    """Log-probabilities where each position has one target and no adapter changes the head.
 
-    So its derivative is known in the forward pass, while the chunk's logits are there, up to the factor that comes from
-    above: the backward pass needs neither logits nor a second product with the vocabulary.
+    Each log-probability then depends on one hidden state only. Its derivative is computed in the forward pass, from the
+    chunk's logits; the backward pass multiplies it by the upstream gradient. So the backward pass needs neither logits nor a
+    second product with the vocabulary.
     """
 
     @staticmethod
@@ -86,7 +93,7 @@ def _normalised(logits: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _flatten(targets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Position and token id of every target, in order."""
+    """Return position and token id of every target, int64 (sum of all targets,) each, in order."""
     positions, at = [], 0
     for target in targets:
         width = target.shape[1] if target.dim() == 2 else 1

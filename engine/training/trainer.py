@@ -1,8 +1,10 @@
-"""One frozen base, many adapters: fused passes and optimiser steps over the states it holds.
+"""Trains many LoRA adapters on one frozen base model: fused passes and optimizer steps.
 
-Synchronous, and called from one thread; ``state`` and ``compute``, which change nothing, from any. Invariants: an
-operation's gradient reaches only its own adapter's accumulator, and all of it or none; an operation that fails fails alone;
-states are values, replaced and never changed.
+Synchronous. One thread calls it, but ``state`` and ``compute`` change nothing and may be called from any thread. Invariants:
+
+- An operation's gradient reaches its own adapter's accumulator only, and all of it or none.
+- An operation that fails fails alone.
+- A state is a value: it is replaced and never changed.
 """
 
 import logging
@@ -30,7 +32,7 @@ __all__ = ["ComputedPass", "PassItem", "PassOperation", "PassPiece", "Trainer"]
 
 DEFAULT_PASS_TOKEN_BUDGET = 2048
 _STEP_ELEMENTS = 2**28
-"""Parameters stepped at once: what a fused step needs beside the adapters is a few times as much memory."""
+"""Most parameters stepped at once. A fused step needs a few times as much memory beside the adapters."""
 
 
 class Trainer:
@@ -43,33 +45,33 @@ class Trainer:
         pass_token_budget: int = DEFAULT_PASS_TOKEN_BUDGET,
         executor: MicroBatchExecutor | None = None,
     ) -> None:
-        """``executor`` computes the micro-batches; None: this process does."""
+        """Compute on ``base``. ``executor`` computes the micro-batches; None: threads of this process."""
         self.base = base
         self._token_budget = pass_token_budget
         self._executor = executor or MicroBatchThreads(base.device)
         self._states: dict[RunId, AdapterState] = {}
 
     def holds(self, run: RunId) -> bool:
-        """Whether the run's adapter is in memory."""
+        """Tell whether the run's adapter is in memory."""
         return run in self._states
 
     def runs(self) -> list[RunId]:
-        """Runs whose adapters are in memory."""
+        """Return the runs whose adapters are in memory."""
         return list(self._states)
 
     def state(self, run: RunId) -> AdapterState:
-        """The run's state as it is now; later passes and steps do not change it. Raises ``EngineFailure`` if not held."""
+        """Return the run's state as it is now; later passes and steps do not change it. Raises ``EngineFailure`` if not held."""
         try:
             return self._states[run]
         except KeyError:
             raise EngineFailure("the adapter is not in memory") from None
 
     def nbytes(self) -> int:
-        """Bytes of all states held."""
+        """Return the bytes of all states held."""
         return sum(state.nbytes for state in self._states.values())
 
     def create(self, run: RunId, settings: LoraSettings) -> None:
-        """Make a fresh adapter. Raises ``InvalidRequest`` when the settings leave nothing to train."""
+        """Hold a fresh adapter as the run's. Raises ``InvalidRequest`` when the settings leave nothing to train."""
         self.put(run, fresh_state(self.base, settings))
 
     def put(self, run: RunId, state: AdapterState) -> None:
@@ -77,20 +79,20 @@ class Trainer:
         self._states[run] = state
 
     def unload(self, run: RunId) -> AdapterState | None:
-        """Let go of the adapter and return its state; one that is not there is fine."""
+        """Drop the run's adapter and return its state; None when it was not held."""
         return self._states.pop(run, None)
 
     # --- passes ----------------------------------------------------------------------------------------------------
 
     @property
     def slots(self) -> int:
-        """Passes that can be computed at once, each on its share of the cores; a pass may have several slots for itself."""
+        """Number of one-slot passes that can be computed at once. One pass may take several slots."""
         return self._executor.slots
 
     def compute(self, pieces: Sequence[PassPiece], *, slots: int | None = None) -> ComputedPass:
-        """Compute the pieces, fused, on so many slots; None: on all. One piece of an operation a call.
+        """Compute the pieces in one fused pass on ``slots`` slots; None: on all. At most one piece of each operation.
 
-        For any thread, several at once; the adapters must stay as they are meanwhile. Raises only for a failure of the
+        For any thread, several at once. The pieces' adapters must not change meanwhile. Raises only for a failure of the
         whole pass.
         """
         weights: list[LoraWeights] = []
@@ -123,9 +125,9 @@ class Trainer:
         )
 
     def finish(self, computed: ComputedPass, in_order: Sequence[PassOperation]) -> None:
-        """Note what came of a pass, and end the operations of which nothing is left.
+        """Note a pass's results, and end the operations that are complete.
 
-        ``in_order`` are operations under way, those of one run in order: one ends only after those before it.
+        ``in_order`` are operations under way, each run's in its order. An operation ends only after those before it.
         """
         for piece, result in zip(computed.pieces, computed.results, strict=True):
             piece.operation.note(piece, result)
@@ -139,19 +141,22 @@ class Trainer:
                 held_up.add(operation.run)
 
     def advance(self, pieces: Sequence[PassPiece]) -> PassReport:
-        """``compute`` on all slots and ``finish``. Raises only for a failure of the whole pass, which has changed nothing."""
+        """Run ``compute`` on all slots, then ``finish``. Raises only for a failure of the whole pass, which changes nothing."""
         computed = self.compute(pieces)
         self.finish(computed, [piece.operation for piece in pieces])
         return computed.report
 
     def run_pass(self, items: Sequence[PassItem]) -> list[ForwardBackwardOutput | WeftError]:
-        """Compute whole items in one fused pass; outcomes in their order. Raises as ``advance``."""
+        """Compute whole items in one fused pass and return their outcomes in order. Raises as ``advance`` does."""
         operations = [PassOperation(item.run, item.batch, item.backward) for item in items]
         self.advance([operation.next_piece(len(operation.batch.data)) for operation in operations])
         return [operation.outcome or EngineFailure("the pass left out a sequence") for operation in operations]
 
     def _finish(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:
-        """Accumulate the gradient, all or none: a sum without a finite norm would fail every later step."""
+        """Accumulate the operation's gradient and return its output.
+
+        A sum whose norm is not finite is refused whole: it would fail every later step.
+        """
         gradient = operation.gradient
         if gradient is not None:
             state = self.state(operation.run)
@@ -165,9 +170,9 @@ class Trainer:
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
     def optim_step(self, run: RunId, step: OptimStep) -> OptimStepped:
-        """One AdamW step on the accumulated gradient (zeros if none), which is then cleared.
+        """Take one AdamW step on the accumulated gradient (zeros if there is none), and clear the gradient.
 
-        Raises ``InvalidRequest``, changing nothing, when it would leave weights or moments that are not finite.
+        Raises ``InvalidRequest``, changing nothing, when weights or moments would not be finite after the step.
         """
         outcome = self.optim_steps([(run, step)])[0]
         if isinstance(outcome, WeftError):
@@ -175,7 +180,7 @@ class Trainer:
         return outcome
 
     def optim_steps(self, steps: Sequence[tuple[RunId, OptimStep]]) -> list[OptimStepped | WeftError]:
-        """Steps of many adapters, fused; outcomes in their order. One that fails fails alone."""
+        """Take the steps of many adapters, fused, and return their outcomes in order. A step that fails fails alone."""
         outcomes: dict[int, OptimStepped | WeftError] = {}
         for wave in _waves([run for run, _ in steps]):
             group: dict[int, tuple[RunId, OptimStep]] = {}
@@ -198,7 +203,7 @@ class Trainer:
         return [outcomes[index] for index in range(len(steps))]
 
     def _step_together(self, steps: Mapping[int, tuple[RunId, OptimStep]]) -> dict[int, OptimStepped | WeftError]:
-        """Steps of adapters in memory, no two of one run, by the caller's index."""
+        """Take the steps of adapters in memory, at most one of each run; outcomes by the caller's index."""
         tasks = [_task(self.state(run), step) for run, step in steps.values()]
         outcomes: dict[int, OptimStepped | WeftError] = {}
         try:
@@ -228,14 +233,14 @@ class Trainer:
 
 
 def fresh_state(base: BaseModel, settings: LoraSettings) -> AdapterState:
-    """A new adapter's. Raises ``InvalidRequest`` when the settings leave nothing to train."""
+    """Return a new adapter's state. Raises ``InvalidRequest`` when the settings leave nothing to train."""
     if not len(base.layout(settings)):
         raise InvalidRequest("lora_config: train_attn, train_mlp and train_unembed leave nothing to train")
     return AdapterState(LoraWeights.initialise(settings, base.layout(settings), base.device))
 
 
 def loaded_state(held: AdapterState, found: AdapterState) -> AdapterState:
-    """``found`` for a run that has ``held``. Raises ``InvalidRequest`` when rank or targets differ."""
+    """Return ``found`` if a run that has ``held`` may load it. Raises ``InvalidRequest`` when rank or targets differ."""
     ours, theirs = held.weights.layout, found.weights.layout
     if ours.key != theirs.key:
         raise InvalidRequest(
@@ -246,7 +251,7 @@ def loaded_state(held: AdapterState, found: AdapterState) -> AdapterState:
 
 
 def _task(state: AdapterState, step: OptimStep) -> AdamWTask:
-    """The adapter's next step; a gradient and moments that are not there are zeros."""
+    """Return the adapter's next step. A missing gradient or moment counts as zeros."""
     vector = state.weights.vector
     gradient = torch.zeros_like(vector) if state.gradient is None else state.gradient
     moments = state.optimizer or OptimizerState(torch.zeros_like(vector), torch.zeros_like(vector), step=0)
@@ -254,7 +259,7 @@ def _task(state: AdapterState, step: OptimStep) -> AdamWTask:
 
 
 def _waves(runs: Sequence[RunId]) -> list[list[int]]:
-    """Indices such that no wave holds two of one run: their steps follow in order."""
+    """Return indices of ``runs`` in waves, at most one of each run in a wave, so that a run's steps follow in order."""
     waves: list[list[int]] = []
     depth: dict[RunId, int] = {}
     for index, run in enumerate(runs):

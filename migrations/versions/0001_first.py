@@ -169,7 +169,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take back."""
+    """Revert."""
     op.drop_index("ix_checkpoints_tenant_id_created_at", table_name="checkpoints")
     op.drop_index(op.f("ix_checkpoints_expires_at"), table_name="checkpoints")
     op.drop_table("checkpoints")

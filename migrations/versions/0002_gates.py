@@ -55,7 +55,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take back."""
+    """Revert."""
     op.drop_table("sample_reports")
     op.drop_index(op.f("ix_samples_in_flight_run_id"), table_name="samples_in_flight")
     op.drop_index(op.f("ix_samples_in_flight_process"), table_name="samples_in_flight")

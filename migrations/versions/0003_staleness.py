@@ -1,4 +1,4 @@
-"""Bounds on the age of live samples; a tenant's pending samples are counted on an index of their own.
+"""Bounds on the age of live samples, and an index by which a tenant's pending samples are counted.
 
 Revision: 0003
 Revises: 0002

@@ -1,4 +1,4 @@
-"""What operators want of single replicas.
+"""Table of operators' directives for single replicas.
 
 Revision: 0004
 Revises: 0003

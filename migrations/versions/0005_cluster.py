@@ -1,4 +1,4 @@
-"""Many processes: who is alive, which trainer has a run, what waits for one, and what pools are asked to load.
+"""Tables and columns of a cluster: worker processes, leases of runs, placements, and version commands.
 
 Revision: 0005
 Revises: 0004

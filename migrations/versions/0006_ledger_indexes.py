@@ -1,4 +1,4 @@
-"""Indexes of the few rows that the ledger looks for, and payloads that outlive their results.
+"""Partial indexes over the rows that the ledger looks for, and payloads that outlive their results.
 
 Revision: 0006
 Revises: 0005

@@ -1,4 +1,4 @@
-"""Which trace an operation belongs to.
+"""Trace id of an operation.
 
 Revision: 0007
 Revises: 0006

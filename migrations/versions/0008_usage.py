@@ -1,4 +1,4 @@
-"""What tenants used, by day.
+"""Usage of tenants by day.
 
 Revision: 0008
 Revises: 0007

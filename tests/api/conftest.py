@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from sqlalchemy import update
 
 from api.app import create_app
-from api.services import ApiServices, BatchedReads
+from api.services import ApiServices
 from contracts.base_model import read_base_model_facts
 from contracts.codec import digest
 from contracts.errors import WeftError
@@ -31,6 +31,7 @@ from contracts.paths import Segment
 from contracts.vocabulary import BaseVocabulary
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from store.data_folder import DataFolder
@@ -89,11 +90,11 @@ class Service:
 
     @property
     def database(self) -> Database:
-        return self.services.database
+        return self.services.runtime.database
 
     @property
     def ledger(self) -> Ledger:
-        return self.services.ledger
+        return self.services.runtime.ledger
 
     async def run_next(self, outcome: Result | WeftError) -> None:
         """Do what a trainer does: finish every operation that is ready."""
@@ -138,7 +139,7 @@ class Tenant:
     ) -> Path:
         """A recorded checkpoint; returns its folder, which holds a file."""
         id = checkpoints.new_checkpoint_id()
-        folder = self.service.services.data_folder.path(checkpoints.directory_of(id))
+        folder = self.service.services.runtime.data_folder.path(checkpoints.directory_of(id))
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").write_bytes(b"weights")
         new = checkpoints.NewCheckpoint(
@@ -199,21 +200,20 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
     engine = create_engine(settings.resolved_database_url())
     database, wakeups = Database(engine), WatchedWakeups()
     telemetry = Telemetry.of("test", clock)
-    ledger = Ledger(database, wakeups, clock, telemetry)
-    services = ApiServices(
+    runtime = Runtime(
         settings=settings,
         database=database,
-        batched_reads=BatchedReads.over(settings, database, ledger, clock, telemetry),
-        ledger=ledger,
-        clock=clock,
-        data_folder=DataFolder(settings.data_dir),
-        bases={BASE: read_base_model_facts(BASE, base_model, tokenizer_id=None)},
-        vocabularies={BASE: BaseVocabulary(frozenset(), None)},
+        ledger=Ledger(database, wakeups, clock, telemetry),
+        wakeups=wakeups,
         feed=TokenFeed(),
         publication=LocalPublication(),
+        data_folder=DataFolder(settings.data_dir),
+        clock=clock,
         telemetry=telemetry,
-        readiness=Readiness(),
     )
+    bases = {BASE: read_base_model_facts(BASE, base_model, tokenizer_id=None)}
+    vocabularies = {BASE: BaseVocabulary(frozenset(), None)}
+    services = ApiServices.over(runtime, bases, vocabularies, Readiness())
     app = create_app(services)
     # asyncio turns Nagle's delay off only for sockets that name their protocol.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

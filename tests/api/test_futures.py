@@ -7,14 +7,8 @@ import pytest
 from sqlalchemy import select
 
 from contracts.errors import EngineFailure
-from contracts.operations import (
-    ForwardBackwardOutput,
-    LossName,
-    LossSpec,
-    OperationKind,
-    OptimStepped,
-    TrainingBatch,
-)
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, LossSpec, OperationKind, OptimStepped, TrainingBatch
 from ledger.ledger import Ledger
 from ledger.pruning import prune
 from ledger.wakeups import Wakeups, operation_topic
@@ -163,6 +157,6 @@ async def test_result_survives_a_new_ledger(cats, service) -> None:
     """Nothing but rows is needed: a restarted process answers the same."""
     request_id = await cats.operation(await cats.run())
     await service.run_next(OptimStepped({"grad_norm": 2.0}))
-    again = Ledger(service.database, Wakeups(), service.clock, service.services.telemetry)
+    again = Ledger(service.database, Wakeups(), service.clock, service.services.runtime.telemetry)
     status = await again.status(cats.id, request_id)
     assert await again.result(cats.id, status) == OptimStepped({"grad_norm": 2.0})

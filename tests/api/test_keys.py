@@ -71,6 +71,14 @@ async def test_key_describes_itself(cats, dogs) -> None:
     assert (await dogs.http.get("/auth/apikey/me")).json()["key_id"] != info.key_id
 
 
+async def test_a_bearer_key_describes_and_revokes_itself(cats, service) -> None:
+    headers = {"Authorization": f"Bearer {cats.key}"}
+    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers=headers) as http:
+        assert (await http.get("/auth/apikey/me")).json()["note"] == "key of cats"
+        assert (await http.delete("/auth/apikey/me")).status_code == 204
+        assert (await http.get("/auth/apikey/me")).status_code == 401
+
+
 async def test_key_revokes_only_itself(cats, dogs) -> None:
     assert (await cats.http.delete("/auth/apikey/me")).status_code == 204
     assert (await cats.http.get("/auth/apikey/me")).status_code == 401

@@ -15,13 +15,13 @@ import psycopg
 import pytest
 from redis import Redis
 
-from bench.cluster_process import RedisProcess
 from cli.doctor import examine
 from cli.finding import Finding
 from migrations.upgrade import downgrade, upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.settings import Settings
+from testing.cluster_process import RedisProcess
 from tests.conftest import missing_service
 from workers.leases.processes import ProcessKind, new_identity, renew
 
@@ -39,7 +39,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 
 @pytest.fixture
 def look(tmp_path: Path, tiny_model_dir: Path, postgres_url: str, redis: RedisProcess) -> Examine:
-    """The findings of a cluster with a current schema, by part; keywords are settings."""
+    """Return a function that examines a cluster with a current schema: findings by part; keywords are settings."""
     upgrade(postgres_url)
     (tmp_path / "data").mkdir()
 
@@ -182,7 +182,7 @@ def test_a_metrics_port_that_a_process_of_the_cluster_has_is_no_fault(look: Exam
 
 
 class Health(BaseHTTPRequestHandler):
-    """A server that is well under ``/well``, and ill elsewhere."""
+    """A server whose ``/well/health`` answers 200; every other path answers 500."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/well/health" else 500)

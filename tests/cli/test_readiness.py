@@ -1,4 +1,4 @@
-"""What every process asks of its database before it says that it is ready."""
+"""Readiness: the checks of the database that every process makes."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ async def opened(url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def look(tmp_path: Path) -> Look:
-    """What is said of the database at a URL by a process that starts now."""
+    """Return a function that reports a starting process's readiness of the database at a URL."""
 
     async def looked(url: str) -> str:
         settings = Settings(data_dir=tmp_path, database_url=url)

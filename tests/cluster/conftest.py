@@ -14,13 +14,13 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from bench.chaos import judge, wait_for_recovery
-from bench.chaos_tenant import ChaosTenant
-from bench.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from bench.chaos.benchmark import judge, wait_for_recovery
+from bench.chaos.tenant import ChaosTenant
 from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from store.settings import Settings
+from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
 from tests.cluster.tcp_proxy import TcpProxy
 from tests.conftest import missing_service
 
@@ -28,12 +28,12 @@ BASE = "weft/tiny"
 DEADLINE = 90.0
 LEASE_SECONDS = 3.0
 PROCESSES = 6
-"""Two of each kind that is observed."""
+"""Processes with metrics: two of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the tests do things to."""
+    """A running cluster, as tests act on it."""
 
     process: ClusterProcess
     redis: RedisProcess
@@ -41,16 +41,16 @@ class Cluster:
     data: Path
     base: BaseModel
     metrics_port: int
-    """Of the first process; the others' follow."""
+    """Metrics port of the first process; the others' follow it."""
 
     def tenant_key(self, name: str) -> str:
-        """A new tenant's."""
+        """Make a tenant and return its key."""
         settings = Settings(data_dir=self.data, database_url=self.process.database_url)
         key: str = on_database(settings, lambda database: new_tenant(database, name))
         return key
 
     def tenant(self, number: int, key: str) -> ChaosTenant:
-        """One that trains and samples."""
+        """Return a tenant that trains and samples, not started yet."""
         return ChaosTenant(
             number,
             base_url=self.process.base_url,
@@ -60,20 +60,20 @@ class Cluster:
         )
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait for something that shows in the database or in processes."""
+        """Wait until ``holds``; fail with ``what`` after ``DEADLINE``."""
         deadline = time.monotonic() + DEADLINE
         while not holds():
             assert time.monotonic() < deadline, f"{what}, within {DEADLINE:.0f} s\n{self.process.printed_tail(6000)}"
             time.sleep(0.05)
 
     def living(self, kind: str) -> list[tuple[object, ...]]:
-        """Id and pid of the processes of a kind that have given a sign of life lately."""
+        """Return id and pid of the processes of a kind whose lease stands."""
         return self.process.query(
             "SELECT id, pid FROM worker_processes WHERE kind = %s AND expires_at > clock_timestamp()", kind
         )
 
     def settle(self) -> None:
-        """Wait until every process is back."""
+        """Wait until every process is back and ready."""
         self.until(
             lambda: len(self.living("trainer")) == len(self.living("pool")) == len(self.process.children("api")) == 2,
             "two of each are there",
@@ -81,14 +81,14 @@ class Cluster:
         self.until(lambda: self.is_ready() and not self.misses_redis(), "all are ready")
 
     def is_ready(self) -> bool:
-        """Whether every process says so."""
+        """Return whether every process reports that it is ready."""
         try:
             return all(answer.status_code == 200 for answer in self._readiness())
         except httpx.TransportError:
             return False
 
     def misses_redis(self) -> bool:
-        """Whether a process says so."""
+        """Return whether a process reports that Redis does not answer."""
         return any(answer.json()["parts"]["redis"] != "ok" for answer in self._readiness())
 
     def _readiness(self) -> list[httpx.Response]:
@@ -99,7 +99,7 @@ class Cluster:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
+    """Return the first of ``count`` free ports in a row."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.socket())
@@ -115,7 +115,7 @@ def free_ports(count: int) -> int:
 
 @pytest.fixture(scope="session")
 def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Cluster]:
-    """Started once; every test finds all of it at work."""
+    """A cluster, started once for all tests."""
     folder = tmp_path_factory.mktemp("cluster")
     if shutil.which("redis-server") is None:
         missing_service("Redis", "redis-server is not installed")
@@ -148,7 +148,7 @@ def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path
 
 @pytest.fixture
 def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
-    """All of it at work."""
+    """The cluster with every process ready."""
     whole_cluster.settle()
     yield whole_cluster
     # What the SDK leaves to the garbage collector is reported here, where it is expected, not in some later test.
@@ -157,7 +157,7 @@ def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
 
 @contextmanager
 def at_work(cluster: Cluster, *names: str) -> Iterator[list[ChaosTenant]]:
-    """Tenants that train and sample all the while; afterwards nothing may be lost, doubled, hung or different."""
+    """Have new tenants train and sample inside the block; afterwards no operation may be lost, doubled, hung or different."""
     keys = [cluster.tenant_key(name) for name in names]
     tenants = [cluster.tenant(number, key) for number, key in enumerate(keys)]
     for tenant in tenants:
@@ -180,7 +180,7 @@ def at_work(cluster: Cluster, *names: str) -> Iterator[list[ChaosTenant]]:
 
 
 def recovered(tenants: list[ChaosTenant], since: float) -> bool:
-    """Whether every tenant gets answers to what it sends after ``since``, waited for."""
+    """Wait until every tenant has answers to requests sent after ``since``; return whether all did."""
     accounts = [tenant.account for tenant in tenants]
     if wait_for_recovery(accounts, since) is not None:
         return True
@@ -198,7 +198,7 @@ def recovered(tenants: list[ChaosTenant], since: float) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The SDK leaves its connections to the garbage collector, and killed processes leave theirs to whoever held them."""
+    """Ignore warnings about connections: the SDK leaves its own to the garbage collector, killed processes leave theirs open."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:

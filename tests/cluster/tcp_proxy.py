@@ -1,4 +1,4 @@
-"""A TCP proxy before a server, by which a test takes the server away: connections break, new ones are refused or stall."""
+"""A TCP proxy by which a test takes a server away: connections break, and new ones are refused or stall."""
 
 import asyncio
 import socket
@@ -8,10 +8,10 @@ from typing import Self
 
 
 class TcpProxy:
-    """Listens on a free loopback port, in a thread of its own. Use as a context manager."""
+    """A proxy on a free loopback port, in a thread of its own. Use as a context manager."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Of the server behind it."""
+        """``host`` and ``port`` are those of the server."""
         self._target = (host, port)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -27,12 +27,12 @@ class TcpProxy:
         self._call(self._cut())
 
     def stall(self) -> None:
-        """Break every connection; new ones are accepted and hear nothing."""
+        """Break every connection; new ones are accepted and get no answer."""
         self._stalls = True
         self._call(self._cut())
 
     def restore(self) -> None:
-        """As before."""
+        """Pass connections through again."""
         self._is_away = self._stalls = False
         self._call(self._close_all())
 

@@ -1,4 +1,4 @@
-"""Nothing accepted is lost, nothing takes effect twice: processes and services taken away while two tenants work."""
+"""Processes and services taken away while two tenants work: no operation is lost, none takes effect twice."""
 
 import signal
 import time
@@ -16,12 +16,12 @@ from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, SWEEP, make_celer
 
 
 def names() -> tuple[str, str]:
-    """Of two new tenants."""
+    """Return names for two new tenants."""
     return f"cats-{uuid.uuid4().hex[:8]}", f"dogs-{uuid.uuid4().hex[:8]}"
 
 
 def trainer_of(cluster: Cluster, tenant: str) -> tuple[str, psutil.Process]:
-    """Id and process of the trainer that has the run of a tenant."""
+    """Return id and process of the trainer that has the tenant's run."""
     ((trainer, pid),) = cluster.process.query(
         "SELECT p.id, p.pid FROM runs r JOIN worker_processes p ON p.id = r.trainer_id "
         "JOIN tenants t ON t.id = r.tenant_id WHERE t.name = %s",
@@ -108,7 +108,7 @@ def test_an_absent_database_is_an_outage_and_no_loss(cluster: Cluster, how: str)
 
 
 def test_a_sample_that_a_pool_has_taken_and_not_heard_of_is_drawn(cluster: Cluster) -> None:
-    """A database that goes away in a commit has noted that the sample is taken, and the pool that lives does not know."""
+    """A database that goes away in a commit may have recorded a claim of which the living pool does not know."""
     with at_work(cluster, *names()) as tenants:
         pools, late = cluster.process.children("pool"), cluster.tenant(9, cluster.tenant_key(names()[0]))
         ((alive, _), *_) = cluster.living("pool")

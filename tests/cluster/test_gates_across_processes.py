@@ -12,7 +12,7 @@ from tests.e2e.speaker import LONG, MEOW, TAUGHT, WOOF, Speaker, teach, text
 
 @pytest.fixture(scope="module")
 def pair(whole_cluster: Cluster) -> Iterator[tuple[Speaker, Speaker]]:
-    """One that says meow or woof, and another tenant's that says moo."""
+    """Two adapters: one says meow or woof, another tenant's says moo."""
     whole_cluster.settle()
     url, suffix = whole_cluster.process.base_url, uuid.uuid4().hex[:8]
     clients = [RawClient(url, whole_cluster.tenant_key(f"{name}-{suffix}")) for name in ("cat", "cow")]
@@ -64,7 +64,7 @@ def test_a_pause_cuts_in_every_pool_and_outlives_an_api(pair: tuple[Speaker, Spe
 
 
 def test_a_sample_keeps_its_age_through_an_absent_database(pair: tuple[Speaker, Speaker], cluster: Cluster) -> None:
-    """Its age is counted in versions; how old it was is known to nobody but the pool that goes on with it."""
+    """A sample's age is counted in versions. Only the pool that continues the sample knows how old it was."""
     cat, cow = pair
     for word in (MEOW, WOOF, MEOW):
         cat.says(word)
@@ -87,5 +87,5 @@ def test_a_sample_keeps_its_age_through_an_absent_database(pair: tuple[Speaker, 
 
 
 def outages_seen(cluster: Cluster) -> int:
-    """How often a pool has told that a sample waits for the database."""
+    """Return how often a pool has logged that a sample waits for the database."""
     return cluster.process.printed_tail(10_000_000).count("WARNING workers.sampling.worker the database")

@@ -4,7 +4,7 @@ import shutil
 
 import psycopg
 
-from bench.load import Load, run
+from bench.load.benchmark import Load, run
 from tests.conftest import POSTGRES_SERVER, missing_service
 
 

@@ -1,4 +1,4 @@
-"""Every process tells how it is and what it does."""
+"""Metrics and health of every process of a cluster."""
 
 import uuid
 
@@ -9,7 +9,7 @@ from tests.cluster.conftest import PROCESSES, Cluster, at_work
 
 
 def pages(cluster: Cluster) -> dict[str, dict[str, float]]:
-    """Sums of every metric, by the process that tells it."""
+    """Return the sum of every metric by process."""
     found: dict[str, dict[str, float]] = {}
     for number in range(PROCESSES):
         page = httpx.get(f"http://127.0.0.1:{cluster.metrics_port + number}/metrics", timeout=10).text

@@ -1,4 +1,4 @@
-"""A trainer of two ranks among the cluster's others."""
+"""A trainer of two ranks among the cluster's other trainers."""
 
 import os
 import signal
@@ -17,9 +17,9 @@ from tests.cluster.conftest import BASE, DEADLINE, LEASE_SECONDS, Cluster, at_wo
 
 @contextmanager
 def group_of_two(cluster: Cluster, model: Path, log_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, int]]:
-    """A ``torchrun`` of two ranks that is one more trainer of the cluster, the trainer's id and the pid of the rank that leads.
+    """Start a ``torchrun`` of two ranks as one more trainer; yield its process, the trainer's id and the pid of rank 0.
 
-    Killed with all its ranks at the end.
+    All its ranks are killed at the end.
     """
     before = {row[0] for row in cluster.living("trainer")}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -51,12 +51,12 @@ def group_of_two(cluster: Cluster, model: Path, log_path: Path) -> Iterator[tupl
 
 
 def names(count: int) -> list[str]:
-    """Of new tenants."""
+    """Return names for new tenants."""
     return [f"tenant-{uuid.uuid4().hex[:8]}" for _ in range(count)]
 
 
 def has_runs(cluster: Cluster, trainer: str) -> bool:
-    """Whether it has its share of the runs."""
+    """Return whether the trainer has an even part of the runs."""
     return cluster.process.query("SELECT count(*) FROM runs WHERE trainer_id = %s", trainer) != [(0,)]
 
 

@@ -21,14 +21,15 @@ import pytest_asyncio
 import uvicorn
 
 from api.app import create_app
-from api.services import ApiServices, BatchedReads
-from bench.sdk_clients import SdkClients, make_tenants
+from api.services import ApiServices
+from bench.clients.sdk_clients import SdkClients
 from bench.workload import OperationShape
 from cli.administration import new_tenant
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
@@ -39,11 +40,11 @@ from store.settings import Settings
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
 from testing.service_process import ServiceProcess
+from testing.tenants import make_tenants
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads
 from workers.embedded import EmbeddedRunner
-from workers.runtime import Runtime
 
 TOKENS = [72, 101, 108, 108, 111]
 DEADLINE = 60.0
@@ -159,24 +160,11 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
     )
     telemetry = Telemetry.of("test", utc_now)
     ledger, publication = Ledger(database, wakeups, utc_now, telemetry), LocalPublication()
-    shared = {
-        "settings": settings,
-        "database": database,
-        "ledger": ledger,
-        "data_folder": folder,
-        "feed": TokenFeed(),
-        "publication": publication,
-        "clock": utc_now,
-        "telemetry": telemetry,
-        "bases": {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)},
-        "vocabularies": {BASE_NAME: await asyncio.to_thread(read_vocabulary, tiny_model_dir)},
-    }
-    feed: TokenFeed = shared["feed"]  # type: ignore[assignment]
-    runtime = Runtime(settings, database, ledger, wakeups, feed, publication, folder, utc_now, telemetry)
-    runner = EmbeddedRunner(runtime, publication, shared["bases"], shared["vocabularies"])  # type: ignore[arg-type]
-    services = ApiServices(
-        **shared, batched_reads=BatchedReads.over(settings, database, ledger, utc_now, telemetry), readiness=Readiness()
-    )  # type: ignore[arg-type]
+    runtime = Runtime(settings, database, ledger, wakeups, TokenFeed(), publication, folder, utc_now, telemetry)
+    bases = {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)}
+    vocabularies = {BASE_NAME: await asyncio.to_thread(read_vocabulary, tiny_model_dir)}
+    runner = EmbeddedRunner(runtime, publication, bases, vocabularies)
+    services = ApiServices.over(runtime, bases, vocabularies, Readiness())
     await runner.start()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))

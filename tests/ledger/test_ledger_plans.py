@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, insert, make_url
 
-from bench.ledger_calls import LedgerCalls
-from bench.ledger_plans import PARTIAL_INDEXES, explain, hot_statements, is_sequential, rows_in_vain
-from bench.ledger_rows import LedgerRows, copy_into, tables_of
+from bench.ledger.calls import LedgerCalls
+from bench.ledger.plans import PARTIAL_INDEXES, explain, hot_statements, is_sequential, rows_in_vain
+from bench.ledger.rows import LedgerRows, copy_into, tables_of
 from migrations.upgrade import sync_url, upgrade
 from store.clock import utc_now
 from store.tables import Base

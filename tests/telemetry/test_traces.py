@@ -54,7 +54,7 @@ def test_a_wait_belongs_under_the_acceptance_and_a_step_links_to_it() -> None:
     sink = Sink()
     telemetry = Telemetry.of("test", lambda: NOW, Traces(sink))
     training = telemetry.training("org/name")
-    training.taken_up([operation(TRACE)])
+    training.claimed([operation(TRACE)])
     training.steps_done([operation(TRACE), operation(None)], seconds=0.5)
     wait, step = sink.spans
     accept = SpanIds(TRACE, span_id_of(ID))
@@ -69,5 +69,5 @@ def test_a_wait_belongs_under_the_acceptance_and_a_step_links_to_it() -> None:
 
 def test_an_operation_without_a_trace_makes_no_span() -> None:
     sink = Sink()
-    Telemetry.of("test", lambda: NOW, Traces(sink)).training("org/name").taken_up([operation(None)])
+    Telemetry.of("test", lambda: NOW, Traces(sink)).training("org/name").claimed([operation(None)])
     assert sink.spans == []

@@ -1,33 +1,28 @@
-"""Sweeps: what has expired or belongs to nobody goes, what is in use stays."""
+"""Housekeeping deletes what has expired or has no owner, and keeps what is in use."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
+from tests.ledger.runtimes import make_runtime
 
 from contracts.ids import CheckpointId, RunId, SessionId, TenantId
 from contracts.operations import LoraSettings
 from contracts.paths import Segment
-from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
-from ledger.token_feed import TokenFeed
-from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
-from store.settings import Settings
 from store.tables import Checkpoint, Run, Session, VersionCommand
-from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from workers.housekeeping import Housekeeping
-from workers.runtime import Runtime
 
 
 @dataclass
@@ -41,11 +36,11 @@ class House:
     publication: LocalPublication = field(default_factory=LocalPublication)
 
     def clock(self) -> datetime:
-        """The time the test set."""
+        """Return the time that the test set."""
         return self.now
 
     async def run(self, tenant_name: str) -> tuple[TenantId, SessionId, RunId]:
-        """A tenant with a session and a run."""
+        """Make a tenant with a session and a run."""
         async with self.database.write() as transaction:
             tenant = await create_tenant(transaction, name=tenant_name, clock=self.clock)
             session = await create_session(transaction, tenant, NewSession([], None, "raw", None, None), self.clock)
@@ -55,7 +50,7 @@ class House:
     async def checkpoint(
         self, tenant: TenantId, run: RunId, name: str, *, ttl: int | None = None, listed: bool = True
     ) -> CheckpointId:
-        """A recorded checkpoint with a file."""
+        """Record a checkpoint with a file."""
         checkpoint = new_checkpoint_id()
         path = self.folder.path(directory_of(checkpoint))
         path.mkdir(parents=True)
@@ -66,7 +61,7 @@ class House:
         return checkpoint
 
     async def checkpoints(self) -> set[str]:
-        """Rows whose files are there too; fails when they disagree."""
+        """Return the recorded checkpoints; fail unless exactly their folders are there."""
         async with self.database.read() as session:
             rows = set(await session.scalars(select(Checkpoint.id)))
         assert {folder.rpartition("/")[2] for folder in self.folder.folders("checkpoints")} == rows
@@ -81,19 +76,17 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     database = Database(create_engine(url))
     folder = DataFolder(tmp_path)
     made = House(database, folder, None, datetime(2030, 1, 1, tzinfo=UTC))  # type: ignore[arg-type]
-    settings, wakeups, telemetry = Settings(data_dir=tmp_path), Wakeups(), Telemetry.of("test", made.clock)
-    ledger, feed = Ledger(database, wakeups, made.clock, telemetry), TokenFeed()
-    runtime = Runtime(settings, database, ledger, wakeups, feed, made.publication, folder, made.clock, telemetry)
+    runtime = replace(make_runtime(database, tmp_path, made.clock), publication=made.publication)
     made.keeping = Housekeeping(runtime, lambda: True)
     yield made
     await database.close()
 
 
-async def test_an_order_whose_giver_died_goes(house: House) -> None:
+async def test_a_version_command_whose_sender_died_goes(house: House) -> None:
     async with house.database.write() as transaction:
-        for order, age in (("old", timedelta(hours=2)), ("new", timedelta(minutes=1))):
+        for command, age in (("old", timedelta(hours=2)), ("new", timedelta(minutes=1))):
             made = house.now - age
-            transaction.add(VersionCommand(id=order, process_id="pool", kind="prepare", version="v", created_at=made))
+            transaction.add(VersionCommand(id=command, process_id="pool", kind="prepare", version="v", created_at=made))
     await house.keeping.sweep()
     async with house.database.read() as session:
         assert list(await session.scalars(select(VersionCommand.id))) == ["new"]

@@ -1,4 +1,4 @@
-"""The replica in this process goes by its source's name: its watcher would otherwise start another one every few seconds."""
+"""The in-process replica has its source's name: else its watcher would start another one every few seconds."""
 
 from pathlib import Path
 

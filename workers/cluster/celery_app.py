@@ -1,7 +1,7 @@
-"""The Celery of a cluster: what tells one of several workers that there is something to do. The database says what.
+"""The Celery app of a cluster: its messages tell one of several workers to look into the database for work.
 
-Chosen so that no message matters. A lost one is sent again by the next sweep or found by a trainer's own look; a doubled
-one finds nothing left to do.
+No message matters. Of a lost one, the next sweep sends another, or a trainer finds the work by itself. A doubled one
+finds nothing left to do.
 """
 
 from typing import Any
@@ -11,31 +11,31 @@ from celery import Celery
 from store.settings import Settings
 
 PLACE = "weft.place"
-"""Runs of a base model wait for a trainer: whoever gets this claims its share."""
+"""Task of trainers: claim runs of a base model that wait for a trainer."""
 SWEEP = "weft.sweep"
-"""Sessions, checkpoints, futures and gates whose time is over."""
+"""Task of housekeeping: delete sessions, checkpoints, results and gates that have expired."""
 ANNOUNCE = "weft.announce"
-"""Placements whose announcement was lost are announced again."""
+"""Task of housekeeping: announce placements again that no trainer has claimed."""
 REMOVE_ORPHANS = "weft.remove_orphans"
-"""Folders that no row names."""
+"""Task of housekeeping: remove folders that no row names."""
 
 HOUSEKEEPING = "housekeeping"
 _HINT_SECONDS = 30.0
-"""A placement that is not claimed by then has been announced again."""
+"""Life of a placement's message: a placement that is not claimed by then has been announced again."""
 _ANNOUNCE_SECONDS = 5.0
 _ORPHANS_SECONDS = 3600.0
 _VISIBILITY_SECONDS = 600
-"""Redis hands a message that was not acknowledged to another worker after this; longer than any task of weft's."""
+"""Time after which Redis hands an unacknowledged message to another worker; longer than any task of weft's."""
 _CONNECT_SECONDS = 3.0
 
 
 def training_queue(base_model: str) -> str:
-    """Where trainers of the base model hear of placements."""
+    """Return the queue of placements for trainers of the base model."""
     return f"training.{base_model}"
 
 
 def make_celery(settings: Settings) -> Celery:
-    """The app, for those who send and those who work. Raises ``ValueError`` without a Redis."""
+    """Return the app, for processes that send tasks and processes that run them. Raises ``ValueError`` without a Redis."""
     if settings.redis_url is None:
         raise ValueError("a cluster needs WEFT_REDIS_URL")
     app = Celery("weft", broker=settings.redis_url, set_as_current=False)
@@ -47,7 +47,7 @@ def make_celery(settings: Settings) -> Celery:
         # Acknowledged when done: a worker that dies with a message leaves it to another.
         task_acks_late=True,
         task_reject_on_worker_lost=True,
-        # One at a time: a hint that waits behind another is no use to a trainer that is idle.
+        # One at a time: a message that waits behind another here could have told an idle trainer.
         worker_prefetch_multiplier=1,
         broker_transport_options={
             "visibility_timeout": _VISIBILITY_SECONDS,
@@ -59,7 +59,7 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_timeout=_CONNECT_SECONDS,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # Who sends must not wait: what could not be sent is still in the outbox.
+        # A sender must not wait: a placement that could not be announced is still in the table.
         task_publish_retry=False,
         worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
@@ -69,7 +69,7 @@ def make_celery(settings: Settings) -> Celery:
 
 
 def _schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """What beat sends, and when; a message that nobody took by the next one is dropped."""
+    """Return beat's schedule: tasks by interval. A message that no worker took before the next one is dropped."""
     intervals = {
         SWEEP: settings.housekeeping_interval.total_seconds(),
         ANNOUNCE: _ANNOUNCE_SECONDS,
@@ -82,5 +82,5 @@ def _schedule(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def send_placement(app: Celery, base_model: str) -> None:
-    """Tell one trainer of the base model. Blocking. Raises kombu's ``OperationalError`` when the broker is gone."""
+    """Tell one trainer of the base model to claim runs. Blocking. Raises kombu's ``OperationalError`` without a broker."""
     app.send_task(PLACE, args=[base_model], queue=training_queue(base_model), expires=_HINT_SECONDS)

@@ -1,4 +1,4 @@
-"""A Celery worker beside an event loop: tasks arrive on its thread and run on the loop."""
+"""A Celery worker inside an asyncio process: messages arrive on its thread, tasks run on the event loop."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from celery.worker import WorkController, state
 log = logging.getLogger(__name__)
 
 TASK_SECONDS = 300.0
-"""The longest task; it is given up then, and its next message does it again."""
+"""Time limit of a task: a longer one is cancelled, and the task's next message does the work."""
 _RESTART_SECONDS = 2.0
 _STOP_SECONDS = 10.0
 
@@ -20,10 +20,10 @@ Handler = Callable[..., Awaitable[object]]
 
 
 class CeleryWorker:
-    """Consumes ``queues`` until ``stop``. One to a process: Celery keeps its stop sign in a module."""
+    """Consumer of ``queues`` until ``stop``. At most one in a process: Celery keeps its stop flag in a module."""
 
     def __init__(self, app: Celery, queues: Sequence[str], handlers: Mapping[str, Handler], *, name: str) -> None:
-        """``handlers`` are coroutine functions by task name, for the loop that calls ``start``."""
+        """``handlers`` are coroutine functions by task name; they run on the loop that calls ``start``."""
         self._app = app
         self._queues = queues
         self._name = name
@@ -34,12 +34,12 @@ class CeleryWorker:
             self._register(task, handler)
 
     def start(self) -> None:
-        """Begin; called on the loop that tasks run on."""
+        """Start the thread; call it on the event loop that tasks should run on."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Take no more messages, and let the task in hand end."""
+        """Take no more messages and wait for the task in hand."""
         self._stopping.set()
         state.should_stop = 0
         await asyncio.to_thread(self._thread.join, _STOP_SECONDS)
@@ -53,15 +53,15 @@ class CeleryWorker:
                 task.result(TASK_SECONDS)
             except TimeoutError:
                 task.cancel()
-                log.error("task %s took more than %.0f s and was given up", name, TASK_SECONDS)
+                log.error("task %s took more than %.0f s and was cancelled", name, TASK_SECONDS)
             except Exception:
-                # The next message does it again; Celery would only log it otherwise.
+                # Celery would only log it, too; the next message does the work again.
                 log.exception("task %s failed", name)
 
         self._app.task(run, name=name, shared=False, lazy=False)
 
     def _consume(self) -> None:
-        # Celery's tracer asks this thread for its app.
+        # Celery's tracer looks for the app in this thread.
         self._app.set_current()
         while not self._stopping.is_set():
             try:

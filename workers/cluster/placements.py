@@ -1,4 +1,8 @@
-"""The outbox of placements: rows written with the operation that needs a trainer, announced after the commit."""
+"""The announcer of placements: it tells trainers through Celery that runs wait for one.
+
+A placement is a row, written with the operation that finds its run without a trainer. It is announced after the commit,
+and again while no trainer claims the run.
+"""
 
 import asyncio
 import logging
@@ -7,60 +11,49 @@ from datetime import timedelta
 
 from celery import Celery
 from kombu.exceptions import OperationalError
-from sqlalchemy import or_, select, update
 
 from contracts.errors import Unavailable
-from ledger.wakeups import Wakeups, placements_topic
-from store.clock import Clock
-from store.database import Database
-from store.repeat import wait_for
-from store.tables import Placement
+from ledger.runtime import Runtime
+from ledger.wakeups import placements_topic
+from store.repeat import repeat
+from tenants.placements import due_placements, mark_announced
 from workers.cluster.celery_app import send_placement
 
 log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 5.0
 _AGAIN_AFTER = timedelta(seconds=5)
-_MOST_AT_ONCE = 256
 
 
 class PlacementAnnouncer:
-    """Tells trainers through Celery of the runs that wait for one: every base model with news gets one message."""
+    """Announces placements: one message for each base model that has any."""
 
-    def __init__(self, celery: Celery, *, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+    def __init__(self, celery: Celery, runtime: Runtime) -> None:
         self._celery = celery
-        self._database = database
-        self._wakeups = wakeups
-        self._clock = clock
+        self._runtime = runtime
 
     async def run(self, base_models: Iterable[str]) -> None:
-        """Announce whatever this process accepts, until cancelled."""
-        with self._wakeups.listen(*(placements_topic(base_model) for base_model in base_models)) as event:
-            while True:
-                event.clear()
-                try:
-                    await self.announce()
-                except Unavailable as outage:
-                    log.warning("placements cannot be read: %s", outage.message)
-                await wait_for(event, _SWEEP_SECONDS)
+        """Announce the placements of operations that this process accepts, until cancelled."""
+        topics = [placements_topic(base_model) for base_model in base_models]
+        with self._runtime.wakeups.listen(*topics) as placed:
+            failed = "placements could not be announced"
+            await repeat(self._announce_if_reachable, seconds=_SWEEP_SECONDS, wake=placed, failed=failed)
+
+    async def _announce_if_reachable(self) -> None:
+        try:
+            await self.announce()
+        except Unavailable as outage:
+            log.warning("placements cannot be read: %s", outage.message)
 
     async def announce(self) -> int:
-        """Announce placements that nobody was told of, or not lately; says how many base models there was news of.
+        """Announce placements that were not announced lately; return how many base models have one.
 
         Raises ``Unavailable``.
         """
-        now = self._clock()
-        due = or_(Placement.announced_at.is_(None), Placement.announced_at < now - _AGAIN_AFTER)
-        async with self._database.read() as session:
-            rows = list(
-                await session.execute(
-                    select(Placement.run_id, Placement.base_model)
-                    .where(due)
-                    .order_by(Placement.created_at)
-                    .limit(_MOST_AT_ONCE)
-                )
-            )
-        base_models = {row.base_model for row in rows}
+        now = self._runtime.clock()
+        async with self._runtime.database.read() as session:
+            due = await due_placements(session, announced_before=now - _AGAIN_AFTER)
+        base_models = {one.base_model for one in due}
         for base_model in base_models:
             try:
                 await asyncio.to_thread(send_placement, self._celery, base_model)
@@ -68,12 +61,7 @@ class PlacementAnnouncer:
                 # Trainers look by themselves, too.
                 log.warning("placements of %s could not be announced: %s", base_model, error)
                 return 0
-        if rows:
-            async with self._database.write() as transaction:
-                await transaction.execute(
-                    update(Placement)
-                    .where(Placement.run_id.in_([row.run_id for row in rows]))
-                    .values(announced_at=now)
-                    .execution_options(synchronize_session=False)
-                )
+        if due:
+            async with self._runtime.database.write() as transaction:
+                await mark_announced(transaction, [one.run_id for one in due], now)
         return len(base_models)

@@ -1,18 +1,19 @@
-"""Tokens of samples as they are made, from the process that samples to the one whose client follows."""
+"""Token feeds between processes, over Redis: tokens of a sample go from the process that samples to the one that streams them.
+
+Tokens are sent only while a process follows the sample. Lost tokens are in the sample's result, which is the truth.
+"""
 
 import asyncio
-import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from time import monotonic
 
 import msgspec
 from redis.asyncio import Redis
 
 from ledger.token_feed import FeedKey, TokenFeed, TokensMade
-from workers.cluster.redis_wakeups import RedisChannel
-
-log = logging.getLogger(__name__)
+from store.repeat import repeat
+from workers.cluster.redis_channel import RedisChannel
 
 _TOLD_AGAIN_SECONDS = 5.0
 _FORGOTTEN_SECONDS = 3 * _TOLD_AGAIN_SECONDS
@@ -27,25 +28,26 @@ class _Made(msgspec.Struct):
 
 
 class _Follows(msgspec.Struct):
-    """Somebody elsewhere follows these samples."""
+    """Samples that the sending process follows."""
 
     keys: list[FeedKey]
 
 
 class _Message(msgspec.Struct):
-    """One of both."""
+    """One message: either ``made`` or ``follows``."""
 
     made: _Made | None = None
     follows: _Follows | None = None
 
 
 class RedisTokenFeed(TokenFeed):
-    """Who follows which sample, here and elsewhere. A follower that begins late gets what is made from then on."""
+    """Followers of samples in all processes. A follower gets what is made after its process was heard."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
-        """As for ``RedisWakeups``."""
+        """``namespace`` keeps services apart that share a Redis."""
         super().__init__()
-        self._channel = RedisChannel(redis, f"{namespace}:tokens", self._take, self._changed)
+        self._channel = RedisChannel(redis, f"{namespace}:tokens", self._receive, self._changed)
+        #: End of each sample's following by other processes, on the monotonic clock.
         self._followed: dict[FeedKey, float] = {}
         self._change = asyncio.Event()
 
@@ -68,12 +70,18 @@ class RedisTokenFeed(TokenFeed):
 
     async def run(self) -> None:
         """Send and receive until cancelled."""
-        await asyncio.gather(self._channel.run(), self._tell_again())
+        telling = repeat(
+            self._tell_again,
+            seconds=_TOLD_AGAIN_SECONDS,
+            wake=self._change,
+            failed="followed samples could not be told",
+        )
+        await asyncio.gather(self._channel.run(), telling)
 
     def _send(self, message: _Message) -> None:
         self._channel.send(msgspec.json.encode(message))
 
-    def _take(self, part: bytes) -> None:
+    def _receive(self, part: bytes) -> None:
         message = msgspec.json.decode(part, type=_Message)
         if message.made is not None:
             super().publish((message.made.lane, message.made.seq_id), message.made.made)
@@ -86,12 +94,8 @@ class RedisTokenFeed(TokenFeed):
             self._change.set()
 
     async def _tell_again(self) -> None:
-        while True:
-            self._change.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TOLD_AGAIN_SECONDS):
-                    await self._change.wait()
-            now = monotonic()
-            self._followed = {key: ends for key, ends in self._followed.items() if ends > now}
-            if keys := self.followed_here():
-                self._send(_Message(follows=_Follows(keys)))
+        """Tell other processes which samples this one follows, and drop followings that were not told again."""
+        now = monotonic()
+        self._followed = {key: ends for key, ends in self._followed.items() if ends > now}
+        if keys := self.followed_here():
+            self._send(_Message(follows=_Follows(keys)))

@@ -1,11 +1,13 @@
-"""Which training and sampling processes are alive: each renews a row, in the database's time, so that clocks need not agree."""
+"""The table of worker processes: each training or sampling process renews a row, and is dead once its lease has ended.
+
+Leases are in the database's time, so that the clocks of the machines need not agree.
+"""
 
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -15,28 +17,21 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.clock import Clock
-from store.database import Database, session_name, this_host
+from store.database import session_name, this_host
 from store.tables import WorkerProcess
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
-
-
-RENEWALS = 4
-"""In the time of a lease: three may be late before the process counts as dead."""
-FOR_EVER = timedelta(days=3650)
-"""The lease of a process that is alone with its database: nobody waits for a sign of life of it."""
-
 
 _END_SESSIONS = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE datname = current_database() AND application_name IN :names AND pid <> pg_backend_pid()"
 ).bindparams(bindparam("names", expanding=True))
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
-"""When the lease of a process ended that is known to be dead."""
+"""End of the lease of a process that is known to have exited."""
 
 
 class ProcessKind(StrEnum):
-    """What a process does for its base model."""
+    """Kind of work that a process does for its base model."""
 
     TRAINER = "trainer"
     POOL = "pool"
@@ -44,7 +39,7 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """One process, as long as it lives: an id is never used again."""
+    """Identity of one process for as long as it lives; an id is never used again."""
 
     id: str
     kind: ProcessKind
@@ -52,12 +47,12 @@ class WorkerIdentity:
 
 
 def new_identity(kind: ProcessKind, base_model: str) -> WorkerIdentity:
-    """An identity for this process."""
+    """Return a new identity for this process."""
     return WorkerIdentity(f"{kind}-{uuid4().hex[:20]}", kind, base_model)
 
 
 async def database_now(session: AsyncSession, clock: Clock) -> datetime:
-    """The time that all processes share: PostgreSQL's; with SQLite there is one machine, and ``clock``."""
+    """Return the time that all processes share: PostgreSQL's, or ``clock`` with SQLite, which serves one machine."""
     if session.get_bind().dialect.name == "sqlite":
         return clock()
     now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
@@ -65,7 +60,7 @@ async def database_now(session: AsyncSession, clock: Clock) -> datetime:
 
 
 async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: timedelta, clock: Clock) -> None:
-    """The process lives for ``lease`` from now on; known or not."""
+    """Have the process's lease end ``lease`` from now; insert its row if there is none."""
     now = await database_now(transaction, clock)
     values = {
         "id": identity.id,
@@ -83,7 +78,7 @@ async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: t
 
 
 async def alive(session: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock) -> list[str]:
-    """Ids of the living."""
+    """Return the ids of the living processes of a kind, in order."""
     now = await database_now(session, clock)
     rows = await session.scalars(
         select(WorkerProcess.id)
@@ -93,94 +88,57 @@ async def alive(session: AsyncSession, kind: ProcessKind, base_model: str, clock
     return list(rows)
 
 
-async def hold_dead(
+async def lock_dead(
     transaction: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock, *, known_only: bool
 ) -> list[str]:
-    """Ids of the dead whose rows are still there, locked; those that another transaction is about to reap are left out.
+    """Lock the rows of the dead processes of a kind and return their ids; see ``lock_expired``.
 
-    Their connections to PostgreSQL are ended, so that nothing of theirs is in the way.
-    ``known_only``: those that somebody saw end, and not those that were merely not heard of.
+    ``known_only``: only processes reported dead (``declare_dead``), not those whose lease merely ran out.
     """
     latest = _LONG_AGO if known_only else await database_now(transaction, clock)
-    held = await hold_expired(transaction, latest, WorkerProcess.kind == kind, WorkerProcess.base_model == base_model)
-    return [one.id for one in held]
+    locked = await lock_expired(transaction, latest, WorkerProcess.kind == kind, WorkerProcess.base_model == base_model)
+    return [one.id for one in locked]
 
 
-async def hold_expired(
+async def lock_expired(
     transaction: AsyncSession, latest: datetime, *which: ColumnElement[bool]
 ) -> Sequence[WorkerIdentity]:
-    """Processes whose lease ended by ``latest``, held as in ``hold_dead``; ``which`` of them, all by default."""
+    """Lock the rows of processes whose lease ended by ``latest`` and that fulfil all of ``which``; return the processes.
+
+    Rows that another transaction has locked, since it reaps the process, are left out. The processes' connections to
+    PostgreSQL are ended, so that none of their transactions is in the way.
+    """
     columns = (WorkerProcess.id, WorkerProcess.kind, WorkerProcess.base_model, WorkerProcess.host, WorkerProcess.pid)
     dead = select(*columns).where(WorkerProcess.expires_at <= latest, *which)
     found = (await transaction.execute(dead)).all()
     if not found:
         return []
     await _end_sessions(transaction, {session_name(row.host, row.pid) for row in found})
-    held = await transaction.execute(dead.order_by(WorkerProcess.id).with_for_update(skip_locked=True))
-    return [WorkerIdentity(row.id, ProcessKind(row.kind), row.base_model) for row in held]
+    locked = await transaction.execute(dead.order_by(WorkerProcess.id).with_for_update(skip_locked=True))
+    return [WorkerIdentity(row.id, ProcessKind(row.kind), row.base_model) for row in locked]
 
 
 async def _end_sessions(transaction: AsyncSession, names: Collection[str]) -> None:
-    """Have PostgreSQL end what the dead have begun: one that is frozen in mid-statement would keep its rows locked for ever."""
+    """Have PostgreSQL end the named sessions: a process frozen in the middle of a statement would keep its rows locked."""
     others = set(names) - {session_name(this_host(), os.getpid())}
     if others and transaction.get_bind().dialect.name == "postgresql":
         await transaction.execute(_END_SESSIONS, {"names": sorted(others)})
 
 
-async def forget(transaction: AsyncSession, ids: Sequence[str]) -> None:
-    """Remove rows of processes that have nothing any more."""
+async def remove_processes(transaction: AsyncSession, ids: Sequence[str]) -> None:
+    """Delete the rows of processes that have no runs, samples or commands any more."""
     await transaction.execute(delete(WorkerProcess).where(WorkerProcess.id.in_(ids)))
 
 
 async def declare_all_dead(transaction: AsyncSession) -> None:
-    """For a process that owns its database: whatever was there before has ended."""
+    """Expire every lease: the caller owns its database, so every process recorded there has exited."""
     await transaction.execute(update(WorkerProcess).values(expires_at=_LONG_AGO))
 
 
 async def declare_dead(transaction: AsyncSession, pid: int) -> None:
-    """Whoever saw a process of this machine end need not wait for its lease to: others take over at their next look."""
+    """Expire the lease of a local process that is known to have exited: others reap it at their next look."""
     await transaction.execute(
         update(WorkerProcess)
         .where(WorkerProcess.host == this_host(), WorkerProcess.pid == pid)
         .values(expires_at=_LONG_AGO)
     )
-
-
-class Heartbeat:
-    """One process's renewals, and what they entitle it to."""
-
-    def __init__(self, identity: WorkerIdentity, *, database: Database, clock: Clock, lease: timedelta) -> None:
-        self.identity = identity
-        # Alone with its database: nobody waits for a sign of life, and an idle service does not write.
-        self.is_alone = database.has_one_service
-        self.renewal_seconds = lease.total_seconds() / RENEWALS
-        self._database = database
-        self._clock = clock
-        self._lease = FOR_EVER if self.is_alone else lease
-        self._renewed = self._unbroken_since = float("-inf")
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to renew."""
-        if self.is_alone:
-            return self._renewed == float("-inf")
-        return monotonic() - self._renewed >= self.renewal_seconds / 2
-
-    @property
-    def is_given(self) -> bool:
-        """Whether others can know that this process lives."""
-        return monotonic() - self._renewed < self._lease.total_seconds()
-
-    @property
-    def may_judge(self) -> bool:
-        """Whether who was not heard of is dead: not, when all of them may have been cut off together until just now."""
-        return self.is_alone or monotonic() - self._unbroken_since >= self._lease.total_seconds()
-
-    async def renew(self) -> None:
-        """Raises ``Unavailable``."""
-        async with self._database.write() as transaction:
-            await renew(transaction, self.identity, lease=self._lease, clock=self._clock)
-        now = monotonic()
-        if now - self._renewed >= self._lease.total_seconds():
-            self._unbroken_since = now
-        self._renewed = now

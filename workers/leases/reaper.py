@@ -1,45 +1,90 @@
-"""The dead of whom nobody of their kind is left: whoever keeps house reaps them.
+"""The reaper: takes runs and samples from dead worker processes and deletes the processes' rows.
 
-Usually a living process of the same kind and base model does, at once. Where there is none, what the dead had taken would
-be theirs for ever.
+Processes reap dead peers of their own kind and base model. Housekeeping reaps the forsaken: dead processes that no
+living peer has reaped.
 """
 
-from collections.abc import Callable
-from datetime import timedelta
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from ledger.wakeups import Wakeups
-from store.clock import Clock
-from store.database import Database
-from workers.leases.pools import reap_pools
-from workers.leases.processes import ProcessKind, database_now, hold_expired
-from workers.leases.runs import reap_trainers
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
 
-_LEASES = 10
-"""How long after its end a lease is nobody's any more: everybody who lives has renewed in this time."""
+from ledger.runtime import Runtime
+from ledger.sample_claims import return_samples_of
+from ledger.wakeups import cleared_samples_topic, sampling_topic
+from store.database import after_commit
+from store.tables import VersionCommand
+from tenants.gates import clear_all_in_flight
+from tenants.run_leases import release_all_runs
+from workers.leases.heartbeat import Heartbeat
+from workers.leases.processes import ProcessKind, database_now, lock_dead, lock_expired, remove_processes
+
+log = logging.getLogger(__name__)
+
+_FORSAKEN_LEASES = 10
+"""Leases after whose time a dead process counts as forsaken: every living peer has looked by then."""
 
 
-async def reap_forsaken(
-    database: Database,
-    wakeups: Wakeups,
-    clock: Clock,
-    *,
-    lease: timedelta,
-    may_judge: Callable[[], bool],
-    moved: Callable[[str], None],
-) -> None:
-    """Free what those had whose lease has ended long ago. Raises ``Unavailable``.
+async def reap_peers(runtime: Runtime, heartbeat: Heartbeat) -> None:
+    """Reap dead processes of the heartbeat's kind and base model. Raises ``Unavailable``.
 
-    ``may_judge``: whether this process was in touch with the database all the while; else those who seem dead may have
-    been cut off together with it. ``moved`` counts the moves of runs by reason.
+    A process that may not judge reaps only processes that were reported dead.
     """
-    async with database.write() as transaction:
-        now = await database_now(transaction, clock)
-        # Asked after the time was read: a database that stands still between the two makes nobody look dead.
+    kind, base_model = heartbeat.identity.kind, heartbeat.identity.base_model
+    async with runtime.database.write() as transaction:
+        known_only = not heartbeat.may_judge
+        dead = await lock_dead(transaction, kind, base_model, runtime.clock, known_only=known_only)
+        if kind is ProcessKind.TRAINER:
+            await _reap_trainers(transaction, dead, runtime)
+        else:
+            await _reap_pools(transaction, dead, base_model, runtime)
+
+
+async def reap_forsaken(runtime: Runtime, *, may_judge: Callable[[], bool]) -> None:
+    """Reap the dead of every kind and base model whose lease ended ten leases ago. Raises ``Unavailable``.
+
+    ``may_judge``: whether this process was in touch with the database all the while. Else processes that seem dead may
+    have been cut off together with it, and none is reaped.
+    """
+    async with runtime.database.write() as transaction:
+        now = await database_now(transaction, runtime.clock)
+        # Asked after the time was read: a database that stands still between the two makes no process look dead.
         if not may_judge():
             return
-        dead = await hold_expired(transaction, now - _LEASES * lease)
+        dead = await lock_expired(transaction, now - _FORSAKEN_LEASES * runtime.settings.lease)
         trainers = [one.id for one in dead if one.kind is ProcessKind.TRAINER]
-        await reap_trainers(transaction, trainers, clock(), moved)
+        await _reap_trainers(transaction, trainers, runtime)
         for base_model in sorted({one.base_model for one in dead}):
             pools = [one.id for one in dead if (one.kind, one.base_model) == (ProcessKind.POOL, base_model)]
-            await reap_pools(transaction, pools, base_model, wakeups)
+            await _reap_pools(transaction, pools, base_model, runtime)
+
+
+async def _reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
+    """Release the runs of dead trainers, whose rows the caller has locked, and delete the rows."""
+    for trainer in dead:
+        runs = await release_all_runs(transaction, trainer, runtime.clock())
+        for _ in range(runs):
+            after_commit(transaction, partial(runtime.telemetry.metrics.lease_moved, "expired"))
+        log.warning("trainer %s is dead; its %d runs go to others", trainer, runs)
+    if dead:
+        await remove_processes(transaction, dead)
+
+
+async def _reap_pools(transaction: AsyncSession, dead: Sequence[str], base_model: str, runtime: Runtime) -> None:
+    """Remove dead sampling processes, whose rows the caller has locked; see ``remove_pools``."""
+    if dead:
+        log.warning("sampling processes %s are dead; their samples go to others", ", ".join(dead))
+        await remove_pools(transaction, dead, base_model, runtime)
+
+
+async def remove_pools(transaction: AsyncSession, processes: Sequence[str], base_model: str, runtime: Runtime) -> None:
+    """Delete sampling processes and their version commands, and return their samples for others to claim."""
+    await return_samples_of(transaction, processes)
+    for process in processes:
+        await clear_all_in_flight(transaction, process)
+    await transaction.execute(delete(VersionCommand).where(VersionCommand.process_id.in_(processes)))
+    await remove_processes(transaction, processes)
+    for topic in (sampling_topic(base_model), cleared_samples_topic(base_model)):
+        after_commit(transaction, partial(runtime.wakeups.announce, topic))

@@ -1,6 +1,6 @@
-"""One sample operation over as many attempts as it takes: what it has so far, and what is left to ask for.
+"""A sample across its attempts: the tokens that it has so far, and the requests that draw the rest.
 
-Pure: it asks nobody and knows no time. Whoever runs it sends its requests to a replica and gives it the events.
+Pure: no input or output and no clock. The caller sends the requests to a replica and passes the events back.
 """
 
 import math
@@ -27,25 +27,26 @@ from ledger.token_feed import TokensMade
 from workers.sampling.stop_conditions import StopReason, StopRules, StopWatch
 
 TOKENS_AT_A_TIME = 8
-"""Of samples whose tokens nobody waits for one by one: each report costs the server and weft processor time."""
+"""Tokens that a replica sends together where nobody needs each at once: each message costs server and weft CPU time."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One of the samples so far; ``reason`` is None until it has ended, ``abort`` when it was given up."""
+    """Sequence of a sample with its tokens so far."""
 
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     topk: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = field(default_factory=list)
     changes: list[tuple[int, str | None]] = field(default_factory=list)
-    """From which token on which version, each unlike the one before."""
+    """Index of the first token of each span, and the span's version. Neighbouring spans differ in version."""
     reason: StopReason | Literal["abort"] | None = None
-    told: int = 0
-    """Tokens that ``Continuation.news`` has given."""
+    """Reason of the end, ``abort`` when the sample was aborted; None while the sequence has not ended."""
+    published: int = 0
+    """Tokens that ``Continuation.new_tokens`` has returned."""
 
     def append(self, event: NewToken, version: str | None) -> None:
-        """Take in the next token, of ``version``."""
+        """Append the next token, drawn from ``version``."""
         if not self.changes or self.changes[-1][1] != version:
             self.changes.append((len(self.tokens), version))
         self.tokens.append(event.token)
@@ -55,21 +56,21 @@ class _Sequence:
         self.reason = self.watch.after(self.tokens)
 
     def spans(self) -> list[VersionSpan]:
-        """See ``Continuation.spans``."""
+        """Return the version spans; see ``Continuation.spans``."""
         ends = [*(start for start, _ in self.changes[1:]), len(self.tokens)]
         return [VersionSpan(version, start, end) for (start, version), end in zip(self.changes, ends, strict=False)]
 
 
 class Continuation:
-    """The sequences of one ``sample``, drawn until ``stop`` ends each of them.
-
-    ``operation_id`` begins the ids of its requests; requests of operations with different ``cache_salt`` share no
-    prefix cache.
-    """
+    """Sequences of one sample, drawn until each of them has ended."""
 
     def __init__(
         self, operation_id: str, sample: SampleRequest, stop: StopRules, *, cache_salt: str | None = None
     ) -> None:
+        """``stop`` ends the sequences, ``operation_id`` begins the ids of the requests.
+
+        Requests with different ``cache_salt`` share no prefix cache.
+        """
         self._operation_id = operation_id
         self._sample = sample
         self._stop = stop
@@ -81,29 +82,27 @@ class Continuation:
 
     @property
     def unfinished(self) -> int:
-        """Sequences that have not ended."""
+        """Number of sequences that have not ended."""
         return sum(sequence.reason is None for sequence in self._sequences)
 
     @property
     def finished(self) -> bool:
-        """Whether every sequence has ended."""
+        """True once every sequence has ended."""
         return self.unfinished == 0
 
     @property
     def made(self) -> int:
-        """Tokens of all sequences so far: what grows is making progress."""
+        """Number of tokens of all sequences so far. It grows while the sample makes progress."""
         return sum(len(sequence.tokens) for sequence in self._sequences)
 
     def requests(
         self, adapter: AdapterVersion | None, attempt: int, *, is_followed: bool = False
     ) -> list[GenerateRequest]:
-        """What is left to ask a replica for, as attempt number ``attempt``, in place of all requests before.
+        """Return the requests for the rest of the sample, as attempt number ``attempt``. Earlier requests become void.
 
-        Tokens are asked for several at a time unless each of them matters to somebody when it is made: to whoever
-        follows the sample (``is_followed``), or to its stop strings, which the replica knows nothing of.
-
-        One request for all sequences while there are no tokens, so that they share the work on the prompt; from then
-        on one for each sequence that has not ended.
+        While there are no tokens, one request draws all sequences, so that they share the work on the prompt. After
+        that there is one request for each sequence that has not ended. The replica sends tokens one by one if the
+        sample is followed (``is_followed``) or has stop strings, which only weft checks; else ``TOKENS_AT_A_TIME``.
         """
         name = f"{self._operation_id}.{attempt}"
         unfinished = [index for index, sequence in enumerate(self._sequences) if sequence.reason is None]
@@ -115,7 +114,7 @@ class Continuation:
         self, request_id: str, indices: tuple[int, ...], adapter: AdapterVersion | None, tokens_at_a_time: int
     ) -> GenerateRequest:
         params = self._sample.params
-        # Sequences asked for together have no tokens, so what holds for the first holds for all.
+        # Sequences that share a request have no tokens yet, so the first one stands for all.
         tokens = self._sequences[indices[0]].tokens
         return GenerateRequest(
             request_id=request_id,
@@ -134,11 +133,12 @@ class Continuation:
         )
 
     def take(self, request: GenerateRequest, event: GenerateEvent) -> int | None:
-        """Take in the next event of ``request``, one of the newest ``requests``; returns which of its sequences to cut.
+        """Take in the next event of ``request``, one of the latest ``requests``.
 
-        That is one which a stop string has just ended: the replica knows nothing of it, and what it still sends of it
-        is ignored. Raises ``EngineFailure`` for an event that cannot be
-        right: without its logprob, out of order, or of an end that nobody asked for. What was taken before stays good.
+        Return the index of a sequence, within the request, that a stop string has just ended, else None. The replica
+        knows no stop strings: the caller must cut that sequence, whose further events are ignored. Raises
+        ``EngineFailure`` for an event that cannot be right: without its logprob, out of order, or an end that nobody
+        asked for. The tokens so far stay good.
         """
         if isinstance(event, PromptScored):
             self._take_scores(event)
@@ -155,20 +155,20 @@ class Continuation:
         by_text = sequence.reason == "stop" and event.token not in self._stop.tokens
         return event.index if by_text else None
 
-    def news(self) -> list[TokensMade]:
-        """The tokens taken in since the last call."""
+    def new_tokens(self) -> list[TokensMade]:
+        """Return the tokens that were taken in since the last call."""
         made: list[TokensMade] = []
         for index, sequence in enumerate(self._sequences):
             for span in sequence.spans():
-                start = max(span.start, sequence.told)
+                start = max(span.start, sequence.published)
                 if start < span.end:
                     part = slice(start, span.end)
                     made.append(TokensMade(index, start, span.version, sequence.tokens[part], sequence.logprobs[part]))
-            sequence.told = len(sequence.tokens)
+            sequence.published = len(sequence.tokens)
         return made
 
-    def done_with(self, request: GenerateRequest) -> bool:
-        """Whether all sequences that ``request`` draws have ended."""
+    def has_ended(self, request: GenerateRequest) -> bool:
+        """Return whether all sequences of ``request`` have ended."""
         return all(self._sequences[index].reason is not None for index in self._asked[request.request_id])
 
     def _check_token(self, event: NewToken) -> None:
@@ -191,18 +191,18 @@ class Continuation:
             raise EngineFailure("the replica left out likeliest tokens of the prompt")
         self._scored = event
 
-    def begin_again(self) -> None:
-        """Forget every token; the prompt's scores stay."""
+    def restart(self) -> None:
+        """Drop every token and keep the prompt's scores."""
         self._sequences = [_Sequence(StopWatch(self._stop)) for _ in range(self._sample.num_samples)]
 
     def abandon(self) -> None:
-        """End every sequence where it is. What the prompt's scores lack they lack for good."""
+        """End every sequence with the tokens that it has. Prompt scores that have not come stay missing."""
         for sequence in self._sequences:
             if sequence.reason is None:
                 sequence.reason = "abort"
 
     def output(self) -> SampleOutput:
-        """The result. Raises ``EngineFailure`` while not ``finished``."""
+        """Return the sample's result. Raises ``EngineFailure`` while a sequence has not ended."""
         return SampleOutput(
             sequences=[self._sampled(sequence) for sequence in self._sequences],
             prompt_logprobs=self._scored.logprobs if self._scored else None,
@@ -210,18 +210,18 @@ class Continuation:
         )
 
     def spans(self) -> list[list[VersionSpan]]:
-        """Of each sequence: which version made which of its tokens so far, without gaps, neighbours different."""
+        """Return the version spans of each sequence so far: without gaps, neighbours of different versions."""
         return [sequence.spans() for sequence in self._sequences]
 
     def reports(self) -> list[SequenceReport]:
-        """Of each sequence: why it ended, and which version made which of its tokens."""
+        """Return each sequence's stop reason and version spans. The reason is empty while the sequence has not ended."""
         return [SequenceReport(sequence.reason or "", sequence.spans()) for sequence in self._sequences]
 
     def _sampled(self, sequence: _Sequence) -> SampledSequence:
         if sequence.reason is None:
             raise EngineFailure("the sample is not finished")
         return SampledSequence(
-            # The wire knows no other word for a sequence that could have gone on.
+            # Tinker's wire has no other stop reason for a sequence that could have gone on.
             stop_reason="length" if sequence.reason == "abort" else sequence.reason,
             tokens=np.array(sequence.tokens, np.int32),
             logprobs=np.array(sequence.logprobs, np.float32),
@@ -237,10 +237,10 @@ class Continuation:
 
 
 def segment_seed(seed: int | None, index: int, start: int) -> int | None:
-    """The seed with which sequence ``index`` of a sample goes on from its token ``start``: no two share a stream.
+    """Return the seed with which sequence ``index`` of a sample is drawn from its token ``start`` on.
 
-    The first segment of the first sequence has the sample's own ``seed``; others have 63 bits hashed from all three.
-    None stays None.
+    The first segment of the first sequence has the sample's own ``seed``. Every other segment has 63 bits of a hash
+    of all three numbers, so that no two segments share a random stream. None stays None.
     """
     if seed is None or (index == 0 and start == 0):
         return seed

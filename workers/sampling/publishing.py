@@ -1,17 +1,22 @@
-"""A new version of a run goes to the replicas before samplers follow it."""
+"""Loading of a run's new version on the replicas before samplers follow it, and unloading before its folder is removed."""
 
 import asyncio
+import logging
 from pathlib import Path
 
+from contracts.errors import EngineFailure
 from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion
+from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.router import Router
+
+log = logging.getLogger(__name__)
 
 
 async def prepare(router: Router, run: RunId, version: CheckpointId, directory: Path) -> None:
-    """Load a version beside the old one wherever the run is sampled, without a pause.
+    """Load a version beside the old one on every replica that samples the run, without a pause.
 
-    Raises ``WeftError`` when one replica cannot: then none has it.
+    Raises ``WeftError`` when a live replica cannot load it: then no replica keeps it.
     """
     wanted = AdapterVersion(name=version, directory=directory)
     replicas = [routed for routed in router.replicas if routed.takes_work and run in routed.adapters.values()]
@@ -21,9 +26,24 @@ async def prepare(router: Router, run: RunId, version: CheckpointId, directory: 
         if end is None:
             continue
         await router.check(routed)
-        # One that is gone has nothing, and gets nothing before it is started again.
+        # A replica that is gone has no version loaded, and gets no sample before it is started again.
         if routed.is_alive:
             await asyncio.gather(*(other.replica.unload(version) for other in loaded), return_exceptions=True)
             raise end
     for routed in loaded:
         routed.note(version, run)
+
+
+async def withdraw(router: Router, attempts: OpenAttempts, version: CheckpointId) -> None:
+    """Wait for the attempts that use a version, then unload it from every replica. Called before its folder is removed.
+
+    A vLLM server dies of a listed adapter without a folder. A replica that cannot unload the version is logged.
+    """
+    while using := [attempt for attempt in attempts if attempt.uses(version)]:
+        await asyncio.gather(*(attempt.ended.wait() for attempt in using))
+    for routed in router.replicas:
+        if version in routed.adapters:
+            try:
+                await routed.replica.unload(version)
+            except EngineFailure as failure:
+                log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)

@@ -1,43 +1,45 @@
-"""The replicas of one base model: started side by side, watched, and replaced when they are lost."""
+"""Pool of one base model's replicas: starts them side by side, watches their health, and replaces lost ones."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from contracts.errors import EngineFailure, InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from store.repeat import repeat, wait_for_any
 from tenants.replica_directives import ReplicaDirective, StandingDirective
 from workers.sampling.replica_sources import ReplicaSource
 from workers.sampling.router import RoutedReplica, Router
 
 log = logging.getLogger(__name__)
 
-ReadOrders = Callable[[], Awaitable[Mapping[str, StandingDirective]]]
+ReadDirectives = Callable[[], Awaitable[Mapping[str, StandingDirective]]]
+"""Reads the replica directives that stand, by the replica's name."""
 
 WATCH_SECONDS = 2.0
 """Time between two looks at a replica's health."""
 MISSED_LOOKS = 3
-"""So many looks in a row without an answer, and a replica is started again."""
+"""Looks in a row without an answer after which a replica is started again."""
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class ReplicaPool:
-    """Keeps ``router`` supplied by ``sources``, as operators' ``orders`` allow: read at each look."""
+    """Replicas made by ``sources`` and offered to ``router``, as the operators' replica directives allow."""
 
-    def __init__(self, router: Router, sources: Sequence[ReplicaSource], orders: ReadOrders) -> None:
+    def __init__(self, router: Router, sources: Sequence[ReplicaSource], read_directives: ReadDirectives) -> None:
+        """``read_directives`` is called at each look at a replica."""
         self.router = router
         self._sources = sources
-        self._orders = orders
-        self._sleepless: set[str] = set()
+        self._read_directives = read_directives
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
-        """Start all of them; those that fail now are tried again later.
+        """Start all replicas. A replica that fails now is tried again later.
 
         Raises ``InvalidRequest`` when one is not as the settings say, ``EngineFailure`` when none could be started.
         """
-        starting = [asyncio.create_task(self._start_one(source)) for source in self._sources]
-        ends = await asyncio.gather(*starting, return_exceptions=True)
+        watches = [_ReplicaWatch(source, self.router, self._read_directives) for source in self._sources]
+        ends = await asyncio.gather(*(watch.start_replica() for watch in watches), return_exceptions=True)
         failures = [end for end in ends if isinstance(end, BaseException)]
         refusals = [failure for failure in failures if not isinstance(failure, EngineFailure)]
         if refusals or len(failures) == len(self._sources):
@@ -45,10 +47,10 @@ class ReplicaPool:
             raise (refusals or failures)[0]
         for failure in failures:
             log.error("a replica could not be started; trying again: %s", failure)
-        self._watchers = [asyncio.create_task(self._watch(source), name=source.name) for source in self._sources]
+        self._watchers = [asyncio.create_task(watch.run(self._stopping), name=watch.name) for watch in watches]
 
     async def close(self) -> None:
-        """End the replicas, and the servers that weft started."""
+        """Close the replicas, and stop the servers that weft started."""
         self._stopping.set()
         for watcher in self._watchers:
             watcher.cancel()
@@ -56,64 +58,87 @@ class ReplicaPool:
         await asyncio.gather(*(routed.replica.close() for routed in self.router.replicas), return_exceptions=True)
         await asyncio.gather(*(source.stop() for source in self._sources), return_exceptions=True)
 
-    async def _start_one(self, source: ReplicaSource) -> None:
-        replica = await source.start()
-        if replica.name != source.name:
+
+class _ReplicaWatch:
+    """Watch over the replica of one source."""
+
+    def __init__(self, source: ReplicaSource, router: Router, read_directives: ReadDirectives) -> None:
+        self._source = source
+        self._router = router
+        self._read_directives = read_directives
+        self._cannot_sleep = False
+        """True once the replica has refused to sleep; a new start resets it."""
+        self._missed = 0
+        """Looks or starts in a row that failed."""
+        self._pause = WATCH_SECONDS
+        """Seconds until the next look."""
+
+    @property
+    def name(self) -> str:
+        """Name of the replica."""
+        return self._source.name
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look at the replica until ``stopping``, for the first time after ``WATCH_SECONDS``."""
+        if not await wait_for_any([stopping], WATCH_SECONDS):
+            failed = f"replica {self.name} could not be watched"
+            await repeat(self._look, seconds=lambda: self._pause, stopping=stopping, failed=failed)
+
+    async def start_replica(self) -> None:
+        """Start the replica and offer it to the router, drained if a directive stands. Raises as ``source.start``."""
+        replica = await self._source.start()
+        if replica.name != self.name:
             raise RuntimeError(
-                f"the source {source.name} started a replica {replica.name}: its watcher would not find it"
+                f"the source {self.name} started a replica {replica.name}: its watcher would not find it"
             )
-        log.info("replica %s takes work", source.name)
-        self._sleepless.discard(source.name)
-        self.router.put(replica, is_draining=source.name in await self._orders())
+        log.info("replica %s takes work", self.name)
+        self._cannot_sleep = False
+        self._router.put(replica, is_draining=self.name in await self._read_directives())
 
-    async def _watch(self, source: ReplicaSource) -> None:
-        missed, pause = 0, WATCH_SECONDS
-        while not await self._stopped_within(pause):
-            pause = WATCH_SECONDS
-            routed = self.router.find(source.name)
-            if routed is not None:
-                await self.router.check(routed)
-                missed = 0 if routed.is_alive else missed + 1
-                if missed < MISSED_LOOKS:
-                    await self._obey(routed)
-                    continue
-                log.warning("replica %s does not answer; starting it again", source.name)
-                await routed.replica.close()
-            try:
-                await self._start_one(source)
-                missed = 0
-            except Exception as failure:  # noqa: BLE001 - the edge of a watcher, which must go on
-                missed += 1
-                pause = min(WATCH_SECONDS * 2.0**missed, _LONGEST_PAUSE_SECONDS)
-                log.error("replica %s could not be started: %s", source.name, failure)
-
-    async def _obey(self, routed: RoutedReplica) -> None:
-        """Do what operators want of a replica; what fails is tried again at the next look."""
-        try:
-            standing = (await self._orders()).get(routed.name)
-            self.router.drain(routed, is_draining=standing is not None or routed.is_asleep is not False)
-            wanted = standing is not None and standing.directive is ReplicaDirective.SLEEP
-            if wanted is routed.is_asleep or not routed.is_alive:
+    async def _look(self) -> None:
+        """Check the replica's health and follow its directive, or start it again after ``MISSED_LOOKS`` misses."""
+        self._pause = WATCH_SECONDS
+        routed = self._router.find(self.name)
+        if routed is not None:
+            await self._router.check(routed)
+            self._missed = 0 if routed.is_alive else self._missed + 1
+            if self._missed < MISSED_LOOKS:
+                await self._follow_directive(routed)
                 return
-            if wanted and (routed.sequences or routed.name in self._sleepless):
+            log.warning("replica %s does not answer; starting it again", self.name)
+            await routed.replica.close()
+        await self._restart()
+
+    async def _restart(self) -> None:
+        # Set before the start, so that they hold however it fails.
+        self._missed += 1
+        self._pause = min(WATCH_SECONDS * 2.0**self._missed, _LONGEST_PAUSE_SECONDS)
+        try:
+            await self.start_replica()
+        except WeftError as failure:
+            log.error("replica %s could not be started: %s", self.name, failure)
+            return
+        self._missed, self._pause = 0, WATCH_SECONDS
+
+    async def _follow_directive(self, routed: RoutedReplica) -> None:
+        """Drain, put to sleep or wake the replica as its directive says. The next look tries again what fails."""
+        try:
+            standing = (await self._read_directives()).get(routed.name)
+            self._router.drain(routed, is_draining=standing is not None or routed.is_asleep is not False)
+            must_sleep = standing is not None and standing.directive is ReplicaDirective.SLEEP
+            if must_sleep is routed.is_asleep or not routed.is_alive:
+                return
+            if must_sleep and (routed.sequences or self._cannot_sleep):
                 return
             routed.is_asleep = None
-            await (routed.replica.sleep() if wanted else routed.replica.wake_up())
-            routed.is_asleep = wanted
-            self.router.drain(routed, is_draining=standing is not None)
-            log.info("replica %s %s", routed.name, "sleeps" if wanted else "is awake")
+            await (routed.replica.sleep() if must_sleep else routed.replica.wake_up())
+            routed.is_asleep = must_sleep
+            self._router.drain(routed, is_draining=standing is not None)
+            log.info("replica %s %s", routed.name, "sleeps" if must_sleep else "is awake")
         except InvalidRequest as refusal:
-            # It never will: drained is what is left of the order.
+            # The replica can never sleep: it stays drained, which is the rest of the directive.
             routed.is_asleep = False
-            self._sleepless.add(routed.name)
+            self._cannot_sleep = True
             log.warning("replica %s cannot sleep: %s", routed.name, refusal.message)
-        except Exception as failure:  # noqa: BLE001 - the edge of a watcher, which must go on
-            log.error("replica %s: an operator's order was not carried out: %s", routed.name, failure)
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
+        except WeftError as failure:
+            log.error("replica %s: an operator's directive was not carried out: %s", routed.name, failure)

@@ -1,4 +1,4 @@
-"""Where replicas come from: vLLM servers that are there, and vLLM servers that weft starts."""
+"""Sources of vLLM replicas: servers that somebody else runs, and servers that weft starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,33 +15,34 @@ from store.data_folder import DataFolder
 from store.settings import Settings
 
 RESIDENT_PER_SLOT = 8
+"""Adapters that a server keeps resident for each adapter that fits into a batch (``vllm_max_loras``)."""
 _OWN_SPARE_PLACES = 1
-"""Adapters listed on a server for each that fits its batch."""
+"""Places for adapters beyond the resident ones, on servers that weft starts."""
 
 
 class ReplicaSource(Protocol):
-    """Makes one replica, and another one when that is lost."""
+    """Source of one replica; makes another one when the replica is lost."""
 
     @property
     def name(self) -> str:
-        """Of the replica."""
+        """Name of the replica."""
 
     async def start(self) -> SamplerReplica:
-        """A replica that is ready. Raises ``InvalidRequest`` when it can never be, ``EngineFailure`` when it is not now."""
+        """Return a ready replica. Raises ``InvalidRequest`` if it can never be ready, ``EngineFailure`` if it is not now."""
 
     async def stop(self) -> None:
-        """End what ``start`` began, but for the replica itself."""
+        """Stop what ``start`` started, except the replica itself, which its user closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalVllm:
-    """A server that somebody else runs."""
+    """Replica on a vLLM server that somebody else runs."""
 
     settings: VllmSettings
 
     @property
     def name(self) -> str:
-        """Of the replica."""
+        """Name of the replica."""
         return self.settings.name
 
     async def start(self) -> SamplerReplica:
@@ -51,11 +52,14 @@ class ExternalVllm:
         return replica
 
     async def stop(self) -> None:
-        """The server goes on."""
+        """Do nothing: the server keeps running."""
 
 
 class ManagedVllm:
-    """A server that weft starts and ends. ``settings`` say all but where it listens."""
+    """Replica on a vLLM server that weft starts and stops.
+
+    ``settings`` has everything except the server's address, which each start chooses.
+    """
 
     def __init__(self, settings: VllmSettings, process: VllmProcessSettings) -> None:
         self._settings = settings
@@ -64,11 +68,11 @@ class ManagedVllm:
 
     @property
     def name(self) -> str:
-        """Of the replica."""
+        """Name of the replica."""
         return self._settings.name
 
     async def start(self) -> SamplerReplica:
-        """See ``ReplicaSource``; what an earlier start has left is ended first."""
+        """See ``ReplicaSource``. A server of an earlier start is stopped first."""
         await self.stop()
         self._process = VllmProcess(self._process_settings)
         await self._process.start()
@@ -77,13 +81,13 @@ class ManagedVllm:
         return replica
 
     async def stop(self) -> None:
-        """End the server."""
+        """Stop the server."""
         if self._process is not None:
             await self._process.stop()
 
 
 def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFolder) -> Sequence[ReplicaSource]:
-    """The vLLM servers that the settings name for a base model, maybe none.
+    """Return sources of the vLLM servers that the settings name for a base model, maybe none.
 
     Raises ``InvalidRequest`` for a URL without a scheme.
     """
@@ -103,7 +107,10 @@ def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFol
 
 
 def split_url(spec: str) -> tuple[str | None, str]:
-    """Base model name, if any, and URL of ``[NAME=]URL``. Raises ``InvalidRequest`` for a URL without a scheme."""
+    """Split ``[NAME=]URL`` into the base model's name, if any, and the URL.
+
+    Raises ``InvalidRequest`` for a URL without a scheme.
+    """
     name, _, url = spec.rpartition("=")
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"vllm_urls: {spec[:200]!r} must be [NAME=]http://host:port")
@@ -111,12 +118,12 @@ def split_url(spec: str) -> tuple[str | None, str]:
 
 
 def replica_name(settings: Settings, own: str) -> str:
-    """One of a kind in a cluster: other pools have replicas of the same ``own`` name."""
+    """Return the replica's name with its pool's name before it: pools of a cluster may use the same ``own`` names."""
     return f"{settings.pool_name}/{own}" if settings.pool_name else own
 
 
 def _file_name(settings: Settings, facts: BaseModelFacts, own: str) -> str:
-    """For what is written for a replica: several bases and pools share a folder."""
+    """Name of a replica's files, unique in a data folder that several base models and pools share."""
     return "".join(letter if letter.isalnum() else "-" for letter in f"{facts.name}-{replica_name(settings, own)}")
 
 
@@ -132,7 +139,7 @@ def _vllm_settings(
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
         max_resident=settings.vllm_max_loras * RESIDENT_PER_SLOT,
-        # Nobody knows how many the server of somebody else has.
+        # The places of a server that somebody else runs are unknown.
         spare_places=0 if url else _OWN_SPARE_PLACES,
         api_key=settings.vllm_api_key,
         head_adapters=settings.vllm_head_adapters,
@@ -151,11 +158,12 @@ def _process_settings(
         context_length=settings.vllm_context_length or facts.context_length,
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
-        # And the zero adapter.
+        # One more for the zero adapter.
         max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + _OWN_SPARE_PLACES + 1,
         head_adapters=settings.vllm_head_adapters,
         dtype=settings.base_dtype,
         on_cpu=not has_accelerator(),
+        tune_cpu=settings.vllm_tune_cpu,
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
     )

@@ -1,7 +1,8 @@
-"""Which replica a sample goes to: the session's own while it is not overloaded, else one that has the adapter.
+"""Routing of samples to replicas: a session keeps its replica unless that is overloaded or lacks the adapter.
 
-Load is counted in sequences that this process has sent. Consistent hashing with bounded loads (Mirrokni, Thorup and
-Zadimoghaddam 2018) keeps a session on one replica, whose prefix cache knows it, without piling work on it.
+Load is counted in the sequences that this process has on a replica. Consistent hashing with bounded loads (Mirrokni, Thorup and
+Zadimoghaddam 2018) keeps a session on one
+replica, whose prefix cache has its prompts, and bounds the replica's load.
 """
 
 import asyncio
@@ -18,35 +19,36 @@ from contracts.ids import RunId
 from engine.sampling.replica import SamplerReplica
 
 LOAD_FACTOR = 1.25
-"""How far above the mean a replica's load may go before a session's samples go elsewhere."""
+"""Bound of a replica's load, as a multiple of the mean load. Above it a session's samples go to another replica."""
 _REMEMBERED_ADAPTERS = 256
 
 
 @dataclass(slots=True, eq=False)
 class RoutedReplica:
-    """A replica and what the router knows of it. ``sequences`` are those that this process has there now."""
+    """A replica and the router's knowledge of it."""
 
     replica: SamplerReplica
     sequences: int = 0
+    """Sequences that this process has on the replica now."""
     is_alive: bool = True
     is_draining: bool = False
     is_asleep: bool | None = False
-    """None: unknown, as an order's answer was lost or the server was away."""
+    """None: unknown, because the answer to a directive was lost or the server was away."""
     adapters: OrderedDict[str, RunId | None] = field(default_factory=OrderedDict)
-    """What was asked for there, least recently first: version and run."""
+    """Run of each version that was asked for on the replica, the least recently used version first."""
 
     @property
     def name(self) -> str:
-        """The replica's."""
+        """Name of the replica."""
         return self.replica.name
 
     @property
     def takes_work(self) -> bool:
-        """Whether new samples may go there."""
+        """True if new samples may go to the replica."""
         return self.is_alive and not self.is_draining
 
     def note(self, adapter: str | None, run: RunId | None) -> None:
-        """Remember that the adapter, a version of ``run``, was asked for there last."""
+        """Remember ``adapter``, a version of ``run``, as the latest that was asked for on the replica; None does nothing."""
         if adapter is not None:
             self.adapters[adapter] = run
             self.adapters.move_to_end(adapter)
@@ -62,7 +64,7 @@ class Router:
         self._changed = asyncio.Event()
 
     def put(self, replica: SamplerReplica, *, is_draining: bool = False) -> None:
-        """Send samples to ``replica`` from now on, in place of the one that had its name; not yet if ``is_draining``."""
+        """Add ``replica``, or replace the one of its name. With ``is_draining`` it takes no samples yet."""
         routed = self.find(replica.name)
         if routed is None:
             routed = RoutedReplica(replica)
@@ -74,21 +76,21 @@ class Router:
         self.mark(routed, is_alive=True)
 
     def find(self, name: str) -> RoutedReplica | None:
-        """The replica called ``name``."""
+        """Return the replica called ``name``."""
         return next((routed for routed in self.replicas if routed.name == name), None)
 
     def choose(self, session: str, adapter: str | None) -> RoutedReplica | None:
-        """A replica for the next sample of the sampling session, which may be any text, "" and "0" too.
+        """Return a replica for the next sample of ``session``, a sampling session's id: any text, "" and "0" too.
 
-        None when none takes work: see ``wait_for_one``.
+        Return None when no replica takes work: see ``wait_for_one``.
         """
         open_ones = [routed for routed in self.replicas if routed.takes_work]
         return _best(open_ones, session, adapter) if open_ones else None
 
     async def wait_for_one(self, *, seconds: float) -> None:
-        """Wait until a replica takes work, however long an operator keeps all of them from it.
+        """Wait until a replica takes work, without limit while replicas are alive but drained by an operator.
 
-        Raises ``EngineFailure`` when for ``seconds`` none does, and none is alive.
+        Raises ``EngineFailure`` when no replica was alive for ``seconds``.
         """
         alive_at = monotonic()
         while not any(routed.takes_work for routed in self.replicas):
@@ -102,24 +104,24 @@ class Router:
                     await self.wait_for_change()
 
     async def wait_for_change(self) -> None:
-        """Wait for the next news of a replica."""
+        """Wait until any replica is added, checked, drained or undrained."""
         await self._changed.wait()
 
     def hold(self, routed: RoutedReplica, adapter: str | None, run: RunId | None, sequences: int) -> None:
-        """Count the sequences as the replica's load until they are let go."""
+        """Add ``sequences`` of ``adapter`` to the replica's load until ``release``."""
         routed.sequences += sequences
         routed.note(adapter, run)
 
-    def let_go(self, routed: RoutedReplica, sequences: int) -> None:
-        """They are over."""
+    def release(self, routed: RoutedReplica, sequences: int) -> None:
+        """Take ``sequences`` that have ended off the replica's load."""
         routed.sequences -= sequences
 
     async def check(self, routed: RoutedReplica) -> None:
-        """Ask the replica how it is."""
+        """Ask for the replica's health and mark it."""
         self.mark(routed, is_alive=(await routed.replica.health()).alive)
 
     def mark(self, routed: RoutedReplica, *, is_alive: bool) -> None:
-        """Note whether it answers. One that comes back may have lost its adapters."""
+        """Record whether the replica answers. One that comes back may have lost its adapters, so they are forgotten."""
         if is_alive and not routed.is_alive:
             routed.adapters.clear()
             routed.is_asleep = None if routed.is_asleep else routed.is_asleep
@@ -127,7 +129,7 @@ class Router:
         self._announce()
 
     def drain(self, routed: RoutedReplica, *, is_draining: bool) -> None:
-        """Give it no new samples, or again."""
+        """Stop giving the replica new samples, or start again."""
         if routed.is_draining != is_draining:
             routed.is_draining = is_draining
             self._announce()

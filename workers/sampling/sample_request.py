@@ -1,4 +1,4 @@
-"""What a ``sample`` operation asks for, checked against its base, and when its sequences end. Needs no torch."""
+"""Check of a sample request against its base model, and the rules that end its sequences. Imports no torch."""
 
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
@@ -9,13 +9,13 @@ from workers.sampling.stop_conditions import StopRules
 
 
 def stop_rules(sample: SampleRequest, facts: BaseModelFacts, vocabulary: BaseVocabulary) -> StopRules:
-    """Check ``sample`` and say when its sequences end, with the base's own rules where it gives none.
+    """Check ``sample`` and return the rules that end its sequences: its own, or the base model's where it has none.
 
-    Raises ``InvalidRequest`` for a prompt that is empty, too long or has foreign tokens, for numbers out of range and
-    for stop strings without a tokenizer.
+    Raises ``InvalidRequest`` for a prompt that is empty, too long or has tokens outside the vocabulary, for numbers out of
+    range, and for stop strings when the base model has no tokenizer.
     """
     params = sample.params
-    # At least one token must fit, however many are asked for.
+    # At least one token must fit, also when no limit is given.
     check_prompt(sample.prompt, 1 if params.max_tokens is None else params.max_tokens, facts)
     check_choice(params.temperature, params.top_p)
     if sample.num_samples < 1:

@@ -1,50 +1,51 @@
-"""Runs samples to their end: gate, version, replica, attempt, and again from where it is until every sequence is whole.
+"""Life of one sample: dispatch, attempt, and again with the tokens so far, until every sequence has ended.
 
-A sample is cut by a gate that closes, by a newer version of the run that it follows, or by a replica that fails; it then
-goes on with its tokens so far. Cuts are asked for by ``apply_gates`` and ``apply_versions``.
+Three things cut an attempt. A gate that closes (``gate_cuts``) or a replica that fails sends the sample to the dispatch
+again; a newer version of the run (``swap``) has it resume at once.
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass, field
 from time import monotonic
 
 from contracts.errors import EngineFailure, StaleSample
-from contracts.ids import CheckpointId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
-from ledger.token_feed import TokenFeed
-from store.database import Database
+from ledger.runtime import Runtime
 from telemetry.sampling import SamplingTelemetry
-from tenants.gates import GateMode
 from tenants.samplers import OnStale
-from workers.sampling.attempts import Patience, run_attempt
+from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.continuation import Continuation
-from workers.sampling.dispatch import Attempt, Dispatcher, Source
-from workers.sampling.gate_cache import GateCache
+from workers.sampling.dispatch import Dispatcher
+from workers.sampling.in_flight_rows import InFlightRows
+from workers.sampling.open_attempts import OpenAttempts
+from workers.sampling.request_streams import stream_requests
+from workers.sampling.retry_patience import RetryPatience
 from workers.sampling.router import Router
-
-log = logging.getLogger(__name__)
+from workers.sampling.swap import Swap
+from workers.sampling.weight_source import WeightSource, WeightSources
 
 MOST_RESTARTS = 8
-"""Of one sample whose run publishes faster than the sample is drawn."""
+"""Restarts of one sample after which it fails as stale: its run publishes versions faster than the sample is drawn."""
 
 
 @dataclass(slots=True)
 class History:
-    """What a report tells of a sample. Kept when ``SampleRunner.run`` is asked again after an outage."""
+    """Facts of a sample's report. The same history is used when ``SampleRunner.run`` is called again after an outage."""
 
-    taken_up: float = field(default_factory=monotonic)
+    claimed_at: float = field(default_factory=monotonic)
+    """Monotonic seconds."""
     attempts: int = 0
     replicas: list[str] = field(default_factory=list)
     decode_seconds: float = 0.0
     first_publication: int = 0
+    """Publication that the sample's first token was drawn from."""
     restarts: int = 0
     made_before: int = 0
-    """Tokens at the beginning of the attempt, after a restart of the sample."""
+    """Tokens at the beginning of the attempt, counted after a restart."""
     left_at: float | None = None
-    """When a newer version cut it, until the next token."""
+    """Monotonic seconds when a newer version cut the sample; None once the next token has come."""
 
     def begin(self, attempt: Attempt) -> None:
         """Count an attempt."""
@@ -53,64 +54,63 @@ class History:
             self.replicas.append(attempt.routed.name)
 
     def report(self, continuation: Continuation) -> SampleReport:
-        """Of a finished sample."""
+        """Return the report of a finished sample."""
         return SampleReport(
             sequences=continuation.reports(),
             replicas=self.replicas,
             attempts=self.attempts,
-            queue_seconds=max(0.0, monotonic() - self.taken_up - self.decode_seconds),
+            queue_seconds=max(0.0, monotonic() - self.claimed_at - self.decode_seconds),
             decode_seconds=self.decode_seconds,
         )
 
 
 class SampleRunner:
-    """Runs the samples of one base model that one process has taken up."""
+    """Runner of the samples of one base model that this process has claimed."""
 
     def __init__(
         self,
-        *,
+        runtime: Runtime,
+        attempts: OpenAttempts,
+        rows: InFlightRows,
         dispatcher: Dispatcher,
+        swap: Swap,
         router: Router,
-        gate_cache: GateCache,
-        database: Database,
-        feed: TokenFeed,
-        continues_on_new_version: bool,
         telemetry: SamplingTelemetry,
     ) -> None:
-        """``continues_on_new_version`` is the swap's policy."""
+        self._feed = runtime.feed
+        self._sources = WeightSources(runtime)
+        self._attempts = attempts
+        self._rows = rows
         self._dispatcher = dispatcher
+        self._swap = swap
         self._router = router
-        self._gate_cache = gate_cache
-        self._database = database
-        self._feed = feed
-        self._continues_on_new_version = continues_on_new_version
         self._telemetry = telemetry
 
     async def run(
         self, operation: ReadyOperation, continuation: Continuation, history: History
     ) -> tuple[SampleOutput, SampleReport]:
-        """Draw ``continuation`` to its end; being cancelled aborts what runs. After ``Unavailable`` ask again with all three.
+        """Draw ``continuation`` to its end. Being cancelled aborts what runs.
 
-        Raises ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, ``StaleSample``, and
-        ``EngineFailure`` after failures in a row that brought no new token.
+        Raises, besides ``Unavailable``, after which the call may be repeated with the same three arguments:
+        ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, ``StaleSample``, and
+        ``EngineFailure`` after too many failures in a row without a new token.
         """
-        patience, newer = Patience(), None
+        patience, newer = RetryPatience(), None
         while not continuation.finished:
-            attempt = self._dispatcher.go_on(operation, continuation.unfinished, newer) if newer is not None else None
-            attempt = attempt or await self._dispatcher.begin(operation, continuation.unfinished)
+            attempt = self._swap.resume(operation, continuation.unfinished, newer) if newer is not None else None
+            attempt = attempt or await self._dispatcher.dispatch(operation, continuation.unfinished)
             if attempt is None:
                 continuation.abandon()
                 break
             failure = await self._attempt(attempt, continuation, history)
-            # Nothing is awaited from here to `go_on`: a gate that closes finds one attempt or the other.
-            newer = attempt.follow_up(failure)
+            # Nothing is awaited from the end of a left attempt to `resume`: a gate that closes finds one of the two.
+            newer = attempt.resumes_on(failure)
             history.left_at = attempt.left_at
-            if attempt.is_aborted:
+            if attempt.before_end is AttemptState.ABORTED:
                 continuation.abandon()
             elif continuation.finished and attempt.source.staleness is not None:
-                # Versions may have come while it ran to its end.
-                async with self._database.read() as session:
-                    _check_age(continuation, history, await self._dispatcher.source(session, operation))
+                # Versions may have been published while the attempt ran to its end.
+                _check_age(continuation, history, await self._sources.current(operation))
                 newer = None
                 if not continuation.finished:
                     continue
@@ -120,70 +120,18 @@ class SampleRunner:
                 if failure is not None:
                     self._telemetry.cut("replica")
                     await self._recover(attempt)
-                pause = patience.note(failure, made=continuation.made - history.made_before)
+                pause = patience.pause_after(failure, made=continuation.made - history.made_before)
                 if pause > 0:
                     await asyncio.sleep(pause)
         return continuation.output(), history.report(continuation)
 
     async def settle(self) -> None:
-        """Call once every ``run`` has ended: nothing more is noted as in flight then."""
+        """Wait until no sample is marked or updated in flight any more. Call it once every ``run`` has ended."""
+        await self._rows.settle()
         await self._dispatcher.settle()
 
-    # --- publishing ---------------------------------------------------------------------------------------------------
-
-    async def withdraw(self, version: CheckpointId) -> None:
-        """Have every replica forget a version whose folder is to go; samples that still draw from it end first.
-
-        A vLLM server dies of a listed adapter without a folder.
-        """
-        while using := [attempt for attempt in self._dispatcher.attempts if attempt.uses(version)]:
-            await asyncio.gather(*(attempt.over.wait() for attempt in using))
-        for routed in self._router.replicas:
-            if version in routed.adapters:
-                try:
-                    await routed.replica.unload(version)
-                except EngineFailure as failure:
-                    log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)
-
-    # --- cutting ---------------------------------------------------------------------------------------------------
-
-    async def apply_gates(self) -> None:
-        """Cut what is in flight behind gates that are closed, as their modes say; what is cut already stays so."""
-        cuts = []
-        for attempt in list(self._dispatcher.attempts):
-            modes = {gate.mode for gate in self._gate_cache.before(attempt.source.run)}
-            if GateMode.ABORT in modes:
-                attempt.is_aborted = True
-            if not attempt.is_cut and modes & {GateMode.ABORT, GateMode.KEEP}:
-                self._telemetry.cut("gate")
-                cuts.append(self._cut(attempt))
-        await asyncio.gather(*cuts)
-
-    async def apply_versions(self) -> None:
-        """Cut live samples whose run has a newer version, where the policy is to go on with that.
-
-        Nobody counts on the old version's being idle, so the new one need not wait for the end of a step on it.
-        """
-        if not self._continues_on_new_version:
-            return
-        for attempt in await self._dispatcher.follow():
-            if not attempt.is_cut:
-                self._telemetry.cut("version")
-                attempt.leave()
-
-    async def _cut(self, attempt: Attempt) -> None:
-        attempt.is_cut = True
-        for request in attempt.requests:
-            try:
-                await attempt.routed.replica.cut(request.request_id)
-            except EngineFailure as failure:
-                # Its stream has ended with the same failure: the sample goes on elsewhere.
-                log.warning("cut not confirmed replica=%s: %s", attempt.routed.name, failure.message)
-
-    # --- one attempt -----------------------------------------------------------------------------------------------
-
     async def _attempt(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
-        """See it through and end it. Returns and raises as ``_work_on``, and ``StaleSample``."""
+        """Stream the attempt and end it. Return and raise as ``_stream``, and raise ``StaleSample``."""
         began = monotonic()
         history.begin(attempt)
         if history.attempts > 1:
@@ -191,48 +139,49 @@ class SampleRunner:
         try:
             _check_age(continuation, history, attempt.source)
             history.made_before = continuation.made
-            return await self._work_on(attempt, continuation, history)
+            return await self._stream(attempt, continuation, history)
         finally:
-            self._dispatcher.end(attempt)
+            self._attempts.end(attempt)
             seconds = monotonic() - began
             history.decode_seconds += seconds
             self._telemetry.attempt_done(
                 attempt.operation, replica=attempt.routed.name, number=history.attempts, seconds=seconds
             )
 
-    async def _work_on(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
-        """Stream until every request has ended; returns one of the failures that ended any. Raises what is none."""
-        # A replica that came back since the choice has forgotten what it was chosen for.
+    async def _stream(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
+        """Stream the attempt's requests until all have ended. Return the failure of one of them, if any failed."""
+        # A replica that came back since the choice has forgotten the adapters that were asked for there.
         attempt.routed.note(attempt.source.name, attempt.source.run)
         attempt.requests = continuation.requests(
             attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)
         )
-        return await run_attempt(
+        return await stream_requests(
             attempt.routed.replica,
             continuation,
             attempt.requests,
             is_cut=lambda: attempt.is_cut,
-            on_news=lambda: self._publish(attempt, continuation, history),
+            on_tokens=lambda: self._publish(attempt, continuation, history),
             left=attempt.left,
         )
 
     async def _recover(self, attempt: Attempt) -> None:
-        """A replica has failed the attempt: the sample is not there any more, and the replica perhaps not either."""
-        await self._dispatcher.leave(attempt.operation)
+        """Delete the in-flight row of a sample whose replica failed, and check the replica."""
+        await self._rows.clear_one(attempt.operation)
         await self._router.check(attempt.routed)
 
     def _publish(self, attempt: Attempt, continuation: Continuation, history: History) -> None:
+        """Hand the new tokens to followers, and finish a swap whose first token has come."""
         if history.left_at is not None:
             self._telemetry.swapped(monotonic() - history.left_at)
             history.left_at = None
         if self._feed.is_followed(attempt.key):
-            self._feed.publish(attempt.key, continuation.news())
-        if not attempt.is_noted:
-            self._dispatcher.note_move(attempt)
+            self._feed.publish(attempt.key, continuation.new_tokens())
+        if not attempt.is_row_current:
+            self._rows.update_soon(attempt)
 
 
-def _check_age(continuation: Continuation, history: History, source: Source) -> None:
-    """Forget a sample that has fallen behind ``source`` by more than its sampler allows, or raise ``StaleSample``."""
+def _check_age(continuation: Continuation, history: History, source: WeightSource) -> None:
+    """Restart a sample that is more versions behind ``source`` than its sampler allows, or raise ``StaleSample``."""
     if not continuation.made:
         history.first_publication = source.publication
     bound = source.staleness
@@ -244,6 +193,6 @@ def _check_age(continuation: Continuation, history: History, source: Source) -> 
             f"the sample began {lag} versions before the newest one and its sampler allows {bound.max_version_lag}"
             + (f"; it was begun again {history.restarts} times" if history.restarts else "")
         )
-    continuation.begin_again()
+    continuation.restart()
     history.restarts += 1
     history.first_publication = source.publication

@@ -1,4 +1,4 @@
-"""When a sequence ends: stop tokens, stop strings that may straddle tokens, and the length limit."""
+"""Conditions that end a sequence: stop tokens, stop strings that may straddle tokens, and the length limit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from typing import Literal
 StopReason = Literal["stop", "length"]
 
 _UNFINISHED_CHARACTER = "\ufffd"
-_LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, so also the most tokens that can share one
-_MOST_UNSETTLED = 16  # tokens of broken UTF-8 in a row after which the text is settled nevertheless
+_LONGEST_CHARACTER = 4
+"""Most bytes of a UTF-8 character, so also the most tokens that can share a character."""
+_MOST_UNSETTLED = 16
+"""Tokens of broken UTF-8 in a row after which the text is settled nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends every sequence of a request. ``decode`` (token ids to text) is needed only for ``strings``."""
+    """Rules that end every sequence of a request. ``decode`` (token ids to text) is needed only for ``strings``."""
 
     max_tokens: int
     tokens: frozenset[int]
@@ -22,14 +24,14 @@ class StopRules:
 
 
 class StopWatch:
-    """Follows one sequence."""
+    """Watch over one growing sequence that applies ``StopRules``."""
 
     def __init__(self, rules: StopRules) -> None:
         self._rules = rules
         self._text = _TextTail(rules.decode, rules.strings) if rules.strings and rules.decode else None
 
     def after(self, tokens: list[int]) -> StopReason | None:
-        """Why the sequence ends with the last of ``tokens``, all there are so far, or None. Call for each new token."""
+        """Return why the sequence ends with the last of ``tokens``, or None. Call it for each new token with all so far."""
         if tokens[-1] in self._rules.tokens:
             return "stop"
         if self._text is not None and self._text.contains_stop(tokens):
@@ -38,10 +40,11 @@ class StopWatch:
 
 
 class _TextTail:
-    """Decodes a growing sequence a few tokens at a time.
+    """Text of the end of a growing sequence, decoded a few tokens at a time.
 
-    Two neighbouring windows are decoded together, since the text of a token can depend on the one before (leading
-    spaces, split characters); the text of the first is then cut off. Work a token is independent of the length.
+    Two neighbouring windows are decoded together, because the text of a token can depend on the token before it
+    (leading spaces, split characters). The text of the first window is then cut off. The work for each token does not
+    depend on the length of the sequence.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], strings: tuple[str, ...]) -> None:
@@ -67,7 +70,7 @@ class _TextTail:
         return False
 
     def _settle(self, tokens: list[int], end: int, text: str) -> None:
-        """Tokens before ``end`` are done with: ``text`` is theirs, as far as it is remembered."""
+        """Settle the tokens before ``end``, whose text ends with ``text``, and start the next window there."""
         self._tail = text[-self._overlap :] if self._overlap else ""
         self._context_start, self._new_start = self._new_start, end
         self._context_text = self._decode(tokens[self._context_start : end])

@@ -1,6 +1,6 @@
-"""The sampler's loop: pending samples in, replica requests out, outcomes into the ledger.
+"""Worker of one base model's samples: claims pending samples, runs them, and records their outcomes in the ledger.
 
-A sample keeps no order with others. One that is cut by the end of the process stays pending and is sampled again.
+Samples have no order among each other. A sample that the end of the process cuts stays pending and is sampled again.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
-from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from ledger.statements import MAX_READY
-from ledger.wakeups import Wakeups, gates_topic, sampling_topic, versions_topic
+from ledger.wakeups import gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
-from store.database import Database
-from store.repeat import wait_for
+from store.repeat import repeat
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import clear_in_flight
 from tenants.sample_reports import record_reports
 from workers.leases.pools import PoolHeartbeat
 from workers.sampling.continuation import Continuation
-from workers.sampling.gate_cache import GateCache
+from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import History, SampleRunner
+from workers.sampling.swap import Swap
 
 log = logging.getLogger(__name__)
 
@@ -39,64 +39,52 @@ Outcome = tuple[SampleOutput, SampleReport] | WeftError
 
 _FIRST_PAUSE_SECONDS = 0.1
 SWEEP_SECONDS = 5.0
-"""Longest time without a look at the ledger: the net below lost wake-ups."""
+"""Longest time without a look at the ledger, in case a wake-up is lost."""
 
 
 class SamplingWorker:
-    """Takes up every pending sample of one base model."""
+    """Worker of every pending sample of one base model."""
 
     def __init__(
         self,
-        *,
-        base: BaseModelFacts,
+        runtime: Runtime,
+        facts: BaseModelFacts,
         vocabulary: BaseVocabulary,
         runner: SampleRunner,
-        gate_cache: GateCache,
-        database: Database,
-        ledger: Ledger,
-        wakeups: Wakeups,
+        gate_cuts: GateCuts,
+        swap: Swap,
         heartbeat: PoolHeartbeat,
-        most_taken: int | None,
         telemetry: SamplingTelemetry,
     ) -> None:
-        """``most_taken`` is how many samples this process takes from those that it shares them with; None: it is alone."""
-        self._base = base
+        self._runtime = runtime
+        self._facts = facts
         self._vocabulary = vocabulary
         self._runner = runner
-        self._gate_cache = gate_cache
-        self._database = database
-        self._ledger = ledger
-        self._wakeups = wakeups
+        self._gate_cuts = gate_cuts
+        self._swap = swap
         self._heartbeat = heartbeat
-        self._most_taken = most_taken
         self._telemetry = telemetry
+        self._most_claimed = None if runtime.database.has_one_service else runtime.settings.pool_samples
+        """Most samples that this process claims at a time; None: no other process shares the samples."""
         self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(self._record)
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._has_room = asyncio.Event()
         self._position = 0
-        self._stopping = False
+        self._swept_at = float("-inf")
+        self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until ``stop``; samples in flight are then left to the next process."""
+        """Work until ``stop``, then leave the samples in flight to the next process."""
+        base_model = self._facts.name
         watching = [
             asyncio.create_task(self._heartbeat.run()),
-            asyncio.create_task(self._watch(gates_topic(self._base.name), self._apply_gates)),
-            asyncio.create_task(self._watch(versions_topic(self._base.name), self._runner.apply_versions)),
+            asyncio.create_task(self._watch(gates_topic(base_model), self._gate_cuts.apply)),
+            asyncio.create_task(self._watch(versions_topic(base_model), self._swap.leave_outdated)),
         ]
-        swept = float("-inf")
-        with self._wakeups.listen(sampling_topic(self._base.name)) as event:
+        with self._runtime.wakeups.listen(sampling_topic(base_model)) as event:
             self._has_room = event
-            while not self._stopping:
-                event.clear()
-                try:
-                    if monotonic() - swept >= SWEEP_SECONDS:
-                        await self._sweep()
-                        swept = monotonic()
-                    await self._dispatch()
-                except Exception:
-                    log.exception("sampling dispatch failed base=%s; trying again after a pause", self._base.name)
-                    swept = float("-inf")
-                await wait_for(event, SWEEP_SECONDS)
+            failed = f"sampling dispatch failed base={base_model}"
+            await repeat(self._look, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=event, failed=failed)
         self._heartbeat.stop()
         ending = [*watching, *self._in_flight.values()]
         for task in ending:
@@ -106,38 +94,39 @@ class SamplingWorker:
         await self._heartbeat.leave()
 
     def stop(self) -> None:
-        """End; nothing accepted is lost."""
-        self._stopping = True
-        self._wakeups.announce(sampling_topic(self._base.name))
+        """End ``run`` soon. Nothing accepted is lost."""
+        self._stopping.set()
 
     async def _watch(self, topic: str, apply: Callable[[], Awaitable[None]]) -> None:
-        """Cut what is in flight when gates close or newer versions are published."""
-        with self._wakeups.listen(topic) as event:
-            while True:
-                event.clear()
-                try:
-                    await apply()
-                except Exception:
-                    log.exception("%s was announced and not seen to; trying again", topic)
-                await wait_for(event, SWEEP_SECONDS)
+        """Call ``apply`` at once and after each announcement of ``topic``."""
+        with self._runtime.wakeups.listen(topic) as event:
+            failed = f"{topic} was announced and not seen to"
+            await repeat(apply, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=event, failed=failed)
 
-    async def _apply_gates(self) -> None:
-        await self._gate_cache.refresh()
-        await self._runner.apply_gates()
+    async def _look(self) -> None:
+        """Sweep if it is time to, and start the samples that wait. After a failure the next look sweeps."""
+        swept_at, self._swept_at = self._swept_at, float("-inf")
+        if monotonic() - swept_at >= SWEEP_SECONDS:
+            await self._sweep()
+            swept_at = monotonic()
+        await self._start_samples()
+        self._swept_at = swept_at
 
     async def _sweep(self) -> None:
-        """The net below lost wake-ups, and below transactions whose end was not heard of: a database that goes away in a
-        commit may have noted that samples are taken, and this process does not know them.
+        """Look at all pending samples again, and return claimed samples that this process does not work on.
+
+        Two things are repaired: lost wake-ups, and claims that were committed although the process saw the
+        transaction fail, as when the database goes away during the commit.
         """
         self._position = 0
-        if self._most_taken is not None:
+        if self._most_claimed is not None:
             process, known = self._heartbeat.identity.id, list(self._in_flight)
-            async with self._database.write() as transaction:
-                await self._ledger.return_samples(transaction, self._base.name, process=process, but=known)
+            async with self._runtime.database.write() as transaction:
+                await self._runtime.ledger.return_samples(transaction, self._facts.name, process=process, but=known)
 
-    async def _dispatch(self) -> None:
-        """Start every sample that waits, or as many as this process takes."""
-        while not self._stopping:
+    async def _start_samples(self) -> None:
+        """Start every sample that waits, or as many as this process may claim."""
+        while not self._stopping.is_set():
             operations, are_all = await self._waiting()
             for operation in operations:
                 if operation.id not in self._in_flight:
@@ -149,22 +138,25 @@ class SamplingWorker:
                 break
 
     async def _waiting(self) -> tuple[list[ReadyOperation], bool]:
-        """Some samples that are not begun, of the oldest; and whether no more are to be begun now."""
-        if self._most_taken is None:
-            async with self._database.read() as session:
-                found = await self._ledger.pending_samples(session, self._base.name, after_position=self._position)
+        """Return the oldest samples to start, claimed if need be, and whether no more are to be started now."""
+        if self._most_claimed is None:
+            async with self._runtime.database.read() as session:
+                found = await self._runtime.ledger.pending_samples(
+                    session, self._facts.name, after_position=self._position
+                )
             self._position = max((operation.position for operation in found), default=self._position)
             return found, len(found) < MAX_READY
-        room = self._most_taken - len(self._in_flight)
+        room = self._most_claimed - len(self._in_flight)
         if room <= 0:
             return [], True
-        async with self._database.write() as transaction:
+        async with self._runtime.database.write() as transaction:
             process = self._heartbeat.identity.id
-            found = await self._ledger.claim_samples(transaction, self._base.name, process=process, most=room)
+            found = await self._runtime.ledger.claim_samples(transaction, self._facts.name, process=process, most=room)
         return found, len(found) < min(room, MAX_READY)
 
     async def _serve(self, operation: ReadyOperation) -> None:
-        self._telemetry.taken_up(operation)
+        """Run one sample and record its outcome."""
+        self._telemetry.claimed(operation)
         try:
             outcome = await self._sampled(operation)
         except Exception:
@@ -177,43 +169,43 @@ class SamplingWorker:
             await _until_available(partial(self._finish, operation, _unrecorded(operation)))
         finally:
             self._in_flight.pop(operation.id, None)
-            if self._most_taken is not None:
-                # Not all that wait may have been taken, and others may have given some back.
+            if self._most_claimed is not None:
+                # Samples may wait beyond those claimed, and other processes may have returned some.
                 self._has_room.set()
 
     async def _sampled(self, operation: ReadyOperation) -> Outcome:
         if not isinstance(operation.payload, SampleRequest):
             raise TypeError(f"{operation.kind} without a sample request")
         try:
-            rules = stop_rules(operation.payload, self._base, self._vocabulary)
+            rules = stop_rules(operation.payload, self._facts, self._vocabulary)
             continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
             return await _until_available(partial(self._runner.run, operation, continuation, History()))
         except WeftError as error:
             return error
 
     async def _finish(self, operation: ReadyOperation, outcome: Outcome) -> None:
-        """Record the end; those of one moment, as when a batch of sequences ends, in one transaction."""
+        """Record the outcome; outcomes of one moment, as when a batch of sequences ends, share a transaction."""
         await self._endings.ask((operation, outcome))
         self._telemetry.finished(operation, outcome)
 
     async def _record(self, ends: Sequence[tuple[ReadyOperation, Outcome]]) -> list[None]:
-        """One transaction: the results, their reports, and that the samples are no longer in flight."""
+        """Write the results and reports, and delete the in-flight rows, in one transaction."""
         completions, reports = [], []
         for operation, outcome in ends:
             result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
             completions.append(Completion(operation, result))
             if not isinstance(outcome, WeftError):
                 reports.append((operation.tenant, operation.id, outcome[1]))
-        async with self._database.write() as transaction:
-            await self._ledger.complete(transaction, completions)
+        async with self._runtime.database.write() as transaction:
+            await self._runtime.ledger.complete(transaction, completions)
             await clear_in_flight(transaction, [operation.id for operation, _ in ends], self._heartbeat.identity.id)
             await record_reports(transaction, reports)
-            self._ledger.announce_cleared_samples(transaction, self._base.name)
+            self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
         return [None] * len(ends)
 
 
 async def _until_available(call: Callable[[], Awaitable[T]]) -> T:
-    """``call``, again as long as the database cannot be had: a sample does not fail for that."""
+    """Return what ``call`` returns, and repeat it while it raises ``Unavailable``: a sample survives an outage."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What runs beside the passes, a task a lane: operations on whole adapters, and adapters on their way into memory."""
+"""Tasks beside the passes, one a lane: operations on whole adapters, and adapters on their way into memory."""
 
 import asyncio
 import logging
@@ -10,93 +10,91 @@ from sqlalchemy.exc import SQLAlchemyError
 from contracts.errors import EngineFailure, LeaseLost, RunUnloaded, Unavailable, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
-from contracts.operations import (
-    LoadWeights,
-    OperationKind,
-    Result,
-    SaveWeights,
-    SaveWeightsForSampler,
-)
-from store.database import Database
+from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
+from ledger.runtime import Runtime
 from telemetry.context import working_on
-from telemetry.training import TrainingTelemetry
 from tenants.runs import open_runs
 from workers.training.checkpoint_operations import CheckpointOperations
-from workers.training.completions import CompletionWriter
+from workers.training.completion_writer import CompletionWriter
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates
+from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
+from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
 
-_NOT_RECORDED = (LeaseLost, Unavailable, SQLAlchemyError)
-"""What says nothing of the operation: it is done again, here or by the trainer that has the run."""
+_RETRIED = (LeaseLost, Unavailable, SQLAlchemyError)
+"""Errors that are not the operation's fault. The operation is run again, here or by the trainer that has the run's lease."""
 _BY_PASSES = PASS_KINDS | {OperationKind.OPTIM_STEP}
-Complete = Callable[[Lane, ReadyOperation, Result | WeftError], None]
 
 
 class AdapterTasks:
-    """Begins and tracks the tasks of one base model's lanes. A lane has one at a time, and no pass meanwhile."""
+    """Begins and tracks the tasks of one base model's lanes. A lane has at most one, and no pass meanwhile."""
 
     def __init__(
         self,
-        *,
-        base_model: str,
-        database: Database,
+        runtime: Runtime,
+        engine: TrainingEngine,
+        lanes: Lanes,
         residency: AdapterResidency,
-        checkpoints: CheckpointOperations,
         writer: CompletionWriter,
-        complete: Complete,
-        telemetry: TrainingTelemetry,
-        lose: Callable[[RunId], None],
+        outcomes: OperationOutcomes,
+        *,
         wake: Callable[[], None],
-        max_adapters: int | None,
     ) -> None:
-        """``complete`` ends an operation, ``lose`` forgets a run in doubt, ``wake`` has the worker look again."""
-        self._base_model = base_model
-        self._database = database
+        """``wake`` has the worker look for more work."""
+        self._engine = engine
+        self._database = runtime.database
+        self._max_adapters = runtime.settings.max_adapters
+        self._lanes = lanes
         self._residency = residency
-        self._checkpoints = checkpoints
+        self._checkpoints = CheckpointOperations(runtime, engine, residency)
         self._writer = writer
-        self._complete = complete
-        self._telemetry = telemetry
-        self._lose = lose
+        self._outcomes = outcomes
         self._wake = wake
-        self._max_adapters = max_adapters
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
         self._arriving = 0
         self._creating = asyncio.Lock()
         self._is_full = False
 
-    def begin(self, lanes: Lanes) -> None:
-        """Begin what can be: oldest operation first, as far as there is room in memory."""
-        # A lost lane's task may still run while the run has a new lane.
-        free = [lane for lane in lanes if not lane.is_busy and lane.run not in self._tasks]
+    def begin(self) -> None:
+        """Begin the tasks that may begin, oldest operation first, as far as there is room in memory."""
+        # A dropped lane's task may still run while the run has a new lane.
+        free = [lane for lane in self._lanes if not lane.is_busy and lane.run not in self._tasks]
         heads = [(lane, head) for lane in free if (head := lane.head) is not None]
         heads.sort(key=lambda one: one[1].position)
         for lane, head in heads:
             if head.kind is OperationKind.UNLOAD_MODEL:
-                self._start(lane, head, self._alone(lane, head))
-            elif creates(head) or not self._residency.holds(lane.run):
-                if not (creates(head) and self._is_full) and self._make_room(lanes, lane.run, head.position):
+                self._start(lane, head, self._run_alone(lane, head))
+            elif creates(head):
+                if not self._is_full and self._make_room(lane.run, head.position):
                     self._arriving += 1
-                    self._start(lane, head, self._arrive(lane, head))
+                    self._start(lane, head, self._create(lane, head))
+            elif not self._residency.holds(lane.run):
+                if self._make_room(lane.run, head.position):
+                    self._arriving += 1
+                    self._start(lane, head, self._bring_in(lane, head), retries=True)
             elif head.kind not in _BY_PASSES:
-                self._start(lane, head, self._alone(lane, head))
+                self._start(lane, head, self._run_alone(lane, head))
 
     async def finished(self) -> None:
-        """Wait for every task."""
+        """Wait until every task has ended."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
     def try_creations_again(self) -> None:
-        """The number of open runs may have changed."""
+        """Have the open runs counted again for creations that wait because of the limit."""
         self._is_full = False
 
-    def _start(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, None]) -> None:
+    # --- one task --------------------------------------------------------------------------------------------------
+
+    def _start(
+        self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], *, retries: bool = False
+    ) -> None:
         lane.is_busy = True
         with working_on(head):
-            # The task keeps the context that it begins in.
-            task = asyncio.create_task(work, name=f"adapter {lane.run}")
+            # A task keeps the logging context of the moment in which it is created.
+            task = asyncio.create_task(self._run(lane, head, work, retries), name=f"adapter {lane.run}")
         self._tasks[lane.run] = task
 
         def ended(_done: asyncio.Task[None]) -> None:
@@ -106,18 +104,68 @@ class AdapterTasks:
 
         task.add_done_callback(ended)
 
-    def _make_room(self, lanes: Lanes, arriving: RunId, position: int) -> bool:
-        """Whether the adapter may come in for an operation accepted at ``position``, paging out others if need be.
+    async def _run(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
+        """Await ``work``, which returns whether the operation has run, and record the outcome.
 
-        Idle adapters go first, least recently used first; then those whose next operation was accepted later. So the
-        oldest operation always gets its adapter, and nobody starves. No more go than must: while those on their way out
-        are being written, it waits. Who has just come in runs one operation before it goes: two would else take each
-        other's room all the time.
+        An unforeseen error fails the operation. With ``retries`` it drops the run instead, which is then tried again.
+        """
+        try:
+            has_run = await work
+        except _RETRIED:
+            log.exception("operation=%s kind=%s could not be run or recorded; trying again later", head.id, head.kind)
+            self._outcomes.drop(lane.run)
+        except WeftError as error:
+            await self._fail(lane, head, error)
+        except Exception:
+            log.exception("operation=%s kind=%s failed", head.id, head.kind)
+            if retries:
+                self._outcomes.drop(lane.run)
+            else:
+                await self._fail(lane, head, failure_of(head))
+        else:
+            if has_run:
+                self._finish(lane, head)
+
+    def _finish(self, lane: Lane, head: ReadyOperation) -> None:
+        self._residency.applied(head)
+        log.debug("operation done kind=%s seq_id=%d", head.kind, head.seq_id)
+        lane.finish(head)
+        if head.kind is OperationKind.UNLOAD_MODEL:
+            lane.waiting.clear()
+            lane.loaded.clear()
+            self.try_creations_again()
+        if head.kind in (OperationKind.SAVE_WEIGHTS, OperationKind.LOAD_WEIGHTS):
+            self._residency.snapshot(lane.run)
+
+    async def _fail(self, lane: Lane, head: ReadyOperation, error: WeftError) -> None:
+        if not creates(head):
+            self._outcomes.complete(lane, head, error)
+            return
+        self._residency.forget(lane.run)
+        try:
+            await self._checkpoints.fail_creation(head, error)
+        except _RETRIED:
+            log.exception("operation=%s kind=%s could not be recorded", head.id, head.kind)
+            self._outcomes.drop(lane.run)
+        else:
+            lane.finish(head)
+            lane.waiting.clear()
+            lane.loaded.clear()
+
+    # --- room in memory --------------------------------------------------------------------------------------------
+
+    def _make_room(self, arriving: RunId, position: int) -> bool:
+        """Page out adapters until there is room for the run ``arriving``. Return whether there is room now.
+
+        ``position`` is the one of the operation that needs the adapter. Idle adapters go first, least recently used first;
+        then adapters whose next operation was accepted after ``position``. So the oldest operation always gets its
+        adapter, and no tenant starves. No more adapters go than must: while those paged out are being written, the
+        arriving one waits. An adapter runs at least one operation before it can be evicted (prevents thrashing).
         """
         while not self._residency.has_room(arriving, arriving=self._arriving, once_left=True):
             idle, younger = [], []
             for run in self._residency.residents():
-                lane = lanes.get(run)
+                lane = self._lanes.get(run)
                 if lane is None or not (lane.is_busy or lane.started or lane.has_work):
                     idle.append(run)
                 elif lane.is_busy or lane.started or lane.has_just_arrived:
@@ -130,85 +178,52 @@ class AdapterTasks:
             self._residency.page_out(leaving)
         return self._residency.has_room(arriving, arriving=self._arriving)
 
-    async def _arrive(self, lane: Lane, head: ReadyOperation) -> None:
-        """Bring the adapter in, or make it."""
-        try:
-            if creates(head):
-                async with self._creating:
-                    self._is_full = self._is_full or await self._has_reached_limit()
-                    if not self._is_full:
-                        await self._alone(lane, head)
-                return
-            await self._writer.drain(lane.run)
-            if not lane.is_lost:
-                await self._residency.bring_in(head)
-                lane.has_just_arrived = True
-        except RunUnloaded as error:
-            # Accepted just before the unload was written.
-            self._complete(lane, head, error)
-        except _NOT_RECORDED:
-            log.exception("run=%s could not be brought in; trying again later", head.lane)
-            self._lose(lane.run)
-        except WeftError as error:
-            log.error("run=%s could not be restored: %s", head.lane, error.message)
-            failure = EngineFailure("this model's training state could not be restored; load a checkpoint instead")
-            self._complete(lane, head, failure)
-        except Exception:
-            log.exception("run=%s could not be brought in; trying again later", head.lane)
-            self._lose(lane.run)
-        finally:
-            self._arriving -= 1
-
     async def _has_reached_limit(self) -> bool:
-        """Whether as many runs are open as may be: a creation then waits for an unload or the end of a session."""
+        """Return whether ``max_adapters`` runs are open. A creation then waits for an unload or the end of a session."""
         if self._max_adapters is None:
             return False
         async with self._database.read() as session:
-            return await open_runs(session, self._base_model) >= self._max_adapters
+            return await open_runs(session, self._engine.base_model) >= self._max_adapters
 
-    async def _alone(self, lane: Lane, head: ReadyOperation) -> None:
-        """Run an operation on a whole adapter once everything before it is written; it writes its own completion."""
-        await self._writer.drain(lane.run)
-        if lane.is_lost:
-            return
-        self._telemetry.taken_up([head])
+    # --- kinds of work ---------------------------------------------------------------------------------------------
+
+    async def _bring_in(self, lane: Lane, head: ReadyOperation) -> bool:
+        """Bring the adapter into memory. The operation itself runs later, with the next round."""
         try:
-            await self._dispatch(head)
-        except _NOT_RECORDED:
-            log.exception("operation=%s kind=%s could not be recorded", head.id, head.kind)
-            self._lose(lane.run)
+            await self._writer.drain(lane.run)
+            if not lane.is_dropped:
+                await self._residency.bring_in(head)
+                lane.has_just_arrived = True
+        except (RunUnloaded, *_RETRIED):
+            # RunUnloaded: the operation was accepted just before the unload was written.
+            raise
         except WeftError as error:
-            await self._fail(lane, head, error)
-        except Exception:
-            log.exception("operation=%s kind=%s failed", head.id, head.kind)
-            await self._fail(lane, head, failure_of(head))
-        else:
-            self._residency.applied(head)
-            log.debug("operation done kind=%s seq_id=%d", head.kind, head.seq_id)
-            lane.finish(head)
-            if head.kind is OperationKind.UNLOAD_MODEL:
-                lane.waiting.clear()
-                lane.loaded.clear()
-                self.try_creations_again()
-            if head.kind in (OperationKind.SAVE_WEIGHTS, OperationKind.LOAD_WEIGHTS):
-                self._residency.snapshot(lane.run)
+            log.error("run=%s could not be restored: %s", head.lane, error.message)
+            raise EngineFailure(
+                "this model's training state could not be restored; load a checkpoint instead"
+            ) from error
+        finally:
+            self._arriving -= 1
+        return False
 
-    async def _fail(self, lane: Lane, head: ReadyOperation, error: WeftError) -> None:
-        if not creates(head):
-            self._complete(lane, head, error)
-            return
-        self._residency.forget(lane.run)
+    async def _create(self, lane: Lane, head: ReadyOperation) -> bool:
+        """Make the adapter, unless the limit of open runs is reached."""
         try:
-            await self._checkpoints.fail_creation(head, error)
-        except _NOT_RECORDED:
-            log.exception("operation=%s kind=%s could not be recorded", head.id, head.kind)
-            self._lose(lane.run)
-        else:
-            lane.finish(head)
-            lane.waiting.clear()
-            lane.loaded.clear()
+            async with self._creating:
+                self._is_full = self._is_full or await self._has_reached_limit()
+                return not self._is_full and await self._run_alone(lane, head)
+        finally:
+            self._arriving -= 1
 
-    async def _dispatch(self, head: ReadyOperation) -> None:
+    async def _run_alone(self, lane: Lane, head: ReadyOperation) -> bool:
+        """Run an operation on a whole adapter, once the completions before it are written.
+
+        ``CheckpointOperations`` writes the operation's own completion.
+        """
+        await self._writer.drain(lane.run)
+        if lane.is_dropped:
+            return False
+        self._engine.telemetry.claimed([head])
         match head.payload:
             case SaveWeights() as save:
                 await self._checkpoints.save(head, save)
@@ -222,10 +237,4 @@ class AdapterTasks:
                 await self._checkpoints.unload(head)
             case _:
                 raise TypeError(f"no handler for {head.kind}")
-
-
-def failure_of(operation: ReadyOperation) -> EngineFailure:
-    """What its owner is told when weft itself broke."""
-    return EngineFailure(
-        f"weft failed to run this {operation.kind}; the service's log has the cause (request {operation.id})"
-    )
+        return True

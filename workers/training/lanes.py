@@ -1,7 +1,7 @@
-"""The training work of one base model in memory: a lane a run, operations strictly by seq_id.
+"""Training operations of one base model in memory: a lane for each run, its operations strictly by seq_id.
 
-A lane is what the ledger says, plus how far memory is ahead of it: operations that have been computed and whose
-completions are not written yet. No I/O here.
+A lane holds what the ledger says of a run, and how far memory is ahead of the ledger: operations that have been computed
+and whose completions are not written yet. No I/O here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,18 +15,12 @@ from engine.training.pass_operation import PassOperation
 
 PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 LOOKAHEAD_OPERATIONS = 8
-"""Operations of one lane whose payloads are kept in memory ahead of their turn."""
+"""Operations of one lane whose payloads are kept in memory ahead of their turn, at most."""
 
 
 @dataclass(slots=True)
 class Lane:
-    """One run's operations from ``next_seq_id`` on.
-
-    ``waiting`` are known without payload, ``loaded`` with it. ``started`` are passes begun. ``is_busy`` while an operation
-    on the whole adapter, or its way into memory, is under way. ``has_just_arrived`` until an operation has run since the
-    adapter came into memory. ``unwritten`` counts completions on their way to the ledger.
-    ``is_lost`` once memory and ledger may differ: whatever is still computed for it must not be written.
-    """
+    """One run's operations from ``next_seq_id`` on."""
 
     run: RunId
     tenant: TenantId
@@ -34,47 +28,56 @@ class Lane:
     next_seq_id: int
     lease: RunLease
     waiting: dict[int, PendingOperation] = field(default_factory=dict)
+    """Operations known without payload, by seq_id."""
     loaded: dict[int, ReadyOperation] = field(default_factory=dict)
+    """Operations with payload, by seq_id."""
     started: dict[RequestId, PassOperation] = field(default_factory=dict)
+    """Forward and forward_backward operations that are in passes."""
     is_busy: bool = False
+    """An operation on the whole adapter is under way, or the adapter is on its way into memory."""
     has_just_arrived: bool = False
-    is_lost: bool = False
+    """No operation has run since the adapter came into memory."""
+    is_dropped: bool = False
+    """Memory and ledger may differ: whatever is still computed for this lane must not be written."""
     unwritten: int = 0
-    last_used: int = 0
+    """Completions on their way to the ledger."""
 
     @property
     def head(self) -> ReadyOperation | None:
-        """The operation that may run now, once its payload is there."""
+        """The operation that may run now; None while there is none, or its payload is not loaded."""
         found = self.loaded.get(self.next_seq_id)
         if found is None and self.next_seq_id not in self.waiting:
-            # Nothing else can run: the lane ends here, even with a hole before later operations.
+            # No other operation can run: the lane ends here, even with a hole before later operations.
             found = self.loaded.get(UNLOAD_SEQ_ID)
         return found
 
     @property
     def has_work(self) -> bool:
-        """Whether any operation is known."""
+        """True when any operation is known."""
         return bool(self.waiting or self.loaded)
 
     @property
     def lacks_payload(self) -> bool:
-        """Whether the next operation is known and its payload is not there."""
+        """True when the next operation is known and its payload is not loaded."""
         return self.head is None and (self.next_seq_id in self.waiting or UNLOAD_SEQ_ID in self.waiting)
 
     @property
     def has_hole(self) -> bool:
-        """Whether operations are known but not the next one: it may have been refused, and so be final already."""
+        """True when operations are known but not the next one, which may have been rejected and so be final already."""
         return self.has_work and self.next_seq_id not in self.loaded and self.next_seq_id not in self.waiting
 
     def passes(self) -> Iterator[ReadyOperation]:
-        """Forward and forward_backward operations that may run before the next operation of another kind."""
+        """Yield the forward and forward_backward operations that may run before the next operation of another kind."""
         seq_id = self.next_seq_id
         while (operation := self.loaded.get(seq_id)) is not None and operation.kind in PASS_KINDS:
             yield operation
             seq_id += 1
 
     def to_load(self, token_budget: int) -> list[PendingOperation]:
-        """What to fetch so that a pass of ``token_budget`` tokens can be filled from this lane, and what follows it."""
+        """Return the operations whose payloads a pass of ``token_budget`` tokens needs when this lane alone fills it.
+
+        At most ``LOOKAHEAD_OPERATIONS`` are looked at.
+        """
         chosen: list[PendingOperation] = []
         tokens, seq_id = 0, self.next_seq_id
         for _ in range(LOOKAHEAD_OPERATIONS):
@@ -93,7 +96,7 @@ class Lane:
         return chosen
 
     def finish(self, operation: ReadyOperation) -> None:
-        """The operation has run; the lane goes on after it."""
+        """Move the lane past the operation, which has run."""
         self.has_just_arrived = False
         self.loaded.pop(operation.seq_id, None)
         self.started.pop(operation.id, None)
@@ -101,7 +104,7 @@ class Lane:
             self.move_to(operation.seq_id + 1)
 
     def move_to(self, next_seq_id: int) -> None:
-        """Go on at ``next_seq_id`` at least, forgetting what lies before."""
+        """Go on at ``next_seq_id`` or later, and drop the operations before it."""
         self.next_seq_id = max(self.next_seq_id, next_seq_id)
         for known in (self.waiting, self.loaded):
             for seq_id in [seq_id for seq_id in known if seq_id < self.next_seq_id]:
@@ -109,22 +112,22 @@ class Lane:
 
 
 class Lanes:
-    """Every lane with work, or with completions on their way."""
+    """Lanes of one base model that have work, or completions on their way to the ledger."""
 
     def __init__(self) -> None:
         self._lanes: dict[RunId, Lane] = {}
         self.cursor = 0
-        """Operations accepted up to this position are known."""
+        """Position up to which accepted operations are known."""
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes.values()))
 
     def get(self, run: RunId) -> Lane | None:
-        """The run's lane."""
+        """Return the run's lane, None if it has none."""
         return self._lanes.get(run)
 
-    def take_in(self, pending: Iterable[PendingOperation]) -> None:
-        """Note operations that the ledger holds."""
+    def add_pending(self, pending: Iterable[PendingOperation]) -> None:
+        """Add operations that are pending in the ledger."""
         for operation in pending:
             self.cursor = max(self.cursor, operation.position)
             lane = self._lanes.get(operation.run)
@@ -135,38 +138,38 @@ class Lanes:
             if operation.seq_id >= lane.next_seq_id and operation.seq_id not in lane.loaded:
                 lane.waiting[operation.seq_id] = operation
 
-    def put_payloads(self, operations: Sequence[ReadyOperation]) -> None:
-        """Add what was fetched; what is no longer waited for is dropped."""
+    def add_payloads(self, operations: Sequence[ReadyOperation]) -> None:
+        """Add operations with their payloads. Operations that no lane waits for any more are left out."""
         for operation in operations:
             lane = self._lanes.get(RunId(operation.lane))
             if lane is not None and lane.waiting.pop(operation.seq_id, None) is not None:
                 lane.loaded[operation.seq_id] = replace(operation, lease=lane.lease)
 
     def skip(self, next_seq_ids: Mapping[str, int]) -> None:
-        """Move lanes past operations that were final before they could run."""
+        """Move lanes past operations that became final without being run."""
         for run, next_seq_id in next_seq_ids.items():
             if (lane := self._lanes.get(RunId(run))) is not None:
                 lane.move_to(next_seq_id)
 
-    def lose(self, run: RunId) -> Lane | None:
-        """Forget a lane whose memory may differ from the ledger; it comes back with the next full look."""
+    def drop(self, run: RunId) -> Lane | None:
+        """Drop a lane whose memory may differ from the ledger, and return it. The next full look makes a new lane."""
         lane = self._lanes.pop(run, None)
         if lane is not None:
-            lane.is_lost = True
-            for begun in lane.started.values():
-                # What passes still bring must not reach the adapter, which may be back by then.
-                begun.end(EngineFailure("the run is rebuilt from the ledger"))
+            lane.is_dropped = True
+            for operation in lane.started.values():
+                # Passes under way must not reach the adapter, which may be back by the time they end.
+                operation.end(EngineFailure("the run is rebuilt from the ledger"))
         return lane
 
     def drop_idle(self) -> None:
-        """Forget lanes that have nothing left."""
+        """Drop lanes with no work and no completions on their way."""
         for lane in self:
             if not (lane.has_work or lane.is_busy or lane.unwritten or lane.started):
                 del self._lanes[lane.run]
 
 
 def creates(operation: ReadyOperation) -> bool:
-    """Whether the operation makes its run."""
+    """Return whether the operation makes its run."""
     if operation.kind is OperationKind.CREATE_MODEL:
         return True
     return isinstance(operation.payload, LoadWeights) and operation.payload.creates

@@ -1,13 +1,13 @@
-"""From the pass operations that may run now to the next fused pass: deficit round robin by tokens between tenants.
+"""Choice of the sequences in the next fused pass: deficit round robin by tokens between tenants.
 
-The circle of tenants keeps its order. In its turn a tenant takes sequences, oldest operation first, while its deficit
-covers them; when it does not cover the next one, the turn ends and the quantum of the next turn is added (Shreedhar and
-Varghese, 1996). A sequence that is covered but does not fit into what is left of the pass ends the pass, and the next
-one starts with it. A tenant without work drops out when its turn comes; one that joins enters at the front, so light
-work does not wait behind a flood. Nobody gains by going and coming back: its place stays taken until the circle
-reaches it.
+The tenants with work stand in a circle that keeps its order. In its turn a tenant takes sequences, oldest operation
+first, while its deficit covers them. When the deficit does not cover the next sequence, the turn ends and the quantum of
+the tenant's next turn is added (Shreedhar and Varghese, 1996). A sequence that is covered but does not fit into the rest
+of the pass ends the pass, and the next pass starts with it. A tenant without work leaves the circle when its turn comes.
+A tenant that joins enters at the front, so light work does not wait behind a flood. No tenant gains by leaving and coming
+back: its old place stays taken until the circle reaches it.
 
-Passes are planned one after another, though several may be under way at once; for each the budget is its own.
+Passes are planned one after another, though several may be under way at once. Each has a token budget of its own.
 
 Bounds, for a pass of B tokens, sequences of at most L tokens, and a tenant of share s with the quantum Q = s * B / 16;
 n other tenants have work meanwhile, with the shares S together:
@@ -32,16 +32,16 @@ from types import MappingProxyType
 from contracts.ids import RequestId, RunId, TenantId
 
 QUANTA_PER_PASS = 16
-"""A tenant of share 1 may take this part of a pass's tokens in one turn: small enough that a pass serves many tenants,
-large enough that a turn is a handful of sequences."""
+"""Turns of a tenant of share 1 that fill a pass: many enough that a pass serves many tenants, few enough that a turn is a
+handful of sequences."""
 
 LENGTH_RATIO = 2
-"""How far the lengths in one part of a pass may differ."""
+"""Longest to shortest length in one part of a pass, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedPass:
-    """A ``forward`` or ``forward_backward`` operation that may run now, or what is left of one.
+    """A ``forward`` or ``forward_backward`` operation that may run now, or the part of one that is still to compute.
 
     ``lengths`` are the tokens of each sequence still to compute, in order: never empty, each at least 1.
     """
@@ -54,7 +54,7 @@ class QueuedPass:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next ``sequences`` sequences of an operation go into the pass."""
+    """The next ``sequences`` sequences of an operation, which go into the pass."""
 
     id: RequestId
     sequences: int
@@ -66,10 +66,10 @@ def _nothing() -> Mapping[TenantId, float]:
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """What the scheduler remembers between passes, immutable. ``Fairness()`` is the beginning.
+    """State of the scheduler between passes, immutable. ``Fairness()`` is the beginning.
 
-    ``deficits`` are the tokens each tenant may take in its next turn, or in what is left of the one under way.
-    ``turn`` is the circle, from whose turn it is.
+    ``deficits`` are the tokens each tenant may take in its next turn, or in the rest of the turn under way.
+    ``turn`` is the circle, beginning with the tenant whose turn it is.
     """
 
     deficits: Mapping[TenantId, float] = field(default_factory=_nothing)
@@ -88,10 +88,10 @@ class PassPlan:
 def plan_pass(
     queue: Sequence[QueuedPass], fairness: Fairness, *, shares: Mapping[TenantId, float], token_budget: int
 ) -> PassPlan:
-    """Choose the sequences of the next pass: never none while there is work.
+    """Choose the sequences of the next pass: at least one while there is work.
 
-    ``queue`` is in order of acceptance, except that each run's operations are in order of ``seq_id``. ``shares`` weigh
-    the tenants; one that is missing has 1.0. The pass holds at most ``token_budget`` tokens, or one longer sequence
+    ``queue`` is in order of acceptance, except that each run's operations are in order of ``seq_id``. ``shares`` are the
+    tenants' weights; a tenant that is missing has 1.0. The pass holds at most ``token_budget`` tokens, or one longer sequence
     alone. Raises ``ValueError`` for a share that is not above 0, a budget below 1 and an operation without sequences.
     """
     _check(queue, shares, token_budget)
@@ -111,10 +111,10 @@ def plan_pass(
 
 
 def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> list[list[Piece]]:
-    """The pieces of a pass in parts to be computed one after another, short sequences first.
+    """Split a pass into parts that are computed one after another, short sequences first.
 
-    Long and short sequences are not computed together anyway, so nobody with short ones need wait for the long ones. A
-    part holds sequences whose lengths differ by at most ``LENGTH_RATIO``; pieces of one run stay together, in order.
+    Long and short sequences are not computed together anyway, so short ones need not wait for long ones. A part holds
+    sequences whose lengths differ by at most the factor ``LENGTH_RATIO``. Pieces of one run stay together, in order.
     """
     operations = {operation.id: operation for operation in queue}
     longest: dict[RunId, int] = {}
@@ -135,7 +135,7 @@ def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> lis
 
 @dataclass(slots=True)
 class _Account:
-    """A tenant's standing while a pass is planned, and its sequences: operation and length."""
+    """A tenant's deficit while a pass is planned, and its sequences: operation and length."""
 
     tenant: TenantId
     quantum: float
@@ -143,11 +143,11 @@ class _Account:
     sequences: deque[tuple[RequestId, int]] = field(default_factory=deque)
 
     def end_turns(self, turns: int) -> None:
-        """Add the quanta of the next turns; what is left of a deficit is lost with the last sequence."""
+        """Add the quanta of the next turns. A tenant without sequences keeps one quantum: the rest of its deficit is lost."""
         self.deficit = self.deficit + turns * self.quantum if self.sequences else self.quantum
 
     def turns_missing(self) -> int:
-        """How many more turns cover the next sequence."""
+        """Return the number of turns until the deficit covers the next sequence."""
         return math.ceil((self.sequences[0][1] - self.deficit) / self.quantum)
 
 
@@ -165,7 +165,7 @@ def _check(queue: Sequence[QueuedPass], shares: Mapping[TenantId, float], token_
 def _circle(
     queue: Iterable[QueuedPass], fairness: Fairness, shares: Mapping[TenantId, float], token_budget: int
 ) -> deque[_Account]:
-    """An account for each tenant, in the order of their turns: first those that join now."""
+    """Return an account for each tenant in the order of turns; tenants that join now come first."""
     joining = dict.fromkeys(operation.tenant for operation in queue)
     for tenant in fairness.turn:
         joining.pop(tenant, None)
@@ -179,7 +179,7 @@ def _circle(
 
 
 def _go_round(circle: deque[_Account], taken: dict[RequestId, int], token_budget: int) -> int:
-    """Turn the circle until a covered sequence does not fit or nothing is left; returns the tokens taken."""
+    """Turn the circle until a covered sequence does not fit or no sequence is left. Return the tokens taken."""
     tokens = fruitless = 0
     left = sum(len(account.sequences) for account in circle)
     while left:
@@ -207,7 +207,7 @@ def _go_round(circle: deque[_Account], taken: dict[RequestId, int], token_budget
 
 
 def _pass_over_fruitless_rounds(circle: Iterable[_Account]) -> None:
-    """Nobody's deficit covers anything: go on where the first one's does, however small the quanta are."""
+    """Skip the rounds in which no deficit covers a sequence, at once, however small the quanta are."""
     working = [account for account in circle if account.sequences]
     rounds = min(account.turns_missing() for account in working)
     for account in working:

@@ -1,4 +1,4 @@
-"""Adapter versions in memory: each loaded once however many ask; the least recently used leave first."""
+"""Adapter weights in memory for the in-process replica: each version read once, the least recently used evicted first."""
 
 import threading
 from collections import OrderedDict
@@ -16,28 +16,28 @@ from engine.sampling.replica import AdapterVersion
 class _Entry:
     version: AdapterVersion
     weights: Future[LoraWeights] = field(default_factory=Future)
-    leases: int = 0
+    pins: int = 0
 
 
 class Pin:
-    """A hold on a version. ``weights`` resolves when it is loaded; the version stays resident until ``release``."""
+    """A claim that keeps a version resident until ``release``. ``weights`` resolves once the version is loaded."""
 
-    def __init__(self, entry: _Entry, release: Callable[[_Entry], None]) -> None:
+    def __init__(self, entry: _Entry, unpin: Callable[[_Entry], None]) -> None:
         self._entry: _Entry | None = entry
-        self._release = release
+        self._unpin = unpin
         self.weights = entry.weights
 
     def release(self) -> None:
-        """Let go; once is enough, more is harmless."""
+        """Allow the version's eviction again. Safe to repeat."""
         entry, self._entry = self._entry, None
         if entry is not None:
-            self._release(entry)
+            self._unpin(entry)
 
 
 class AdapterStore:
-    """At most ``capacity`` versions are resident or loading; a version that finds them all held waits its turn.
+    """At most ``capacity`` adapter versions, resident or loading. A version that finds all of them pinned is queued.
 
-    Callable from any thread.
+    Callable from any thread. ``read`` runs on the store's own loader thread.
     """
 
     def __init__(self, read: Callable[[AdapterVersion], LoraWeights], capacity: int) -> None:
@@ -49,8 +49,8 @@ class AdapterStore:
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weft-adapter-loader")
         self._closed = False
 
-    def lease(self, version: AdapterVersion) -> Pin:
-        """Hold ``version``, loading it if need be. Raises ``EngineFailure`` after ``close``."""
+    def pin(self, version: AdapterVersion) -> Pin:
+        """Pin ``version``, loading it if it is not resident. Raises ``EngineFailure`` after ``close``."""
         with self._lock:
             if self._closed:
                 raise EngineFailure("the sampler is closed")
@@ -61,24 +61,24 @@ class AdapterStore:
                 entry.weights.set_running_or_notify_cancel()
             elif version in self._resident:
                 self._resident.move_to_end(version)
-            entry.leases += 1
+            entry.pins += 1
             self._start_loads()
-        return Pin(entry, self._let_go)
+        return Pin(entry, self._unpin)
 
     def forget(self, name: str) -> None:
-        """Drop the loaded versions called ``name``; whoever holds one keeps the tensors until done."""
+        """Drop the loaded versions called ``name``. A request that pinned one keeps its tensors until it ends."""
         with self._lock:
             for version in [v for v, entry in self._resident.items() if v.name == name and entry.weights.done()]:
                 del self._resident[version]
             self._start_loads()
 
     def names(self) -> tuple[str, ...]:
-        """Names of the loaded versions, least recently used first."""
+        """Return the names of the loaded versions, least recently used first."""
         with self._lock:
             return tuple(v.name for v, entry in self._resident.items() if entry.weights.done())
 
     def close(self) -> None:
-        """Wait for the load in progress, fail the others and free everything."""
+        """Wait for the load in progress, fail the queued ones with ``EngineFailure`` and free all weights."""
         with self._lock:
             self._closed = True
             abandoned = list(self._queued.values())
@@ -89,16 +89,16 @@ class AdapterStore:
         with self._lock:
             self._resident.clear()
 
-    def _let_go(self, entry: _Entry) -> None:
+    def _unpin(self, entry: _Entry) -> None:
         with self._lock:
-            entry.leases -= 1
+            entry.pins -= 1
             self._start_loads()
 
     def _start_loads(self) -> None:
-        """Move queued versions to the loader as far as evicting what nobody holds makes room. Needs the lock."""
+        """Hand queued versions to the loader, evicting loaded versions without a pin for them. Needs the lock."""
         while self._queued and not self._closed:
             if len(self._resident) >= self._capacity:
-                idle = next((v for v, e in self._resident.items() if e.leases == 0 and e.weights.done()), None)
+                idle = next((v for v, e in self._resident.items() if e.pins == 0 and e.weights.done()), None)
                 if idle is None:
                     return
                 del self._resident[idle]
@@ -109,7 +109,7 @@ class AdapterStore:
     def _load(self, entry: _Entry) -> None:
         try:
             weights = self._read(entry.version)
-        except Exception as error:  # noqa: BLE001 - the loader's edge: only those who wait for this version fail
+        except Exception as error:  # noqa: BLE001 - the loader task's edge: only requests for this version fail
             with self._lock:
                 if self._resident.get(entry.version) is entry:
                     del self._resident[entry.version]
@@ -118,5 +118,5 @@ class AdapterStore:
         else:
             entry.weights.set_result(weights)
             with self._lock:
-                # Whoever asked may have left while it loaded, so this may be what makes room.
+                # Every pin may have been released during the load, so this version may be the one to evict now.
                 self._start_loads()

@@ -1,7 +1,9 @@
-"""Decides, turn by turn, what runs: prompts come in between decode steps, finished sequences leave at once."""
+"""Scheduler of the in-process replica: chunks of prompts run between decode steps, ended sequences leave at once."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.in_process.batch import DecodeBatch, Join
@@ -9,9 +11,11 @@ from engine.sampling.in_process.forward_pass import ForwardPass
 from engine.sampling.in_process.prefill import MAX_CELLS, Prefill, Prefilled
 from engine.sampling.in_process.sequences import Job
 
+T = TypeVar("T")
+
 
 class FairQueue:
-    """Jobs that have not begun. Those of the adapter with the fewest running sequences go first, else oldest first."""
+    """Jobs that have not begun. The adapter with the fewest running sequences goes first; within an adapter, the oldest job."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, str], deque[Job]] = {}
@@ -21,29 +25,32 @@ class FairQueue:
 
     def add(self, job: Job) -> None:
         """Queue ``job``."""
-        self._jobs.setdefault(job.order, deque()).append(job)
+        self._jobs.setdefault(job.adapter_key, deque()).append(job)
 
     def peek(self, running: Counter[tuple[str, str]]) -> Job | None:
-        """The job to begin next, given the running sequences of each adapter. Jobs that have ended are forgotten."""
-        for order in list(self._jobs):
-            waiting = self._jobs[order]
+        """Return the job to begin next, given each adapter's number of running sequences; None when the queue is empty.
+
+        Drops ended jobs from the queue.
+        """
+        for key in list(self._jobs):
+            waiting = self._jobs[key]
             while waiting and not waiting[0].live:
                 waiting.popleft()
             if not waiting:
-                del self._jobs[order]
-        return self._jobs[min(self._jobs, key=lambda order: running[order])][0] if self._jobs else None
+                del self._jobs[key]
+        return self._jobs[min(self._jobs, key=lambda key: running[key])][0] if self._jobs else None
 
     def remove(self, job: Job) -> None:
-        """Take out ``job``, which ``peek`` gave."""
-        waiting = self._jobs.pop(job.order)
+        """Remove ``job``, which ``peek`` has just returned."""
+        waiting = self._jobs.pop(job.adapter_key)
         waiting.popleft()
         if waiting:
             # Back at the end, so that adapters with equally many sequences take turns.
-            self._jobs[job.order] = waiting
+            self._jobs[job.adapter_key] = waiting
 
 
 class ContinuousBatcher:
-    """One model's work. Used by one thread; failures end the jobs they concern and are never raised."""
+    """All sampling work on one model. Not thread-safe. A failure ends the jobs it concerns and is never raised."""
 
     def __init__(self, forward: ForwardPass, max_sequences: int, cache_bytes: int) -> None:
         self._forward = forward
@@ -57,30 +64,33 @@ class ContinuousBatcher:
 
     @property
     def busy(self) -> bool:
-        """Whether ``turn`` has anything to do."""
-        return bool(self._batch.rows or self._prefilled or self._prefill or self._alone or self._waiting)
+        """True while ``turn`` has work."""
+        return bool(self._batch.sequences or self._prefilled or self._prefill or self._alone or self._waiting)
 
     @property
     def running(self) -> int:
-        """Sequences that decode now."""
+        """Number of sequences that decode now."""
         return self._batch.running
 
     def submit(self, job: Job) -> None:
-        """Take over ``job``, whose adapter is loaded."""
+        """Queue ``job``, whose adapter is loaded."""
         self._waiting.add(job)
 
     def turn(self) -> None:
-        """At most one chunk of prompts and one decode step."""
+        """Run at most one chunk of prompts and one decode step."""
         self._advance_prompts()
         joins = self._begin_samples()
-        involved = {row.job for row in self._batch.rows} | {row.job for join in joins for row in join.rows}
-        try:
-            self._batch.reform(joins)
-            if self._batch.rows:
-                self._batch.step()
-        except Exception as error:  # noqa: BLE001 - the step's edge: these sequences are lost, the loop goes on
-            self._batch.clear()
-            _fail_all(list(involved), error, "decoding")
+        jobs = {one.job for one in self._batch.sequences} | {one.job for join in joins for one in join.sequences}
+        _contain(partial(self._decode, joins), partial(self._decoding_failed, list(jobs)))
+
+    def _decode(self, joins: Sequence[Join]) -> None:
+        self._batch.reform(joins)
+        if self._batch.sequences:
+            self._batch.step()
+
+    def _decoding_failed(self, jobs: Sequence[Job], error: Exception) -> None:
+        self._batch.clear()
+        _fail_all("decoding", jobs, error)
 
     def _advance_prompts(self) -> None:
         if self._prefill is None and not self._prefilled:
@@ -89,19 +99,18 @@ class ContinuousBatcher:
         if prefill is None or not any(job.live for job in prefill.jobs):
             self._prefill = None
             return
-        try:
-            prompts = prefill.advance()
-        except Exception as error:  # noqa: BLE001 - the pass's edge
-            self._prefill = None
-            if len(prefill.jobs) == 1:
-                _fail_all(prefill.jobs, error, "reading the prompt")
-            else:
-                # One of them may be to blame for all: each gets a pass of its own.
-                self._alone.extend(prefill.jobs)
-            return
+        prompts = _contain(prefill.advance, partial(self._prefill_failed, prefill.jobs))
         if prompts is not None:
             self._prefill = None
             self._prefilled.extend(prompts)
+
+    def _prefill_failed(self, jobs: Sequence[Job], error: Exception) -> None:
+        self._prefill = None
+        if len(jobs) == 1:
+            _fail_all("reading the prompt", jobs, error)
+        else:
+            # One job may be the cause. Each gets a prefill of its own, so that only that one fails.
+            self._alone.extend(jobs)
 
     def _next_prefill(self) -> Prefill | None:
         while self._alone:
@@ -112,7 +121,7 @@ class ContinuousBatcher:
             return None
         chosen: list[Job] = []
         longest, room = 0, self._max_sequences - self._batch.running
-        running = Counter(row.job.order for row in self._batch.rows if row.runs)
+        running = Counter(one.job.adapter_key for one in self._batch.sequences if one.runs)
         while room > 0 and (job := self._waiting.peek(running)) is not None:
             longest = max(longest, job.prompt_length)
             if chosen and (
@@ -121,12 +130,12 @@ class ContinuousBatcher:
                 break
             self._waiting.remove(job)
             chosen.append(job)
-            running[job.order] += job.unbegun
+            running[job.adapter_key] += job.unbegun
             room -= job.unbegun
         return Prefill(chosen, self._forward) if chosen else None
 
     def _begin_samples(self) -> list[Join]:
-        """Start as many samples of the prefilled prompts, in order, as there is room for."""
+        """Start as many sequences of the prefilled prompts, in order, as there is room for."""
         joins: list[Join] = []
         count, longest = self._batch.running, self._batch.final_length
         while self._prefilled:
@@ -141,23 +150,29 @@ class ContinuousBatcher:
                 for waiting in self._prefilled:
                     waiting.detach()
                 break
-            try:
-                join = prompt.begin(min(room, job.unbegun))
-            except Exception as error:  # noqa: BLE001 - the edge of one job's first tokens
-                _fail_all([job], error, "sampling")
-                continue
-            joins.append(join)
-            count += sum(row.runs for row in join.rows)
+            join = _contain(partial(prompt.begin, min(room, job.unbegun)), partial(_fail_all, "sampling", [job]))
+            if join is not None:
+                joins.append(join)
+                count += sum(sequence.runs for sequence in join.sequences)
         return joins
 
     def _room(self, prompt: Prefilled, count: int, longest: int) -> int:
-        """Sequences that may still start beside ``count`` others if none is longer than ``longest`` tokens."""
+        """Return how many sequences may start beside ``count`` others if none grows beyond ``longest`` tokens."""
         tokens = self._cache_bytes // max(1, prompt.bytes_per_token)
         room = min(self._max_sequences, tokens // longest) - count
         return max(room, 1) if count == 0 else room
 
 
-def _fail_all(jobs: Sequence[Job], error: Exception, action: str) -> None:
+def _contain(work: Callable[[], T], failed: Callable[[Exception], None]) -> T | None:
+    """Return the result of ``work``; hand any error that it raises to ``failed`` and return None."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - the edge of one step: only its jobs fail, the loop goes on
+        failed(error)
+        return None
+
+
+def _fail_all(action: str, jobs: Sequence[Job], error: Exception) -> None:
     failure = as_weft_error(error, action)
     for job in jobs:
         job.fail(failure)

@@ -1,4 +1,4 @@
-"""One forward of a causal model over cached rows, the same for every architecture."""
+"""One forward pass of a causal model over a batch with a KV cache and adapters, the same for every architecture."""
 
 import inspect
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ _CACHEABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_a
 
 
 ActiveAdapters = Sequence[AdapterSegment] | RowAdapters
-"""By segment for many tokens a row (prompts), by row for one (decoding)."""
+"""Adapters of a batch: by segment of rows for prompts (many tokens a row), by row for decoding (one token a row)."""
 
 
 class ForwardPass:
-    """Calls the base's model with what its ``forward`` accepts.
+    """The base's model, called with the arguments that its ``forward`` accepts.
 
-    Raises ``InvalidRequest`` for a model with recurrent layers: their state is not one of keys and values.
+    Raises ``InvalidRequest`` for a model with recurrent layers, whose state is not keys and values.
     """
 
     def __init__(self, base: BaseModel) -> None:
@@ -40,18 +40,18 @@ class ForwardPass:
         self._hooks = StackHooks(base.model, list(base.projections))
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hooks from the model."""
         self._hooks.remove()
 
     @property
     def device(self) -> torch.device:
-        """Where inputs must lie."""
+        """Device that the inputs must be on."""
         device: torch.device = self._base.device
         return device
 
     @property
     def vocabulary_size(self) -> int:
-        """V, in tokens."""
+        """V, the number of logits of a position."""
         return self._base.facts.vocabulary_size
 
     def __call__(
@@ -63,10 +63,10 @@ class ForwardPass:
         adapters: ActiveAdapters,
         keep: int,
     ) -> Tensor:
-        """Logits (rows, keep, V), in the model's dtype, of the last ``keep`` columns; ``cache`` grows in place.
+        """Return the logits (rows, keep, V) of the last ``keep`` columns, in the model's dtype; ``cache`` grows in place.
 
-        ``token_ids`` and ``positions`` int64 (rows, new columns); ``mask`` (rows, all columns) bool, or None when no
-        row has padding.
+        ``token_ids`` and ``positions``: int64 (rows, new columns). ``mask``: bool (rows, all columns), None when no row
+        has padding.
         """
         options: dict[str, Tensor | int] = {}
         if self._takes_positions:
@@ -82,14 +82,14 @@ class ForwardPass:
 
 
 class DecodeAdapters:
-    """Chooses how a decoding batch applies its adapters, and keeps a stack for as long as it serves."""
+    """Choice between stacked adapters and segments for a decoding batch. A stack is reused while it covers the batch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stack = AdapterStack(())
 
     def on(self, rows: Sequence[LoraWeights | None]) -> ActiveAdapters:
-        """For rows with these adapters, None being the bare base."""
+        """Return the adapters to activate for a batch whose row i uses ``rows[i]``; None is the bare base."""
         distinct = list(dict.fromkeys(adapter for adapter in rows if adapter is not None))
         if len(distinct) <= 1 or sum(adapter.settings.rank for adapter in distinct) > MAX_STACKED_RANK:
             return adapter_segments(rows)
@@ -103,7 +103,7 @@ class DecodeAdapters:
 
 
 def adapter_segments(adapters: Sequence[LoraWeights | None]) -> list[AdapterSegment]:
-    """One segment a run of equal neighbours; rows of None stay uncovered."""
+    """Return one segment for each run of rows with the same adapter; rows of None are in no segment."""
     segments: list[AdapterSegment] = []
     start = 0
     for end in range(1, len(adapters) + 1):

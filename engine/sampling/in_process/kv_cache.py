@@ -1,7 +1,7 @@
-"""Keys and values of a batch whose rows come and go.
+"""KV cache of a batch that sequences join and leave: each sequence is a row, each token position a column.
 
 Rows are right-aligned: a row shorter than the batch has padding on its left, which the attention mask hides. Every
-layer keeps all columns, sliding-window ones too (their masks do the windowing), so any rows can be put together.
+layer keeps all columns, even a sliding-window layer, whose mask does the windowing. So any rows can share a batch.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _MIN_SLACK = 64
 
 
 class SlackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
-    """A layer that writes new columns into spare capacity instead of copying the whole cache a token."""
+    """One layer's keys and values with spare capacity, so that a new column needs no copy of the whole cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class SlackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
         self._columns = 0
 
     def adopt(self, keys: Tensor, values: Tensor, columns: int) -> None:
-        """Take over buffers (rows, heads, capacity, width) of which the first ``columns`` are filled."""
+        """Use ``keys`` and ``values`` (rows, heads, capacity, width), whose first ``columns`` columns are filled, as buffers."""
         self.dtype, self.device = keys.dtype, keys.device
         self._buffers, self._columns = (keys, values), columns
         self.keys, self.values = keys[:, :, :columns], values[:, :, :columns]
@@ -32,14 +32,14 @@ class SlackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
 
     @property
     def states(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values (rows, heads, columns, width); None in a layer that never ran or that borrows another's."""
+        """Keys and values (rows, heads, columns, width); None in a layer that never ran or uses another layer's."""
         if self._buffers is None:
             return None
         keys, values = self._buffers
         return keys[:, :, : self._columns], values[:, :, : self._columns]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append columns; returns views of all keys and values so far."""
+        """Append columns and return views of all keys and values so far."""
         used = self._columns
         columns = used + key_states.shape[-2]
         old_keys, old_values = self._buffers or (None, None)
@@ -52,7 +52,7 @@ class SlackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
 
 
 class KvCache(Cache):  # type: ignore[misc]
-    """Cache of any model whose layers attend to keys and values; made lazily on the first forward."""
+    """Cache of any model with attention layers only. Its layers are made by the first forward pass."""
 
     def __init__(self, layers: list[SlackLayer] | None = None) -> None:
         super().__init__(layer_class_to_replicate=SlackLayer)
@@ -65,23 +65,23 @@ class KvCache(Cache):  # type: ignore[misc]
 
     @property
     def columns(self) -> int:
-        """Filled columns, padding included."""
+        """Number of filled columns, padding included."""
         return next((keys.shape[2] for keys, _ in filter(None, self.states)), 0)
 
     @property
     def rows(self) -> int:
-        """Rows held."""
+        """Number of rows."""
         return next((keys.shape[0] for keys, _ in filter(None, self.states)), 0)
 
     def bytes_per_token(self) -> int:
-        """Memory of one column of one row over all layers."""
+        """Return the memory, in bytes, of one column of one row over all layers."""
         states = [state for pair in filter(None, self.states) for state in pair]
         return sum(state.shape[1] * state.shape[3] * state.element_size() for state in states)
 
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
-    """Rows ``source`` of ``cache`` (repeats allowed) to become rows ``destination`` of a new cache."""
+    """Rows ``source`` of ``cache`` (repeats allowed) and their rows ``destination`` in a new cache."""
 
     cache: KvCache
     source: Sequence[int]
@@ -89,9 +89,9 @@ class CachePart:
 
 
 def assemble(parts: Sequence[CachePart], columns: int) -> KvCache:
-    """A new cache of the parts' rows with ``columns`` columns, right-aligned.
+    """Return a new cache of the parts' rows with ``columns`` columns, right-aligned.
 
-    Columns of a part beyond that are cut on its left: the caller knows that they are padding in every row it takes.
+    A part with more columns loses its leftmost ones. The caller guarantees that those are padding in every row taken.
     """
     rows = sum(len(part.source) for part in parts)
     layers = []

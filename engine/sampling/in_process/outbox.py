@@ -1,4 +1,7 @@
-"""Hand-over from the replica's thread to the event loop: what a turn made for all requests goes over in one call."""
+"""Hands events from the in-process replica's worker thread to the event loop, all of a turn in one call.
+
+A call into the loop for each token would cost more than the token's own bookkeeping.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from engine.sampling.replica import GenerateEvent
 
 
 class Outbox:
-    """Gathers on the worker's thread; ``flush`` hands over to the streams and waiters of ``loop``."""
+    """Events gathered on the worker's thread until ``flush`` hands them to the streams and waiters of ``loop``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -19,25 +22,25 @@ class Outbox:
         self._answers: list[tuple[asyncio.Future[bool], bool]] = []
 
     def add(self, stream: EventStream, event: GenerateEvent) -> None:
-        """The next event of ``stream``."""
+        """Add the next event of ``stream``."""
         self._events.setdefault(stream, []).append(event)
 
     def end(self, stream: EventStream, error: WeftError | None) -> None:
-        """``stream`` ends after its events so far."""
+        """End ``stream`` after its events so far, with ``error`` if there is one."""
         self._ends.append((stream, error))
 
     def answer(self, waiter: asyncio.Future[bool], result: bool) -> None:
-        """Resolve ``waiter`` after all events so far."""
+        """Resolve ``waiter`` with ``result`` after all events so far."""
         self._answers.append((waiter, result))
 
     def flush(self) -> None:
-        """Hand over what has gathered."""
+        """Hand over everything gathered so far."""
         if not (self._events or self._ends or self._answers):
             return
         events, self._events = self._events, {}
         ends, self._ends = self._ends, []
         answers, self._answers = self._answers, []
-        # A loop that was closed without closing the replica: nobody is left to listen.
+        # The loop may have been closed before the replica; then no stream has a reader.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_deliver, events, ends, answers)
 

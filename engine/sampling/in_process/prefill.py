@@ -1,4 +1,7 @@
-"""Taking prompts in: several together, a bounded number of tokens a forward, so that no long one stalls the rest."""
+"""Prefill of prompts in chunks: several prompts at once, a bounded number of tokens in a forward pass.
+
+The bound keeps a long prompt from stalling the sequences that decode between its chunks.
+"""
 
 from collections.abc import Sequence
 
@@ -7,20 +10,20 @@ import torch
 from torch import Tensor
 
 from contracts.errors import EngineFailure
-from engine.sampling.in_process.batch import Join, extend_rows, left_padding
+from engine.sampling.in_process.batch import Join, extend, left_padding
 from engine.sampling.in_process.forward_pass import ForwardPass, adapter_segments
 from engine.sampling.in_process.kv_cache import CachePart, KvCache, assemble
 from engine.sampling.in_process.sequences import Job
 from engine.sampling.in_process.token_choice import ChoiceRules
 
 MAX_CELLS = 2048
-"""Tokens (padding included) of one forward."""
+"""Most tokens, padding included, in one forward pass."""
 MAX_SCORED_LOGITS = 1 << 24
-"""Logits of one forward that scores its prompts: 64 MiB in fp32."""
+"""Most logits of one forward pass that scores its prompts: 64 MiB in fp32."""
 
 
 class Prefilled:
-    """A prompt that is in the cache, and the logits of its first new token; samples begin from it."""
+    """A prompt in the KV cache with the logits of its first new token, float32 (V,). Its sequences begin here."""
 
     def __init__(self, job: Job, cache: KvCache, row: int, logits: Tensor) -> None:
         self.job = job
@@ -30,18 +33,18 @@ class Prefilled:
 
     @property
     def bytes_per_token(self) -> int:
-        """Cache memory of one token."""
+        """Cache memory of one token, in bytes."""
         return self._cache.bytes_per_token()
 
     def begin(self, count: int) -> Join:
-        """Start ``count`` samples: choose their first tokens from float32 (V,) logits."""
-        rows = self.job.begin(count)
-        rules = ChoiceRules(tuple(row.params for row in rows), self._logits.device)
-        extend_rows(rows, rules, self._logits.expand(count, -1))
-        return Join(rows, self._cache, [self._row] * count)
+        """Start ``count`` sequences and choose their first tokens."""
+        sequences = self.job.begin(count)
+        rules = ChoiceRules(tuple(sequence.params for sequence in sequences), self._logits.device)
+        extend(sequences, rules, self._logits.expand(count, -1))
+        return Join(sequences, self._cache, [self._row] * count)
 
     def detach(self) -> None:
-        """Keep this prompt's part of the cache alone: one that waits must not keep its companions' in memory."""
+        """Copy this prompt's part of the cache, so that a prompt that waits does not keep its companions' parts in memory."""
         if self._cache.rows > 1:
             part = CachePart(self._cache, [self._row], [0])
             self._cache, self._row = assemble([part], self.job.prompt_length), 0
@@ -49,10 +52,10 @@ class Prefilled:
 
 
 class Prefill:
-    """Prompts of ``jobs`` in one right-aligned block, advanced one chunk of columns at a time."""
+    """Prompts of ``jobs`` in one right-aligned block, prefilled one chunk of columns at a time."""
 
     def __init__(self, jobs: Sequence[Job], forward: ForwardPass) -> None:
-        self.jobs = sorted(jobs, key=lambda job: job.order)
+        self.jobs = sorted(jobs, key=lambda job: job.adapter_key)
         self._forward = forward
         lengths = [job.prompt_length for job in self.jobs]
         self._columns = max(lengths)
@@ -71,9 +74,9 @@ class Prefill:
         self._first_scored = min(scored, default=self._columns)
 
     def advance(self) -> list[Prefilled] | None:
-        """Run one chunk; the prompts when it was the last one, else None.
+        """Run one chunk. Return the prefilled prompts after the last chunk, else None.
 
-        A job whose logits are not finite fails by itself; any other exception concerns all of the jobs.
+        A job whose scored logits are not finite fails alone. Any other exception is raised and concerns all jobs.
         """
         rows, start = len(self.jobs), self._done
         end = min(self._columns, start + max(1, MAX_CELLS // rows))

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens, gathered chunk by chunk while the prompt is prefilled."""
+"""Logprobs and likeliest tokens at the positions of a prompt, gathered chunk by chunk during its prefill."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ NOT_FINITE = "the model gave logits that are not finite; no logprobs can be repo
 
 
 class PromptScores:
-    """What a request wants to know of its prompt (P tokens): logprobs, the top k, from position ``start`` on."""
+    """Scores of a prompt of P tokens from position ``start`` on: logprobs, the k likeliest tokens, or both."""
 
     def __init__(self, prompt: NDArray[np.int64], scoring: PromptScoring) -> None:
         length = len(prompt)
@@ -23,9 +23,9 @@ class PromptScores:
         self._topk = empty_topk(length, scoring.topk) if scoring.topk > 0 else None
 
     def add(self, logits: Tensor, first: int) -> None:
-        """Score with ``logits`` (n, V), which predict the prompt's positions ``first`` to ``first + n - 1``.
+        """Score positions ``first`` to ``first + n - 1`` of the prompt with ``logits`` (n, V), which predict them.
 
-        Positions outside ``start`` to P - 1 are ignored. Raises ``EngineFailure`` when logits are not finite.
+        Positions outside ``start`` to P - 1 are ignored. Raises ``EngineFailure`` when a logprob is not finite.
         """
         begin, end = max(first, self.start), min(first + len(logits), len(self._prompt))
         if begin >= end:
@@ -46,10 +46,10 @@ class PromptScores:
 
     @property
     def logprobs(self) -> NDArray[np.float32] | None:
-        """Float32 (P,), NaN at 0 and before ``start``; None when not asked."""
+        """Float32 (P,), NaN at 0 and before ``start``; None if the request asks for none."""
         return self._logprobs
 
     @property
     def topk(self) -> TopkLogprobs | None:
-        """(P, k), unscored rows empty; None when not asked."""
+        """Likeliest tokens (P, k), empty at unscored positions; None if the request asks for none."""
         return self._topk

@@ -1,8 +1,8 @@
-"""A sampling replica in this process: one worker thread that decodes all in one continuous batch.
+"""The sampling replica in weft's own process: a worker thread that decodes all requests in one continuous batch.
 
-The event loop's thread owns the requests outstanding; the worker's thread owns everything that is made of them. The
-loop asks for something by an order, which the worker carries out before its next turn; the worker answers through the
-outbox.
+Two threads share the work. The event loop's thread owns the table of outstanding requests. The worker's thread owns the
+jobs, the batch and the caches. The loop reaches the worker by calls that the worker makes before its next turn; the
+worker reaches the loop through the outbox.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from engine.sampling.request_checks import check_request
 
 DEFAULT_CACHE_BYTES = 4 << 30
 ONE_CORE_PARAMETERS = 100_000_000
-"""Below so many parameters a CPU decodes on one core: a step's products end at barriers that cost more than the other cores
-give (``bench.sampling``), and the trainer has a use for those."""
+"""Number of parameters below which a CPU decodes on one core. In so small a model the barriers of a step cost more than the
+other cores gain (``bench.sampling``), and the trainer can use those cores."""
 
 
 class TorchReplica:
-    """``SamplerReplica`` over a loaded base, for one event loop: that of ``start``.
+    """``SamplerReplica`` over a base model in memory. Usable on one event loop: the loop of ``start``.
 
-    At most ``max_sequences`` sequences decode at once, whose keys and values stay under ``cache_bytes`` (a single
-    sequence may exceed it); at most ``max_adapters`` adapter versions are resident. Raises ``InvalidRequest`` for a
-    model that is not one of attention layers.
+    At most ``max_sequences`` sequences decode at once, and their keys and values stay under ``cache_bytes`` (a single
+    sequence may exceed it). At most ``max_adapters`` adapter versions are resident. Raises ``InvalidRequest`` for a
+    model with layers other than attention.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class TorchReplica:
         self._outbox: Outbox | None = None
         self._jobs: dict[str, Job] = {}
         self._cuts: set[asyncio.Future[bool]] = set()
-        # Of the worker's thread: the jobs that the batcher has.
-        self._taken: set[Job] = set()
-        self._orders: deque[Callable[[], None]] = deque()
+        # The worker's thread owns it: the jobs that the batcher has.
+        self._submitted: set[Job] = set()
+        self._calls: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closing = False
@@ -73,15 +73,15 @@ class TorchReplica:
         return self._name
 
     async def start(self) -> None:
-        """Start the worker thread."""
+        """See ``SamplerReplica.start``."""
         self._outbox = Outbox(asyncio.get_running_loop())
         self._worker = threading.Thread(target=self._work, args=(self._outbox,), name="weft-sampler", daemon=True)
         self._worker.start()
-        # A worker that still computes while the interpreter is torn down would crash the process.
+        # A worker that still computes at the interpreter's exit would crash the process.
         atexit.register(self._stop)
 
     async def close(self) -> None:
-        """Wait for the worker to end the turn in hand, then fail what is outstanding."""
+        """See ``SamplerReplica.close``. Waits for the worker to end its current turn."""
         atexit.unregister(self._stop)
         await asyncio.to_thread(self._stop)
         failure = EngineFailure("the sampler was closed before the request was done")
@@ -104,10 +104,10 @@ class TorchReplica:
                 yield events
         finally:
             del self._jobs[request.request_id]
-            self._order(job.drop)
+            self._call_worker(job.drop)
 
     async def cut(self, request_id: str, index: int | None = None) -> bool:
-        """See ``SamplerReplica.cut``; no turn that begins after it computes anything for what was cut."""
+        """See ``SamplerReplica.cut``. No turn that begins after it computes tokens of a cut sequence."""
         job = self._jobs.get(request_id)
         if job is None:
             return False
@@ -118,31 +118,31 @@ class TorchReplica:
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._cuts.add(waiter)
         try:
-            self._order(partial(job.cut, index, waiter))
+            self._call_worker(partial(job.cut, index, waiter))
             return await waiter
         finally:
             self._cuts.discard(waiter)
 
     async def load(self, version: AdapterVersion) -> None:
         """See ``SamplerReplica.load``."""
-        lease = self._adapters.lease(version)
+        pin = self._adapters.pin(version)
         try:
-            await asyncio.wrap_future(lease.weights)
+            await asyncio.wrap_future(pin.weights)
         finally:
-            lease.release()
+            pin.release()
 
     async def unload(self, name: str) -> None:
         """See ``SamplerReplica.unload``."""
         self._adapters.forget(name)
 
     async def sleep(self) -> None:
-        """See ``SamplerReplica.sleep``. Raises ``InvalidRequest``: its memory is the trainer's base model."""
+        """Raise ``InvalidRequest``: the replica's memory is the trainer's base model."""
         raise InvalidRequest(
             "the sampler in weft's own process has no memory of its own to give back; drain it instead"
         )
 
     async def wake_up(self) -> None:
-        """See ``SamplerReplica.wake_up``."""
+        """See ``SamplerReplica.wake_up``. This replica never sleeps."""
 
     async def health(self) -> ReplicaHealth:
         """See ``SamplerReplica.health``."""
@@ -163,15 +163,15 @@ class TorchReplica:
 
     def _submit(self, job: Job) -> None:
         if job.request.adapter is None:
-            self._order(partial(self._take, job))
+            self._call_worker(partial(self._add, job))
             return
-        job.lease = self._adapters.lease(job.request.adapter)
-        job.lease.weights.add_done_callback(lambda weights: self._order(partial(self._take_adapted, job, weights)))
+        job.pin = self._adapters.pin(job.request.adapter)
+        job.pin.weights.add_done_callback(lambda weights: self._call_worker(partial(self._add_adapted, job, weights)))
 
-    def _order(self, order: Callable[[], None]) -> None:
-        """Have the worker carry out ``order``; callable from any thread."""
+    def _call_worker(self, call: Callable[[], None]) -> None:
+        """Have the worker's thread make ``call`` before its next turn. Callable from any thread."""
         with self._changed:
-            self._orders.append(order)
+            self._calls.append(call)
             self._changed.notify_all()
 
     def _read(self, version: AdapterVersion) -> LoraWeights:
@@ -190,7 +190,7 @@ class TorchReplica:
     def _new_batcher(self) -> ContinuousBatcher:
         return ContinuousBatcher(self._forward, *self._limits)
 
-    # From here on: the worker's thread.
+    # The methods below run on the worker's thread.
 
     def _work(self, outbox: Outbox) -> None:
         cores = torch.get_num_threads()
@@ -198,15 +198,15 @@ class TorchReplica:
         with torch.inference_mode():
             while self._has_work():
                 try:
-                    while self._orders:
-                        self._orders.popleft()()
-                    # Now, not after the turn: whoever waits for a cut must not wait for the others' step.
+                    while self._calls:
+                        self._calls.popleft()()
+                    # Before the turn: the answer to a cut must not wait for the other sequences' step.
                     outbox.flush()
-                    # MKL has one number for the whole process, which whoever computed last has set.
+                    # MKL has one thread count for the whole process, and the trainer sets it too.
                     torch.set_num_threads(threads)
                     self._batcher.turn()
                     torch.set_num_threads(cores)
-                except Exception as error:  # noqa: BLE001 - the thread's edge: it must outlive any turn
+                except Exception as error:  # noqa: BLE001 - the thread's edge: the worker must outlive any turn
                     self._start_over(as_weft_error(error, "sampling"))
                 outbox.flush()
 
@@ -215,30 +215,30 @@ class TorchReplica:
         return bool(self._base.device.type == "cpu" and parameters < ONE_CORE_PARAMETERS)
 
     def _has_work(self) -> bool:
-        """Wait until there is something to do; False when closing."""
+        """Wait until there is a call or work for the batcher. False when the replica closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._orders or self._batcher.busy)
+            self._changed.wait_for(lambda: self._closing or self._calls or self._batcher.busy)
             return not self._closing
 
-    def _take(self, job: Job) -> None:
+    def _add(self, job: Job) -> None:
         if job.live:
-            self._taken.add(job)
+            self._submitted.add(job)
             self._batcher.submit(job)
 
-    def _take_adapted(self, job: Job, weights: Future[LoraWeights]) -> None:
+    def _add_adapted(self, job: Job, weights: Future[LoraWeights]) -> None:
         error = weights.exception()
         if error is not None:
             job.fail(as_weft_error(error, "loading an adapter"))
             return
         job.adapter = weights.result()
-        self._take(job)
+        self._add(job)
 
     def _ended(self, job: Job) -> None:
-        self._taken.discard(job)
-        if job.lease is not None:
-            job.lease.release()
+        self._submitted.discard(job)
+        if job.pin is not None:
+            job.pin.release()
 
     def _start_over(self, failure: WeftError) -> None:
         self._batcher = self._new_batcher()
-        for job in list(self._taken):
+        for job in list(self._submitted):
             job.fail(failure)

@@ -1,4 +1,4 @@
-"""A request being worked on, and the sequences (rows) it is sampled as."""
+"""A generate request inside the in-process replica, and each sequence of it while it decodes."""
 
 import asyncio
 import math
@@ -22,18 +22,18 @@ from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken,
 class Job:
     """One ``GenerateRequest`` until its last sequence has ended.
 
-    Only the worker's thread changes it; its events leave through ``outbox`` to ``stream``. ``on_end`` is called once,
-    on the worker's thread.
+    Only the worker's thread changes a job. Its events go through ``outbox`` to ``stream``. ``on_end`` is called once, on
+    the worker's thread.
     """
 
     def __init__(self, request: GenerateRequest, outbox: Outbox, on_end: Callable[["Job"], None]) -> None:
         self.request = request
         self.stream = EventStream()
-        self.lease: Pin | None = None
+        self.pin: Pin | None = None
         self.adapter: LoraWeights | None = None
         self.scores = PromptScores(request.prompt, request.scoring) if request.scoring else None
         self.begun = False
-        """Whether any sequence was ever started."""
+        """True once any sequence was started."""
         self._outbox = outbox
         self._on_end = on_end
         self._open = set(range(len(request.seeds)))
@@ -46,36 +46,36 @@ class Job:
 
     @property
     def final_length(self) -> int:
-        """Most tokens a sequence can come to, prompt included."""
+        """Largest possible length of a sequence, in tokens, prompt included."""
         return self.prompt_length + self.request.max_tokens
 
     @property
     def live(self) -> bool:
-        """False once every sequence has ended: whatever still runs for it can be dropped."""
+        """True until every sequence has ended; then all work for the job can be dropped."""
         return bool(self._open)
 
     @property
-    def order(self) -> tuple[str, str]:
-        """Sort key that puts rows of one adapter version side by side."""
+    def adapter_key(self) -> tuple[str, str]:
+        """Sort and group key of the adapter version: its name and folder, empty for the bare base."""
         adapter = self.request.adapter
         return ("", "") if adapter is None else (adapter.name, str(adapter.directory))
 
     @property
     def unbegun(self) -> int:
-        """Sequences yet to be started."""
+        """Number of sequences yet to be started."""
         return len(self._unbegun)
 
-    def begin(self, count: int) -> list["Row"]:
-        """The next ``count`` sequences as new rows."""
+    def begin(self, count: int) -> list["RunningSequence"]:
+        """Start the next ``count`` sequences."""
         self.begun = True
-        return [Row(self, self._unbegun.popleft()) for _ in range(count)]
+        return [RunningSequence(self, self._unbegun.popleft()) for _ in range(count)]
 
     def is_open(self, index: int) -> bool:
-        """Whether sequence ``index`` has not ended."""
+        """Tell whether sequence ``index`` has not ended."""
         return index in self._open
 
     def report_scores(self) -> None:
-        """Send the prompt's scores, if they were asked for; once, when the whole prompt is in."""
+        """Send the prompt's scores, if the request asks for them. Call once, after the whole prompt is prefilled."""
         if self.scores is not None:
             self._outbox.add(self.stream, PromptScored(self.scores.logprobs, self.scores.topk))
 
@@ -84,16 +84,16 @@ class Job:
         self._outbox.add(self.stream, token)
 
     def end(self, index: int, reason: EndReason) -> None:
-        """Sequence ``index`` has ended; the last one ends the job."""
+        """End sequence ``index``; the last one ends the job."""
         self._open.remove(index)
         self._outbox.add(self.stream, Ended(index, reason))
         if not self._open:
             self._close(None)
 
     def cut(self, index: int | None, waiter: asyncio.Future[bool]) -> None:
-        """End sequence ``index``, or all of them, where they are; what has already ended stays as it is.
+        """End sequence ``index``, or every sequence, with the tokens made so far. Ended sequences do not change.
 
-        ``waiter`` then learns whether the request was still outstanding.
+        Resolves ``waiter`` after the sequences' events: True if the job was live.
         """
         was_live = self.live
         for chosen in sorted(self._open) if index is None else self._open & {index}:
@@ -103,12 +103,12 @@ class Job:
         self._outbox.answer(waiter, was_live)
 
     def fail(self, error: WeftError) -> None:
-        """End with ``error``, unless it has ended already."""
+        """End the job with ``error``, unless it has ended already."""
         if self.live:
             self._close(error)
 
     def drop(self) -> None:
-        """End without a word: nobody reads the stream any more."""
+        """End the job without an error, because its stream has no reader any more."""
         if self.live:
             self._close(None)
 
@@ -120,8 +120,8 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
-    """One sequence while it decodes. ``made`` counts its tokens, ``newest`` is the last of them."""
+class RunningSequence:
+    """One sequence of a job while it decodes. ``made`` counts its tokens; ``newest`` is the last one."""
 
     job: Job
     index: int
@@ -134,26 +134,29 @@ class Row:
 
     @property
     def params(self) -> GenerateRequest:
-        """The rules of choice."""
+        """Parameters by which its tokens are chosen."""
         return self.job.request
 
     @property
     def topk(self) -> int:
-        """How many likeliest tokens to report per position."""
+        """Number of likeliest tokens to report at each position."""
         return self.job.request.topk
 
     @property
     def cached(self) -> int:
-        """Tokens in the cache: all but the newest, which the next forward takes in."""
+        """Number of tokens in the KV cache: all but the newest, which the next forward pass adds."""
         return self.job.prompt_length + self.made - 1
 
     @property
     def runs(self) -> bool:
-        """Whether it needs another forward."""
+        """True while the sequence needs another forward pass."""
         return self.job.is_open(self.index)
 
-    def accept(self, token: int, logprob: float, topk: tuple[NDArray[np.int32], NDArray[np.float32]] | None) -> None:
-        """Take the next token: its logprob, NaN or infinite when the logits were bad, and the top ids and logprobs."""
+    def append(self, token: int, logprob: float, topk: tuple[NDArray[np.int32], NDArray[np.float32]] | None) -> None:
+        """Append the next token and report it; end the sequence at a stop token or at its length.
+
+        ``topk`` holds ids int32 (k,) and logprobs float32 (k,). A ``logprob`` that is not finite fails the job.
+        """
         if not math.isfinite(logprob):
             self.job.fail(EngineFailure(NOT_FINITE))
             return

@@ -1,8 +1,8 @@
-"""The low-rank part of many adapters at once, for decode steps: rows have one token each and every row its own adapter.
+"""Many LoRA adapters in one pair of matrix products, for decode steps: one token a row, and an adapter for each row.
 
-The A matrices of all adapters stand side by side, and so do the B matrices (scaled by alpha / rank): one product with
-each serves the whole batch, however many adapters share it. Between the two a row's activations in the blocks of other
-adapters are set to zero, so that the result is its own ``B A x * alpha / rank`` alone (Hu et al. 2021).
+The A matrices of all adapters are concatenated, and so are the B matrices (scaled by alpha / rank). One product with
+each serves the whole batch, however many adapters share it. Between the two products a row's activations in the blocks
+of other adapters are set to zero, so the result is the row's own ``B A x * alpha / rank`` (Hu et al. 2021).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from engine.model.lora import LoraWeights
 
 MAX_STACKED_RANK = 4096
-"""Beyond it the products with other adapters' blocks cost more than a pass per adapter."""
+"""Largest sum of ranks to stack. Beyond it the products with other adapters' blocks cost more than a pass per adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """``a`` (R, in) and ``b`` (out, R), R the sum of the ranks; ``owner_of_column`` (R) identifies the adapters."""
+    """Stacked matrices of one projection, ``a`` (R, in) and ``b`` (out, R). ``owner_of_column`` (R) holds adapters' ids."""
 
     a: Tensor
     b: Tensor
@@ -31,13 +31,13 @@ class _Stack:
 
 @dataclass(frozen=True, slots=True)
 class RowAdapters:
-    """A stack and the blocks that each row of a batch must not see: bool (rows, 1, R), by projection name."""
+    """Stacks of a batch, and the columns that are not of a row's own adapter: bool (rows, 1, R), by projection name."""
 
     stacks: Mapping[str, _Stack]
     foreign: Mapping[str, Tensor]
 
     def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor | None:
-        """``output`` (rows, 1, out) plus the low-rank part of ``inputs`` (rows, 1, in); None when there is none."""
+        """Return ``output`` (rows, 1, out) plus the low-rank part of ``inputs`` (rows, 1, in); None without a stack."""
         stack = self.stacks.get(name)
         if stack is None:
             return None
@@ -48,7 +48,7 @@ class RowAdapters:
 
 
 class AdapterStack:
-    """Adapters stacked once and used for as long as every row's adapter is among them. Their tensors must be finite."""
+    """Adapters stacked once for all batches that they cover. Their tensors must be finite."""
 
     def __init__(self, adapters: Sequence[LoraWeights]) -> None:
         self._held = frozenset(map(id, adapters))
@@ -59,11 +59,11 @@ class AdapterStack:
         return len(self._adapters)
 
     def covers(self, adapters: Sequence[LoraWeights | None]) -> bool:
-        """Whether all ``adapters`` are in the stack."""
+        """Tell whether all ``adapters`` are in the stack; None, the bare base, always is."""
         return all(adapter is None or id(adapter) in self._held for adapter in adapters)
 
     def on(self, rows: Sequence[LoraWeights | None], device: torch.device) -> RowAdapters:
-        """For a batch whose row i uses ``rows[i]``; None is the bare base."""
+        """Return the adapters of a batch whose row i uses ``rows[i]``; None is the bare base."""
         made: dict[tuple[int, ...], Tensor] = {}  # by the owner of each column; most projections agree
         foreign = {}
         for name, stack in self._stacks.items():
@@ -82,7 +82,7 @@ class AdapterStack:
 
 
 class StackHooks:
-    """Puts ``RowAdapters`` to work on a model's projections, in the calling thread only."""
+    """Forward hooks that add ``RowAdapters`` to a model's projections, in the calling thread only."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         self._active: ContextVar[RowAdapters | None] = ContextVar("row adapters", default=None)
@@ -90,7 +90,7 @@ class StackHooks:
 
     @contextmanager
     def active(self, adapters: RowAdapters) -> Iterator[None]:
-        """While active, forwards add the low-rank parts."""
+        """Add the low-rank parts of ``adapters`` to every forward pass inside the context."""
         token = self._active.set(adapters)
         try:
             yield
@@ -98,7 +98,7 @@ class StackHooks:
             self._active.reset(token)
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 

@@ -1,4 +1,7 @@
-"""Drawing the next token of many rows at once, each by its own rules and from its own random stream."""
+"""Draws the next token of many sequences at once, each by its own temperature, top-k, top-p and random stream.
+
+Sequence i is row i of the tensors.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from torch import Tensor
 
 
 class ChoiceParams(Protocol):
-    """How a token is drawn; ``temperature`` 0 is greedy, ``top_k`` -1 and ``top_p`` 1 are off."""
+    """Sampling parameters of one sequence: ``temperature`` 0 is greedy, ``top_k`` -1 and ``top_p`` 1 are off."""
 
     @property
     def temperature(self) -> float: ...
@@ -24,9 +27,9 @@ class ChoiceParams(Protocol):
 
 
 def uniform_stream(seed: int | None) -> np.random.Generator:
-    """Random numbers of one sequence: the counter-based stream of ``seed``, or a fresh one without a seed.
+    """Return the random numbers of one sequence: the counter-based stream of ``seed``, or a fresh one without a seed.
 
-    A row draws exactly one uniform a token, so what else shares the batch cannot shift its stream.
+    A sequence draws exactly one uniform a token, so the rest of the batch cannot shift its stream.
     """
     if seed is None:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence()))
@@ -34,20 +37,20 @@ def uniform_stream(seed: int | None) -> np.random.Generator:
 
 
 def is_greedy(params: ChoiceParams) -> bool:
-    """Whether the most likely token is always taken (no randomness is used)."""
+    """Tell whether the likeliest token is always chosen, without randomness."""
     return params.temperature == 0 or params.top_k == 1
 
 
 @dataclass(frozen=True)
 class ChoiceRules:
-    """The sampling parameters of a fixed list of rows, laid out for batched use."""
+    """Sampling parameters of a fixed list of B sequences, laid out as tensors."""
 
     params: tuple[ChoiceParams, ...]
     device: torch.device
 
     @cached_property
     def greedy(self) -> Tensor:
-        """Bool (B,)."""
+        """Bool (B,): the greedy rows."""
         return torch.tensor([is_greedy(params) for params in self.params], device=self.device)
 
     @cached_property
@@ -60,13 +63,13 @@ class ChoiceRules:
 
     @cached_property
     def temperature(self) -> Tensor:
-        """Float32 (B, 1); 1 in greedy rows, whose draw is thrown away."""
+        """Float32 (B, 1); 1 in greedy rows, whose draw is discarded."""
         values = [1.0 if is_greedy(params) else params.temperature for params in self.params]
         return torch.tensor(values, device=self.device, dtype=torch.float32)[:, None]
 
     @cached_property
     def top_k(self) -> tuple[Tensor, Tensor] | None:
-        """Rows with top-k, int64 (R,), and their k, int64 (R, 1); None when there are none."""
+        """Row numbers with top-k, int64 (R,), and their k, int64 (R, 1); None when no row has it."""
         found = [(row, p.top_k) for row, p in enumerate(self.params) if p.top_k > 1 and not is_greedy(p)]
         if not found:
             return None
@@ -75,7 +78,7 @@ class ChoiceRules:
 
     @cached_property
     def top_p(self) -> tuple[Tensor, Tensor] | None:
-        """Rows with top-p, int64 (R,), and their p, float64 (R, 1); None when there are none."""
+        """Row numbers with top-p, int64 (R,), and their p, float64 (R, 1); None when no row has it."""
         found = [(row, p.top_p) for row, p in enumerate(self.params) if p.top_p < 1 and not is_greedy(p)]
         if not found:
             return None
@@ -86,10 +89,10 @@ class ChoiceRules:
 
 
 def choose_tokens(logits: Tensor, rules: ChoiceRules, uniforms: Sequence[float]) -> Tensor:
-    """Next tokens, int64 (B,), of ``logits`` float32 (B, V), with one uniform of [0, 1) a row.
+    """Return the next tokens, int64 (B,), drawn from ``logits`` float32 (B, V) with one uniform of [0, 1) a row.
 
-    Temperature comes first, then top-k (ties with the k-th logit stay in), then the smallest set of the most likely
-    tokens whose probability reaches top-p. Rows with NaN give an arbitrary token: check the row's log-normaliser.
+    Applied in this order: temperature; top-k (ties with the k-th logit stay in); top-p, the smallest set of the likeliest
+    tokens whose probability reaches p. A row with NaN gives an arbitrary token: check the row's log-normaliser.
     """
     if rules.all_greedy:
         return logits.argmax(-1)
@@ -120,7 +123,7 @@ def _keep_top_p(scaled: Tensor, rows: Tensor, top_p: Tensor) -> None:
 
 
 def _inverse_cdf(scaled: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds the uniform's share: never one of weight zero."""
+    """Return each row's first token whose cumulative weight exceeds the uniform times the total: never one of weight zero."""
     cumulative = scaled.double().exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))

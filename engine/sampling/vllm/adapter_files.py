@@ -1,4 +1,4 @@
-"""PEFT adapter folders without torch: what vLLM would not check itself, and the adapter that changes nothing."""
+"""Reads and writes PEFT adapter folders without torch: checks that vLLM does not make, and an adapter of zeros."""
 
 import json
 import os
@@ -25,9 +25,9 @@ _ATTENTION_OUTPUT = re.compile(
 
 
 def check_adapter(version: AdapterVersion, *, max_rank: int, head_adapters: bool) -> None:
-    """Raises ``InvalidRequest`` for a folder that is no adapter or too much for the replica, or has weights not finite.
+    """Raise ``InvalidRequest`` for a folder that is no adapter, exceeds the replica's limits or has weights not finite.
 
-    vLLM loads weights that are not finite without a word, and their NaN spread over its cache to other requests.
+    vLLM loads weights that are not finite without an error, and their NaN spreads through its cache to other requests.
     """
     try:
         config = json.loads((version.directory / _CONFIG).read_text())
@@ -56,9 +56,10 @@ def _is_finite(version: AdapterVersion, tensor: Mapping[str, Any]) -> bool:
 
 
 def write_zero_adapter(directory: Path, base: Path) -> None:
-    """Write to ``directory`` an adapter of rank 1 on one attention layer of the model in ``base``, whose B is zero.
+    """Write an adapter that changes nothing to ``directory``: rank 1, B zero, on one attention layer of the model ``base``.
 
-    The same bytes for the same base, whole at any moment. Raises ``InvalidRequest`` when no layer is known to fit.
+    Writes the same bytes for the same base, and replaces each file at once. Raises ``InvalidRequest`` when the base has
+    no attention layer of a known name.
     """
     module, (out_features, in_features) = _attention_output(base)
     weights = save(
@@ -84,7 +85,7 @@ def write_zero_adapter(directory: Path, base: Path) -> None:
 
 
 def _attention_output(base: Path) -> tuple[str, tuple[int, int]]:
-    """Module name and weight shape (out, in) of the first layer that joins attention heads."""
+    """Return the module name and weight shape (out, in) of the first output projection of an attention layer."""
     for file in sorted(base.glob("*.safetensors")):
         with safetensors.safe_open(file, framework="numpy") as tensors:
             for key in sorted(tensors.keys()):

@@ -1,4 +1,4 @@
-"""Adapter versions on a vLLM server: each loaded once however many ask, the least recently used leave first."""
+"""Adapter versions on a vLLM server: each loaded once for all its requests, the least recently used evicted first."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.background_tasks import Background
+from engine.sampling.background_tasks import BackgroundTasks
 from engine.sampling.replica import AdapterVersion
 from engine.sampling.vllm.adapter_files import check_adapter
 from engine.sampling.vllm.http import Answer, VllmHttp
@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """``loading`` is the latest load. One that is ``pinned`` neither counts nor leaves."""
+    """A version and its latest load. A ``permanent`` one takes no place and is never evicted."""
 
     version: AdapterVersion
-    pinned: bool = False
+    permanent: bool = False
     loading: asyncio.Task[None] | None = None
     has_place: bool = False
     is_forgotten: bool = False
-    holders: int = 0
+    pins: int = 0
     prolonging: "set[asyncio.Task[Any]]" = field(default_factory=set)
 
     @property
@@ -38,61 +38,61 @@ class _Entry:
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
 
-class Hold:
-    """A version that stays on the server until let go; ``name`` is its model name there."""
+class Pin:
+    """A claim that keeps a version on the server. ``name`` is the version's model name there."""
 
     def __init__(self, entry: _Entry) -> None:
         self.entry = entry
-        self.seen = entry.loading
+        self.load = entry.loading
         self.name = entry.version.name
 
 
 class VllmAdapters:
-    """At most ``max_resident`` versions are listed; one that finds them all held waits its turn.
+    """At most ``max_resident`` versions on one server. A version that finds all places pinned waits its turn.
 
-    A name stands for one directory, for vLLM keeps its prefix cache by both; nothing is ever loaded in place.
+    A name stands for one folder, because vLLM keys its prefix cache by both. No version replaces another in place.
     """
 
-    def __init__(self, http: VllmHttp, settings: VllmSettings, background: Background) -> None:
+    def __init__(self, http: VllmHttp, settings: VllmSettings, background: BackgroundTasks) -> None:
         self._http = http
         self._settings = settings
         self._background = background
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._unloading: dict[str, asyncio.Task[None]] = {}
         self._admission = asyncio.Lock()
-        self._let_go = asyncio.Event()
+        self._released = asyncio.Event()
 
     def names(self) -> tuple[str, ...]:
-        """Names of the loaded versions, least recently used first."""
+        """Return the names of the loaded versions, least recently used first."""
         listed = (entry for entry in self._entries.values() if entry.is_loaded and not entry.is_forgotten)
-        return tuple(entry.version.name for entry in listed if not entry.pinned)
+        return tuple(entry.version.name for entry in listed if not entry.permanent)
 
     @asynccontextmanager
-    async def hold(self, version: AdapterVersion, *, pinned: bool = False) -> AsyncIterator[Hold]:
-        """Keep ``version`` on the server meanwhile, loading it if need be; ``pinned``, also after that.
+    async def pin(self, version: AdapterVersion, *, permanent: bool = False) -> AsyncIterator[Pin]:
+        """Keep ``version`` on the server inside the context, loading it if it is not there; ``permanent``: for good.
 
         Raises ``InvalidRequest`` for an adapter that the server cannot serve, ``EngineFailure`` when it does not load.
         """
         entry = self._entries.get(version.name)
         if entry is None:
-            entry = self._entries[version.name] = _Entry(version, pinned)
+            entry = self._entries[version.name] = _Entry(version, permanent)
         elif entry.version.directory != version.directory:
             raise InvalidRequest(f"adapter {version.name} is loaded from another folder; a version needs its own name")
         self._entries.move_to_end(version.name)
         entry.is_forgotten = False
-        entry.holders += 1
+        entry.pins += 1
         try:
             if entry.loading is None:
                 entry.loading = self._background.start(self._load(entry, again=False))
             await asyncio.shield(entry.loading)
-            yield Hold(entry)
+            yield Pin(entry)
         finally:
             self._release(entry)
 
-    def prolong(self, hold: Hold, task: "asyncio.Task[Any]") -> None:
-        """Hold it until ``task``, which nobody waits for, is done, too."""
-        entry = hold.entry
-        entry.holders += 1
+    def prolong(self, pin: Pin, task: "asyncio.Task[Any]") -> None:
+        """Keep the version of ``pin`` on the server until ``task`` is done, too."""
+        entry = pin.entry
+        entry.pins += 1
         entry.prolonging.add(task)
 
         def end(_: "asyncio.Task[Any]") -> None:
@@ -101,77 +101,80 @@ class VllmAdapters:
 
         task.add_done_callback(end)
 
-    async def load_again(self, hold: Hold) -> None:
-        """Load what the server has lost since ``hold`` began, once however many find out. Raises as ``hold`` does."""
-        entry = hold.entry
-        if entry.loading is hold.seen:
+    async def load_again(self, pin: Pin) -> None:
+        """Load a version that the server has lost since ``pin`` last saw it loaded. Raises as ``pin`` does.
+
+        All requests that find the loss share one load.
+        """
+        entry = pin.entry
+        if entry.loading is pin.load:
             entry.loading = self._background.start(self._load(entry, again=True))
-        hold.seen = entry.loading
+        pin.load = entry.loading
         if entry.loading is not None:
             await asyncio.shield(entry.loading)
 
     async def unload(self, name: str) -> None:
-        """Forget ``name``; who holds it goes on, and the server after them. Returns once what was left is over."""
+        """Forget ``name``, and unload it once no request uses it. Returns after the aborts and the unload under way."""
         entry = self._entries.get(name)
-        if entry is not None and not entry.pinned:
+        if entry is not None and not entry.permanent:
             entry.is_forgotten = True
-            self._leave_if_forgotten(entry)
+            self._evict_if_forgotten(entry)
             if entry.prolonging:
                 await asyncio.wait(entry.prolonging)
-        leaving = self._leaving.get(name)
-        if leaving is not None:
-            await asyncio.shield(leaving)
+        unloading = self._unloading.get(name)
+        if unloading is not None:
+            await asyncio.shield(unloading)
 
     async def _load(self, entry: _Entry, *, again: bool) -> None:
         is_done = False
         try:
             version, settings = entry.version, self._settings
-            # First, so that what cannot be served makes no other version leave.
+            # First, so that an adapter that cannot be served evicts no other version.
             await asyncio.to_thread(
                 check_adapter, version, max_rank=settings.max_lora_rank, head_adapters=settings.head_adapters
             )
-            if not (again or entry.pinned):
+            if not (again or entry.permanent):
                 await self._find_place(entry)
             await self._post_load(version)
             is_done = True
         finally:
             if not is_done and self._entries.get(entry.version.name) is entry:
                 del self._entries[entry.version.name]
-            self._let_go.set()
-            # Later, when this task counts as done: only then can the entry leave.
-            asyncio.get_running_loop().call_soon(self._leave_if_forgotten, entry)
+            self._released.set()
+            # In the next turn of the loop: an entry can be evicted only once this task is done.
+            asyncio.get_running_loop().call_soon(self._evict_if_forgotten, entry)
 
     async def _find_place(self, entry: _Entry) -> None:
-        """Wait for one of the places, making the least recently used idle version leave."""
-        # The lock is first come, first served: so are the places.
+        """Wait for a place, evicting the least recently used version without a pin."""
+        # The lock is first come, first served, and so are the places.
         async with self._admission:
             while sum(other.has_place for other in self._entries.values()) >= self._settings.max_resident:
                 idle = next((other for other in self._entries.values() if other.has_place and _is_idle(other)), None)
                 if idle is None:
-                    self._let_go.clear()
-                    await self._let_go.wait()
+                    self._released.clear()
+                    await self._released.wait()
                 else:
-                    self._leave(idle)
-            itself, leaving = self._leaving.get(entry.version.name), set(self._leaving.values())
+                    self._evict(idle)
+            same_name, unloads = self._unloading.get(entry.version.name), set(self._unloading.values())
             entry.has_place = True
-        if itself is not None:
-            await asyncio.wait([itself])
-        while len(leaving := {task for task in leaving if not task.done()}) > self._settings.spare_places:
-            await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
+        if same_name is not None:
+            await asyncio.wait([same_name])
+        while len(unloads := {task for task in unloads if not task.done()}) > self._settings.spare_places:
+            await asyncio.wait(unloads, return_when=asyncio.FIRST_COMPLETED)
 
     def _release(self, entry: _Entry) -> None:
-        entry.holders -= 1
-        self._leave_if_forgotten(entry)
-        self._let_go.set()
+        entry.pins -= 1
+        self._evict_if_forgotten(entry)
+        self._released.set()
 
-    def _leave_if_forgotten(self, entry: _Entry) -> None:
+    def _evict_if_forgotten(self, entry: _Entry) -> None:
         if entry.is_forgotten and _is_idle(entry) and self._entries.get(entry.version.name) is entry:
-            self._leave(entry)
+            self._evict(entry)
 
-    def _leave(self, entry: _Entry) -> None:
+    def _evict(self, entry: _Entry) -> None:
         name = entry.version.name
         del self._entries[name]
-        self._leaving[name] = self._background.start(self._post_unload(name))
+        self._unloading[name] = self._background.start(self._post_unload(name))
 
     async def _post_load(self, version: AdapterVersion) -> None:
         body = {"lora_name": version.name, "lora_path": _path(version)}
@@ -181,7 +184,7 @@ class VllmAdapters:
         raise self._refused(version, answer)
 
     async def _is_there(self, version: AdapterVersion) -> bool:
-        """Whether the server has just this version: of a load whose answer was lost, or of an earlier weft."""
+        """Tell whether the server already has ``version``: an earlier weft loaded it, or the answer to a load was lost."""
         answer = await self._http.get(MODELS, self._settings.load_deadline_s)
         cards = self._http.decode(answer.body, ModelList).data if answer.ok else []
         return any(card.id == version.name and card.root == _path(version) for card in cards)
@@ -205,14 +208,14 @@ class VllmAdapters:
             if not answer.ok and answer.status != 404:
                 _log.warning("adapter %s was not unloaded: %d %s", name, answer.status, answer.message)
         except EngineFailure as error:
-            # Whether it is listed any more matters to nobody: under its name it can only be what it was.
+            # A version left on the server does no harm: its name stands for the same folder for ever.
             _log.warning("adapter %s was not unloaded: %s", name, error.message)
         finally:
-            del self._leaving[name]
+            del self._unloading[name]
 
 
 def _is_idle(entry: _Entry) -> bool:
-    return entry.is_loaded and not entry.holders
+    return entry.is_loaded and not entry.pins
 
 
 def _path(version: AdapterVersion) -> str:

@@ -1,4 +1,7 @@
-"""Which cores a vLLM engine on the CPU computes on, where vLLM itself does not bind it."""
+"""CPU cores of a vLLM server that weft starts: engine and model in one process, and that process off one core.
+
+Decision 22 says why. Everything here is behind the setting ``vllm_tune_cpu``.
+"""
 
 import logging
 import os
@@ -6,29 +9,36 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+_MEMORY_NODES = Path("/sys/devices/system/node")
 _PROCESSES = Path("/proc")
 _ENGINE = b"VLLM::EngineCore"
-"""What stock vLLM's engines call themselves."""
-log = logging.getLogger(__name__)
+"""Process name of a stock vLLM engine."""
+_MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_log = logging.getLogger(__name__)
+
+
+def one_process_variables(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
+    """Return the environment variables that keep vLLM's engine and model in one process, with a thread for all but one core.
+
+    Empty on a machine with several memory nodes: there vLLM's own worker processes have something to bind to.
+    """
+    if len(list(memory_nodes.glob("node[0-9]*"))) > 1:
+        return {}
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    return {_MULTIPROCESSING: "0", "OMP_NUM_THREADS": str(threads)}
 
 
 def bind_engine(group: int, variables: Mapping[str, str], processes: Path = _PROCESSES) -> frozenset[int]:
-    """Keep the engine of the server in process group ``group`` off the last core; returns its cores, none if left alone.
+    """Keep the engine in process group ``group`` off the last core; return its cores, empty when it is left alone.
 
-    An engine is busy for as long as there are samples. Left to the kernel, it is moved about, and waits, whenever its
-    front, weft or a client has a moment's work. ``variables`` is the server's environment: an engine that gives the model
-    to worker processes is left alone, as those are bound by vLLM, and so is one that ``VLLM_CPU_OMP_THREADS_BIND`` speaks
-    of. One that finds another engine of this machine bound is left free to go where that is not. ``processes`` lists the
-    machine's.
+    An engine is left alone in two cases. Its server's environment, ``variables``, lets vLLM give the model to worker
+    processes: vLLM binds those itself. Or another engine of this machine is bound already: both would share its cores.
+    ``processes`` lists the machine's processes.
     """
     allowed = os.sched_getaffinity(0)
     cores = frozenset(sorted(allowed)[:-1])
-    is_vllms_own = (
-        variables.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0"
-        or variables.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto"
-    )
     engines = list(_engines(processes))
-    if not cores or is_vllms_own or any(_is_bound(pid, allowed) for pid in engines):
+    if not cores or variables.get(_MULTIPROCESSING) != "0" or any(_is_bound(pid, allowed) for pid in engines):
         return frozenset()
     for pid in engines:
         try:
@@ -36,17 +46,17 @@ def bind_engine(group: int, variables: Mapping[str, str], processes: Path = _PRO
                 for thread in (processes / str(pid) / "task").iterdir():
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), cores)
-                log.info("vLLM's engine %d computes on cores %s", pid, sorted(cores))
+                _log.info("vLLM's engine %d computes on cores %s", pid, sorted(cores))
                 return cores
         except OSError as error:
-            # It has ended meanwhile, or may not be touched: it is no worse without.
-            log.info("vLLM's engine %d is left free: %s", pid, error)
+            # The engine has ended, or may not be changed. An unbound engine works, only slower.
+            _log.info("vLLM's engine %d is left free: %s", pid, error)
     return frozenset()
 
 
 def _engines(processes: Path) -> Iterator[int]:
-    # They end while they are looked at.
     for entry in processes.iterdir():
+        # A process may end while it is read.
         with suppress(OSError):
             if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(_ENGINE):
                 yield int(entry.name)

@@ -1,9 +1,10 @@
-"""Runs a command that must not outlive the process that asked for it. Standard library only: it starts in no time.
+"""Guard process: runs a vLLM server that must not outlive weft. Standard library only, so that it starts at once.
 
-``vllm_guard.py GRACE_SECONDS COMMAND...`` runs the command as a process group of its own, whose id is the only line on
-standard output, and exits as it does; what the command writes goes to standard error. SIGTERM ends the group, and so
-does the end of standard input, which comes when the parent is gone, however it died: SIGTERM, after the grace SIGKILL.
-Nothing of the group is left behind.
+``guard.py GRACE_SECONDS COMMAND...`` runs the command in a process group of its own and exits with its status. The
+group's id is the only line on standard output; the command's output goes to standard error.
+
+Two events end the group: SIGTERM to the guard, and the end of standard input, which comes when the parent is gone,
+however it died. The group gets SIGTERM, and SIGKILL after the grace. No process of the group is left behind.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM should the guard itself be killed."""
+    """Have the kernel send SIGTERM to the child, which calls this, when the guard dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -27,7 +28,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _reap_all() -> None:
-    """Wait for every descendant to be gone."""
+    """Wait until every descendant has ended."""
     while True:
         try:
             os.waitpid(-1, 0)
@@ -43,14 +44,14 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def main() -> int:
-    """Returns the command's exit status, 128 and more for a signal as in a shell."""
+    """Run the command and return its exit status: 128 and more for a signal, as in a shell."""
     grace_s, command = float(sys.argv[1]), sys.argv[2:]
-    # A terminal's Ctrl-C is not for the guard. No session of its own: Linux may share the cores between sessions (its
-    # autogroups), and weft and a server that is busy would stand on two sides.
+    # A group of its own, so that a terminal's Ctrl-C does not reach the guard. No session of its own: Linux may share the
+    # cores between sessions (autogroups), and a busy server in another session would starve weft.
     os.setpgid(0, 0)
     # Orphaned workers become the guard's children: the first process of a container may leave them as zombies.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # Before any thread: what runs between fork and exec must not meet another thread's locks.
+    # Before any thread starts: code between fork and exec must not need another thread's lock.
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0, preexec_fn=_end_with_parent
     )
@@ -79,7 +80,7 @@ def main() -> int:
         return status if status >= 0 else 128 - status
     finally:
         ended.set()
-        # vLLM's workers go on for ever when their server was killed.
+        # vLLM's workers do not end when their server is killed.
         _signal_group(child.pid, signal.SIGKILL)
         _reap_all()
 

@@ -1,4 +1,4 @@
-"""HTTP to one vLLM server: one session of bounded connections, and one way to say what went wrong."""
+"""HTTP client of one vLLM server: one session with bounded connections, and weft's errors for every failure."""
 
 import logging
 from asyncio import timeout
@@ -16,28 +16,28 @@ from engine.sampling.vllm.messages import ErrorAnswer
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _CONNECT_S = 5.0
-# Well below the server's own five seconds: a request on its way to a connection that is just being closed fails.
+# Well below the server's own five seconds: a request on a connection that the server is closing would fail.
 _KEEP_ALIVE_S = 1.0
-# Beside the streams: a cut must not wait for one of them to end.
+# In addition to the streams: a cut must not wait for a stream to end.
 _CONTROL_CONNECTIONS = 16
 _REFUSALS = frozenset({400, 404, 413, 422})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole response."""
+    """A complete response."""
 
     status: int
     body: bytes
 
     @property
     def ok(self) -> bool:
-        """Whether the server did what was asked."""
+        """True if the server did as asked."""
         return self.status == 200
 
     @property
     def message(self) -> str:
-        """vLLM's own words on an error; for logs and decisions, not for callers: they may hold paths."""
+        """vLLM's own error message. Not to be shown to tenants: it may hold paths."""
         try:
             return msgspec.json.decode(self.body, type=ErrorAnswer).error.message
         except msgspec.MsgspecError:
@@ -45,7 +45,7 @@ class Answer:
 
 
 class VllmHttp:
-    """Raises ``EngineFailure`` for a server that cannot be reached, breaks off or takes too long."""
+    """Client of one server. Raises ``EngineFailure`` for a server that cannot be reached, breaks off or takes too long."""
 
     def __init__(self, name: str, base_url: str, api_key: str | None, max_streams: int) -> None:
         self._name = name
@@ -55,7 +55,7 @@ class VllmHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Make ready on this event loop."""
+        """Open the session on this event loop."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -64,34 +64,37 @@ class VllmHttp:
         )
 
     async def close(self) -> None:
-        """Close every connection; safe to repeat."""
+        """Close every connection. Safe to repeat."""
         if self._session is not None:
             await self._session.close()
 
     async def get(self, path: str, deadline_s: float) -> Answer:
-        """GET ``path``."""
+        """GET ``path`` within ``deadline_s`` seconds."""
         return await self._ask("GET", path, None, deadline_s)
 
     async def post(self, path: str, body: Mapping[str, Any] | None, deadline_s: float | None) -> Answer:
-        """POST ``body`` as JSON; without a deadline it may take as long as it takes."""
+        """POST ``body`` as JSON within ``deadline_s`` seconds; None sets no limit."""
         return await self._ask("POST", path, body, deadline_s)
 
     @asynccontextmanager
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """POST ``body`` and read the response as it comes; leaving early closes the connection."""
+        """POST ``body`` and yield the response while it arrives. Leaving the context early closes the connection."""
         with self._failures():
             async with self._request("POST", path, body) as response:
                 yield response
 
     def decode(self, body: bytes, kind: type[T]) -> T:
-        """``body`` as a ``kind``. Raises ``EngineFailure`` when it is none."""
+        """Return ``body`` decoded as ``kind``. Raises ``EngineFailure`` when it is something else."""
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError as error:
             raise EngineFailure(f"replica {self._name} answered what weft does not understand") from error
 
     def refusal(self, answer: Answer) -> WeftError:
-        """What an answer that is not ``ok`` means to the caller: who must change something, they or the operator."""
+        """Return the error for an answer that is not ``ok``.
+
+        ``InvalidRequest`` if the caller must change the request, ``EngineFailure`` if the operator must look at the server.
+        """
         _log.warning("replica %s answered %d: %s", self._name, answer.status, answer.message)
         if answer.status in _REFUSALS:
             return InvalidRequest(

@@ -1,4 +1,4 @@
-"""From vLLM's logprobs to weft's: what is missing or was clamped is an error, never a number."""
+"""Converts vLLM's logprobs to weft's records. A logprob that is missing or clamped is an error, never a number."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,22 +11,22 @@ from contracts.operations import empty_topk
 from engine.sampling.replica import PromptScored, PromptScoring
 from engine.sampling.vllm.messages import PromptToken, Sampled
 
-# vLLM writes it for minus infinity, for NaN and for a token it has no logprob of.
+# vLLM sends this number for minus infinity, for NaN and for a token without a logprob.
 _CLAMPED = -9999.0
 Topk = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 def checked(logprob: float | None) -> float:
-    """``logprob`` if it is one. Raises ``EngineFailure``."""
+    """Return ``logprob``. Raises ``EngineFailure`` when it is missing, clamped or not finite."""
     if logprob is None or not math.isfinite(logprob) or logprob <= _CLAMPED:
         raise EngineFailure("the model gave a logprob that is missing or not finite")
     return logprob
 
 
 def topk_of(sampled: Sampled, k: int) -> Topk:
-    """The ``k`` likeliest of an answer that was asked for ``k + 1``. Raises ``EngineFailure`` when there are fewer.
+    """Return the ``k`` likeliest tokens of an answer to a request for ``k + 1``. Raises ``EngineFailure`` for fewer.
 
-    vLLM counts the sampled token among those asked, even where it is none of the likeliest.
+    vLLM counts the sampled token among the ``k + 1``, even if it is not one of the likeliest.
     """
     return _likeliest(((entry.token_id, entry.logprob) for entry in sampled.top_logprobs), k)
 
@@ -34,7 +34,7 @@ def topk_of(sampled: Sampled, k: int) -> Topk:
 def prompt_scores(
     prompt: Sequence[int], scoring: PromptScoring, table: Sequence[dict[str, PromptToken] | None] | None
 ) -> PromptScored:
-    """Scores from vLLM's ``prompt_logprobs``. Raises ``EngineFailure`` when a position or a token is missing."""
+    """Return the scores in vLLM's ``prompt_logprobs``. Raises ``EngineFailure`` when a position or a token is missing."""
     if table is None or len(table) != len(prompt):
         raise EngineFailure("the replica did not score every token of the prompt")
     logprobs = np.full(len(prompt), np.nan, np.float32) if scoring.logprobs else None
@@ -59,5 +59,5 @@ def _likeliest(entries: Iterable[tuple[int, float | None]], k: int) -> Topk:
 
 
 def likely_asked(topk: int) -> int:
-    """vLLM's ``logprobs`` for ``topk`` likeliest tokens beside the sampled one."""
+    """Return the value of vLLM's ``logprobs`` that asks for ``topk`` likeliest tokens besides the sampled one."""
     return topk + 1 if topk else 0

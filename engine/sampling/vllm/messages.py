@@ -1,35 +1,35 @@
-"""vLLM's JSON as far as weft reads it, and its stream of server-sent events."""
+"""Records of the parts of vLLM's JSON that weft reads, and a parser of its server-sent events."""
 
 import msgspec
 
 
 class Likely(msgspec.Struct):
-    """A token that could have come; ``logprob`` of the unscaled distribution."""
+    """A candidate token and its logprob in the unscaled distribution."""
 
     token_id: int
     logprob: float | None = None
 
 
 class Sampled(Likely):
-    """A token that came; ``top_logprobs`` holds itself first, then the likeliest."""
+    """A sampled token. ``top_logprobs`` holds the token itself first, then the likeliest."""
 
     top_logprobs: list[Likely] = []
 
 
 class Logprobs(msgspec.Struct):
-    """One entry for each new token."""
+    """Logprobs of a choice: one entry for each new token."""
 
     content: list[Sampled] | None = None
 
 
 class WeightSpan(msgspec.Struct):
-    """``end``: how many tokens of the sequence there are up to the end of this span."""
+    """A span of tokens made with the same weights. ``end`` counts the sequence's tokens up to the end of the span."""
 
     end: int
 
 
 class Choice(msgspec.Struct):
-    """New tokens of a sequence; its last one has a ``finish_reason`` and the spans of the whole."""
+    """New tokens of a sequence. The last choice has a ``finish_reason`` and the spans of the whole sequence."""
 
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -38,20 +38,20 @@ class Choice(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """``code`` is an HTTP status."""
+    """An error's message, and its HTTP status as ``code``."""
 
     message: str = ""
     code: int | None = None
 
 
 class ErrorAnswer(msgspec.Struct):
-    """The body of most answers with a status of 400 and over."""
+    """Body of most answers with a status of 400 and over."""
 
     error: ErrorBody
 
 
 class Chunk(msgspec.Struct):
-    """One event of a stream. ``request_id`` is the server's own, by which it can be aborted."""
+    """One event of a stream. ``request_id`` is the server's own, by which the request can be aborted."""
 
     request_id: str | None = None
     choices: list[Choice] = []
@@ -65,7 +65,7 @@ class PromptToken(msgspec.Struct):
 
 
 class ScoredPrompt(msgspec.Struct):
-    """A whole answer with prompt scores: for each position tokens by id, None at the first."""
+    """A complete answer with prompt scores: for each position the tokens by id; None at the first position."""
 
     prompt_logprobs: list[dict[str, PromptToken] | None] | None = None
 
@@ -79,13 +79,13 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """``GET /v1/models``."""
+    """Answer of ``GET /v1/models``."""
 
     data: list[ModelCard]
 
 
 class LoraLimits(msgspec.Struct):
-    """``target_modules`` None: all that vLLM knows."""
+    """The server's limits on adapters. ``target_modules`` None: all modules that vLLM supports."""
 
     max_lora_rank: int
     max_loras: int
@@ -94,26 +94,26 @@ class LoraLimits(msgspec.Struct):
 
 
 class ModelLimits(msgspec.Struct):
-    """``logprobs_mode``: which distribution logprobs are of."""
+    """The server's limits on logprobs. ``logprobs_mode`` names the distribution that they are of."""
 
     max_logprobs: int
     logprobs_mode: str
 
 
 class Scheduling(msgspec.Struct):
-    """How steps are put together."""
+    """The server's scheduler settings."""
 
     enable_chunked_prefill: bool | None = None
 
 
 class Device(msgspec.Struct):
-    """What the model runs on."""
+    """Device that the model runs on."""
 
     device: str | None = None
 
 
 class Config(msgspec.Struct):
-    """``lora_config`` None: the server takes no adapters."""
+    """The server's configuration. ``lora_config`` None: the server takes no adapters."""
 
     model_config: ModelLimits
     lora_config: LoraLimits | None = None
@@ -122,30 +122,30 @@ class Config(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """``GET /server_info?config_format=json``, of development mode."""
+    """Answer of ``GET /server_info?config_format=json``, in development mode."""
 
     vllm_config: Config
 
 
 class Paused(msgspec.Struct):
-    """``GET /is_paused``, of development mode."""
+    """Answer of ``GET /is_paused``, in development mode."""
 
     is_paused: bool
 
 
 class Sleeping(msgspec.Struct):
-    """``GET /is_sleeping``, of development mode."""
+    """Answer of ``GET /is_sleeping``, in development mode."""
 
     is_sleeping: bool
 
 
 class EventLines:
-    """Cuts bytes, as they come, into the payloads of server-sent events."""
+    """Parser of server-sent events from bytes that arrive in pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that ``data`` completes. vLLM writes each on one line."""
+        """Return the payloads of the events that ``data`` completes. vLLM writes each payload on one line."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]

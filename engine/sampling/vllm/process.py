@@ -1,4 +1,4 @@
-"""A vLLM server that weft starts itself, in an environment of its own, and that ends with weft."""
+"""Starts, watches and ends a vLLM server as a child process of weft, in a Python environment of its own."""
 
 import asyncio
 import os
@@ -13,34 +13,36 @@ from typing import Self
 
 from contracts.errors import EngineFailure
 from engine.sampling.vllm import guard as vllm_guard
-from engine.sampling.vllm.cores import bind_engine
+from engine.sampling.vllm.cores import bind_engine, one_process_variables
 from engine.sampling.vllm.http import VllmHttp
 
 _HOST = "127.0.0.1"
 _TAIL_BYTES = 4000
 _PROBE_EVERY_S = 0.25
 _PROBE_DEADLINE_S = 5.0
-# Of the guard, to have ended once its server has.
+# Time for the guard to end after its server.
 _GUARD_S = 5.0
-# Of weft's own interpreter: vLLM has another one.
+# Variables of weft's own interpreter. vLLM runs in another one.
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-_MEMORY_NODES = Path("/sys/devices/system/node")
 _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def server_command(python: Path) -> tuple[str, ...]:
-    """How the vLLM that is installed for the interpreter ``python`` is started."""
+    """Return the command that starts the vLLM installed for the interpreter ``python``."""
     return (str(python), "-m", "vllm.entrypoints.openai.api_server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmProcessSettings:
-    """How to start a server for the base in the folder ``model``, named ``served_model``.
+    """Settings to start one server. Names that end in ``_s`` are in seconds.
 
-    ``context_length`` in tokens. ``max_loras`` adapters fit one batch, ``max_cpu_loras`` stay in memory. Without
-    ``head_adapters``, adapters may change ``target_modules`` only. ``extra`` are further arguments, such as
-    ``--tensor-parallel-size``; ``environment`` is added to weft's own. ``log`` is appended to. ``on_cpu``: a long prompt is
-    computed in one step, as it must be there (``vllm_startup``), and engine and model share a process.
+    - ``model`` is the base's folder, ``served_model`` its name in weft, ``context_length`` its context in tokens.
+    - ``max_loras`` adapters fit one batch; ``max_cpu_loras`` stay in memory.
+    - ``on_cpu``: prompts are not split over steps, because vLLM on a CPU dies of a seeded prompt that it splits.
+    - ``tune_cpu``: with ``on_cpu``, engine and model share a process that keeps off one core (``engine.sampling.vllm.cores``).
+    - Without ``head_adapters``, adapters may change ``target_modules`` only.
+    - ``extra``: more arguments, such as ``--tensor-parallel-size``. ``environment`` is added to weft's own.
+    - ``log``: file that the server's output is appended to.
     """
 
     command: tuple[str, ...]
@@ -52,6 +54,7 @@ class VllmProcessSettings:
     max_loras: int
     max_cpu_loras: int
     on_cpu: bool
+    tune_cpu: bool = True
     head_adapters: bool = False
     target_modules: tuple[str, ...] = _NO_HEAD
     max_logprobs: int = 20
@@ -62,8 +65,13 @@ class VllmProcessSettings:
     start_deadline_s: float = 300.0
     stop_grace_s: float = 15.0
 
+    @property
+    def tunes_cores(self) -> bool:
+        """True if ``engine.sampling.vllm.cores`` applies to this server."""
+        return self.on_cpu and self.tune_cpu
+
     def arguments(self, port: int) -> list[str]:
-        """The whole command line."""
+        """Return the whole command line."""
         flags = {
             "--model": self.model.absolute(),
             "--served-model-name": self.served_model,
@@ -76,9 +84,9 @@ class VllmProcessSettings:
             "--max-logprobs": self.max_logprobs,
             "--dtype": self.dtype,
         }
-        # Without scale-out, tokens in and tokens out are refused.
+        # Without scale-out, vLLM refuses token ids as input and output.
         line = [*self.command, "--enable-lora", "--enable-scale-out"]
-        # Only weft asks, and knows what it asked: a line for each request takes the time of tokens.
+        # A log line for each request would take time from the tokens.
         line.append("--disable-uvicorn-access-log")
         line += [str(part) for pair in flags.items() for part in pair]
         if not self.head_adapters:
@@ -88,43 +96,31 @@ class VllmProcessSettings:
         return line + list(self.extra)
 
     def variables(self) -> dict[str, str]:
-        """The whole environment."""
+        """Return the whole environment."""
         own = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
         needed = {
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            # Pause and sleep, and the server's own account of its limits.
+            # Development mode: pause, sleep, and the server's own limits at /server_info.
             "VLLM_SERVER_DEV_MODE": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
         if self.api_key is not None:
             needed["VLLM_API_KEY"] = self.api_key
-        return (cpu_defaults() if self.on_cpu else {}) | own | needed | dict(self.environment)
-
-
-def cpu_defaults(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
-    """What weft sets for a server on the CPU unless its own environment says otherwise.
-
-    vLLM gives the model a process of its own, so as to bind its threads to one memory node, and engine and model then wait
-    for each other in busy loops: two cores are taken for the work of one. With a single node there is nothing to bind to.
-    """
-    if len(list(memory_nodes.glob("node[0-9]*"))) > 1:
-        return {}
-    threads = max(1, len(os.sched_getaffinity(0)) - 1)
-    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads)}
+        return (one_process_variables() if self.tunes_cores else {}) | own | needed | dict(self.environment)
 
 
 def has_accelerator() -> bool:
-    """Whether this machine has a device that vLLM would run on in place of its CPU: NVIDIA's, AMD's or an accelerator."""
+    """Tell whether this machine has a device that vLLM would use instead of the CPU: NVIDIA's, AMD's or an accelerator."""
     return any(next(Path("/dev").glob(pattern), None) for pattern in ("nvidiactl", "kfd", "accel/*", "davinci*"))
 
 
 class VllmProcess:
-    """One start of a server; for another, make another. Use within one event loop.
+    """One run of a server. To start the server again, make another ``VllmProcess``. Use within one event loop.
 
-    It runs under a guard process (``engine.sampling.vllm.guard``), which ends it when weft ends, however that dies, and leaves
-    nothing of it behind. Should both be killed at once, the server still gets SIGTERM; one that ignores it stays.
-    A process forked off weft without exec counts as weft: the server lives on until that ends, too.
+    The server runs under a guard process (``engine.sampling.vllm.guard``), which ends all its processes when weft ends,
+    however weft dies. If weft and the guard are killed at once, the server still gets SIGTERM; a server that ignores it
+    stays. A process forked off weft without exec keeps the server alive until it ends, too.
     """
 
     def __init__(self, settings: VllmProcessSettings) -> None:
@@ -134,12 +130,15 @@ class VllmProcess:
         self._watch: asyncio.Task[None] | None = None
         self.base_url = ""
         self.died = asyncio.Event()
-        """Set once the server has ended, asked to or not."""
+        """Set once the server has ended, by ``stop`` or by itself."""
         self.exit_code: int | None = None
-        """Of a server that has ended; 128 and more for a signal, negative when its guard was killed."""
+        """Exit status of a server that has ended; 128 and more for a signal, negative when its guard was killed."""
 
     async def start(self) -> None:
-        """Start it and wait until it is healthy. Raises ``EngineFailure`` with the end of its log if it is not in time."""
+        """Start the server and wait until it is healthy.
+
+        Raises ``EngineFailure`` with the end of the log when the server ends or is not healthy in time.
+        """
         port = _free_port()
         self.base_url = f"http://{_HOST}:{port}"
         self._settings.log.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +151,7 @@ class VllmProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=self._settings.variables(),
-                # Not weft's own folder: Python would find weft's packages there.
+                # Not weft's own folder: the server would import weft's packages from there.
                 cwd=self._settings.log.parent,
             )
         self._watch = asyncio.create_task(self._watch_over(self._guard))
@@ -160,7 +159,7 @@ class VllmProcess:
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
                 await self._wait_until_healthy()
-            if self._settings.on_cpu:
+            if self._settings.tunes_cores:
                 bind_engine(self._group, self._settings.variables())
             is_up = True
         except TimeoutError as error:
@@ -170,7 +169,7 @@ class VllmProcess:
                 await self.stop()
 
     async def stop(self) -> None:
-        """End it: SIGTERM, after the grace SIGKILL, to all of its processes. Safe to repeat."""
+        """End all processes of the server: SIGTERM, and SIGKILL after the grace. Safe to repeat."""
         if self._guard is None or self._watch is None:
             return
         with suppress(ProcessLookupError):
@@ -182,7 +181,7 @@ class VllmProcess:
             await asyncio.wait([self._watch])
 
     def kill(self) -> None:
-        """SIGKILL to the server and its workers; ``died`` follows."""
+        """Send SIGKILL to the server and its workers; ``died`` is set once they have ended."""
         if self.died.is_set():
             return
         if self._group:
@@ -191,11 +190,11 @@ class VllmProcess:
 
     @property
     def group(self) -> int:
-        """The process group of the server and its workers; 0 before it has one."""
+        """Process group of the server and its workers; 0 before the start."""
         return self._group
 
     def log_tail(self) -> str:
-        """The end of what it wrote."""
+        """Return the last 4,000 bytes of the log."""
         with self._settings.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return log.read().decode(errors="replace")
@@ -205,7 +204,7 @@ class VllmProcess:
             first = await guard.stdout.readline()
             self._group = int(first) if first.strip().isdigit() else 0
         self.exit_code = await guard.wait()
-        # Nothing is left, unless the guard itself was killed.
+        # Needed only if the guard itself was killed: otherwise no process is left.
         self.kill()
         self.died.set()
 

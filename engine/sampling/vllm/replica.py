@@ -1,4 +1,4 @@
-"""A sampling replica that is a stock vLLM server, spoken to over HTTP."""
+"""The sampling replica over a stock vLLM server: sends requests over HTTP, one stream for each sequence."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from uuid import uuid4
 import numpy as np
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.background_tasks import Background
+from engine.sampling.background_tasks import BackgroundTasks
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.replica import (
     AdapterVersion,
@@ -22,40 +22,40 @@ from engine.sampling.replica import (
 )
 from engine.sampling.vllm.aborts import VllmAborts
 from engine.sampling.vllm.adapter_files import write_zero_adapter
-from engine.sampling.vllm.adapters import Hold, VllmAdapters
+from engine.sampling.vllm.adapters import Pin, VllmAdapters
 from engine.sampling.vllm.http import VllmHttp
 from engine.sampling.vllm.logprobs import prompt_scores
 from engine.sampling.vllm.messages import Paused, ScoredPrompt, Sleeping
-from engine.sampling.vllm.prompt_pacing import TokenPace
+from engine.sampling.vllm.prompt_budget import PromptBudget
 from engine.sampling.vllm.request import VllmRequest, check
 from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
 from engine.sampling.vllm.settings import VllmSettings
 from engine.sampling.vllm.shared_lock import SharedLock
 from engine.sampling.vllm.startup import check_server
 
-# A CPU build of vLLM answers requests for the bare base with whichever adapter is in its last slot as soon as the
-# batch holds one, so the base is sampled through an adapter that changes nothing: exact on every build.
+# The bare base is sampled through an adapter that changes nothing. Without it, a CPU build of vLLM answers requests for
+# the base with the adapter in its last slot whenever the batch holds an adapter.
 ZERO_ADAPTER = "weft:zero"
 PauseMode = Literal["abort", "wait", "keep"]
 
 
 class VllmReplica:
-    """``SamplerReplica`` over a running server, for one event loop: that of ``start``.
+    """``SamplerReplica`` over a running vLLM server. Usable on one event loop: the loop of ``start``.
 
-    The server is this replica's alone: it counts on knowing what runs there.
+    No other client may use the server: the replica relies on knowing all that runs there.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
         self._http = VllmHttp(settings.name, settings.base_url, settings.api_key, settings.max_streams)
-        self._loads = Background()
+        self._loads = BackgroundTasks()
         self._adapters = VllmAdapters(self._http, settings, self._loads)
         self._requests: dict[str, VllmRequest] = {}
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._aborts = VllmAborts(self._http, self._background, settings.cut_deadline_s)
         self._batch = SharedLock()
         self._places = asyncio.Semaphore(settings.max_streams)
-        self._prompts = TokenPace(settings.prompt_tokens)
+        self._prompts = PromptBudget(settings.prompt_tokens)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._heard_at = 0.0
@@ -66,15 +66,10 @@ class VllmReplica:
         """See ``SamplerReplica.name``."""
         return self._settings.name
 
-    @property
-    def settings(self) -> VllmSettings:
-        """What it was made with."""
-        return self._settings
-
     async def start(self) -> None:
-        """Check the server against the settings and warm it up, which may compile for half a minute.
+        """Compare the server with the settings and warm it up. The warm-up may compile for half a minute.
 
-        Raises ``InvalidRequest`` for a server that is not as the settings say, ``EngineFailure`` for one that fails.
+        Raises ``InvalidRequest`` for a server that does not fit the settings, ``EngineFailure`` for a server that fails.
         """
         await self._http.open()
         warm = False
@@ -83,7 +78,7 @@ class VllmReplica:
                 await check_server(self._http, self._settings)
                 await self._wake_sleeper()
                 await asyncio.to_thread(write_zero_adapter, self._settings.zero_adapter, self._settings.base.path)
-                async with self._adapters.hold(self._zero, pinned=True):
+                async with self._adapters.pin(self._zero, permanent=True):
                     self._is_ready = True
                     await self._warm_up()
             warm = True
@@ -96,7 +91,7 @@ class VllmReplica:
         self._watch = asyncio.create_task(self._watch_over())
 
     async def close(self) -> None:
-        """See ``SamplerReplica.close``; the server goes on, without this replica's sequences."""
+        """See ``SamplerReplica.close``. The server keeps running, without this replica's sequences."""
         self._is_ready = False
         self._closing.set()
         self._fail_all(EngineFailure("the sampler was closed before the request was done"))
@@ -137,7 +132,7 @@ class VllmReplica:
             if end is not None:
                 raise end
         if not (running.is_live or running.is_drawing) and running.task is not None:
-            # It waited for its adapter or its scores, and nobody needs them now.
+            # The request waits for its adapter or its scores, which are no longer needed.
             running.stream.end(None)
             running.task.cancel()
         return True
@@ -146,45 +141,53 @@ class VllmReplica:
         """See ``SamplerReplica.load``."""
         if not self._is_ready:
             raise EngineFailure("the sampler is not running")
-        async with self._adapters.hold(version):
+        async with self._adapters.pin(version):
             return
 
     async def unload(self, name: str) -> None:
         """See ``SamplerReplica.unload``.
 
         The version's folder must stay until the requests that use it have ended: vLLM may read it again for them, and
-        dies when it is gone.
+        dies when the folder is gone.
         """
         await self._adapters.unload(name)
 
+    async def sleep(self, level: Literal[0, 1] = 1) -> None:
+        """See ``SamplerReplica.sleep``. At level 0 the memory is kept; new requests wait at both levels.
+
+        Raises ``InvalidRequest`` for a server that is not in development mode, ``EngineFailure`` for one that fails.
+        """
+        self._expect_aborts()
+        await self._operate(f"/sleep?level={level}", self._settings.load_deadline_s)
+
+    async def wake_up(self) -> None:
+        """See ``SamplerReplica.wake_up``."""
+        await self._operate("/wake_up", self._settings.load_deadline_s)
+
     async def health(self) -> ReplicaHealth:
-        """See ``SamplerReplica.health``. A server whose engine hangs while it listens still counts as alive."""
+        """See ``SamplerReplica.health``. A server that listens while its engine hangs still counts as alive."""
         requests = [request for request in self._requests.values() if request.is_live]
         running = sum(s.is_live and s.has_begun for request in requests for s in request.sequences)
         waiting = sum(not any(s.has_begun for s in request.sequences) for request in requests)
         return ReplicaHealth(self._is_ready and await self._answers(), running, waiting, self._adapters.names())
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Pause the whole server: cut what runs, wait for it to end, or keep it where it is. New requests wait.
+    @property
+    def settings(self) -> VllmSettings:
+        """Settings of the replica."""
+        return self._settings
 
-        This and the next three need a server in development mode. Raises ``EngineFailure`` if it does not do it.
+    async def pause(self, mode: PauseMode) -> None:
+        """Pause the whole server; new requests wait. Raises as ``sleep`` does.
+
+        ``mode``: ``abort`` cuts the running sequences, ``wait`` lets them end first, ``keep`` holds them until ``resume``.
         """
         if mode == "abort":
             self._expect_aborts()
         await self._operate(f"/pause?mode={mode}", None if mode == "wait" else self._settings.load_deadline_s)
 
     async def resume(self) -> None:
-        """End a pause; harmless without one."""
+        """End a pause; harmless without one. Raises as ``sleep`` does."""
         await self._operate("/resume", self._settings.load_deadline_s)
-
-    async def sleep(self, level: Literal[0, 1] = 1) -> None:
-        """Cut what runs and, at level 1, free the accelerator's memory. New requests wait."""
-        self._expect_aborts()
-        await self._operate(f"/sleep?level={level}", self._settings.load_deadline_s)
-
-    async def wake_up(self) -> None:
-        """End a sleep."""
-        await self._operate("/wake_up", self._settings.load_deadline_s)
 
     @property
     def _zero(self) -> AdapterVersion:
@@ -204,13 +207,13 @@ class VllmReplica:
                 sequence.expect_abort()
 
     async def _wake_sleeper(self) -> None:
-        """A server put to sleep by a weft that has ended would hold the warm-up."""
+        """Wake a server that an earlier weft has put to sleep: the warm-up would wait for ever."""
         answer = await self._http.get("/is_sleeping", self._settings.health_deadline_s)
         if answer.ok and self._http.decode(answer.body, Sleeping).is_sleeping:
             await self.wake_up()
 
     async def _warm_up(self) -> None:
-        # Each kind of answer may compile at its first time.
+        # Each kind of request may compile when it is first made.
         warm = GenerateRequest("warm-up", np.array([0, 0]), (None,), max_tokens=2, topk=1)
         for request in (warm, replace(warm, scoring=PromptScoring(start=1, logprobs=True, topk=1))):
             async for _ in self.generate(request):
@@ -218,22 +221,22 @@ class VllmReplica:
 
     async def _run(self, running: VllmRequest) -> None:
         try:
-            async with self._adapters.hold(running.request.adapter or self._zero) as hold:
+            async with self._adapters.pin(running.request.adapter or self._zero) as pin:
                 if running.request.scoring is not None:
-                    # Shielded: the batch must stay this prompt's alone until the server is done with it.
-                    scoring = self._background.start(self._score(running, running.request.scoring, hold))
-                    self._adapters.prolong(hold, scoring)
+                    # Shielded: a cancelled request must hold the batch until the server has scored its prompt.
+                    scoring = self._background.start(self._score(running, running.request.scoring, pin))
+                    self._adapters.prolong(pin, scoring)
                     running.stream.put([await asyncio.shield(scoring)])
-                await self._draw_all(running, hold)
+                await self._draw_all(running, pin)
             running.stream.end(None)
         except WeftError as error:
             running.stream.end(error)
-        except Exception as error:  # noqa: BLE001 - the task's edge: whatever it is, the reader must learn of it
+        except Exception as error:  # noqa: BLE001 - the task's edge: the reader must get every error
             running.stream.end(as_weft_error(error, "sampling"))
 
-    async def _draw_all(self, running: VllmRequest, hold: Hold) -> None:
+    async def _draw_all(self, running: VllmRequest, pin: Pin) -> None:
         async def draw(sequence: VllmSequence) -> None:
-            await self._draw(running, sequence, hold)
+            await self._draw(running, sequence, pin)
 
         running.is_drawing = True
         tasks = {sequence.start(draw): sequence for sequence in running.sequences if sequence.is_live}
@@ -241,44 +244,44 @@ class VllmReplica:
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in tasks:
-                # One that was cut before it was sent is cancelled.
+                # The task of a sequence that was cut before it was sent is cancelled.
                 if task.done() and not task.cancelled():
                     task.result()
         finally:
             for task, sequence in tasks.items():
                 if not task.done():
-                    # Its folder must stay while the server may still work on it.
-                    leaving = self._background.start(sequence.leave(self._aborts))
-                    self._adapters.prolong(hold, leaving)
+                    # The adapter's folder must stay while the server may still work on the sequence.
+                    abandoning = self._background.start(sequence.abandon(self._aborts))
+                    self._adapters.prolong(pin, abandoning)
 
-    async def _draw(self, running: VllmRequest, sequence: VllmSequence, hold: Hold) -> None:
-        body = running.sequence_body(sequence.index, hold.name, self._settings.base.vocabulary_size)
+    async def _draw(self, running: VllmRequest, sequence: VllmSequence, pin: Pin) -> None:
+        body = running.sequence_body(sequence.index, pin.name, self._settings.base.vocabulary_size)
 
         async def send() -> None:
-            # A name that was never used before: an abort must not end another attempt.
+            # An id that was never used before: an abort must not end another attempt.
             request_id = f"{running.request.request_id}-{sequence.index}-{uuid4().hex}"
             async with self._batch.shared(), self._places:
-                turn = await self._prompts.turn(len(running.request.prompt))
+                reservation = await self._prompts.reserve(len(running.request.prompt))
                 try:
-                    await sequence.draw(self._http, request_id, body, on_first=turn.end)
+                    await sequence.draw(self._http, request_id, body, on_first=reservation.release)
                 finally:
-                    turn.end()
+                    reservation.release()
 
         try:
             await send()
         except AdapterLost:
-            await self._adapters.load_again(hold)
+            await self._adapters.load_again(pin)
             await send()
 
-    async def _score(self, running: VllmRequest, scoring: PromptScoring, hold: Hold) -> PromptScored:
-        body = running.scoring_body(hold.name, scoring.topk)
+    async def _score(self, running: VllmRequest, scoring: PromptScoring, pin: Pin) -> PromptScored:
+        body = running.scoring_body(pin.name, scoring.topk)
         for is_last in (False, True):
             async with self._batch.exclusive() if self._settings.head_adapters else self._batch.shared(), self._places:
                 answer = await self._http.post(GENERATE, body, self._settings.longest_silence_s)
                 self._heard()
             if answer.status != 404 or is_last:
                 break
-            await self._adapters.load_again(hold)
+            await self._adapters.load_again(pin)
         if not answer.ok:
             raise self._http.refusal(answer)
         table = self._http.decode(answer.body, ScoredPrompt).prompt_logprobs
@@ -288,7 +291,7 @@ class VllmReplica:
         self._heard_at = time.monotonic()
 
     async def _watch_over(self) -> None:
-        """Fail what is outstanding when the server is silent and does not answer, or is silent for too long."""
+        """Fail every outstanding request when a silent server does not answer, or is silent for too long."""
         every_s = self._settings.probe_every_s
         while not self._closing.is_set():
             silent_s = time.monotonic() - self._heard_at

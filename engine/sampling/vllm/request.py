@@ -1,4 +1,4 @@
-"""A request on a vLLM server: its sequences, its events, and what vLLM is asked."""
+"""A generate request on a vLLM server: its sequences, its event stream and the JSON that vLLM gets."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _HOTTEST = 2.0
 
 
 class VllmRequest:
-    """One ``generate`` while it lasts."""
+    """One call of ``generate`` until it returns."""
 
     def __init__(self, request: GenerateRequest, heard: Callable[[], None]) -> None:
         self.request = request
@@ -29,11 +29,11 @@ class VllmRequest:
 
     @property
     def is_live(self) -> bool:
-        """Whether any sequence may still bring tokens."""
+        """True while any sequence may bring tokens."""
         return any(sequence.is_live for sequence in self.sequences)
 
     def chosen(self, index: int | None) -> list[VllmSequence]:
-        """Sequence ``index`` or all. Raises ``InvalidRequest``."""
+        """Return sequence ``index``, or every sequence for None. Raises ``InvalidRequest`` for an index out of range."""
         if index is None:
             return self.sequences
         if not 0 <= index < len(self.sequences):
@@ -41,7 +41,7 @@ class VllmRequest:
         return [self.sequences[index]]
 
     def sequence_body(self, index: int, model: str, vocabulary_size: int) -> dict[str, Any]:
-        """What to POST for sequence ``index``."""
+        """Return the JSON to POST for sequence ``index``."""
         asked = self.request
         seed = asked.seeds[index]
         params = {
@@ -50,9 +50,9 @@ class VllmRequest:
             "top_k": asked.top_k,
             "top_p": asked.top_p,
             "seed": None if seed is None else seed % _SEEDS,
-            # A token that never comes stops nothing; vLLM would refuse it.
+            # vLLM refuses ids outside the vocabulary. Dropping them changes nothing: no such token is ever drawn.
             "stop_token_ids": sorted(token for token in asked.stop_tokens if 0 <= token < vocabulary_size),
-            # Only the stop tokens stop; the model's own end-of-sequence tokens are among them if they should.
+            # Only the stop tokens end a sequence. The caller adds the end-of-sequence tokens to them if they should.
             "ignore_eos": True,
             "detokenize": False,
             "logprobs": likely_asked(asked.topk),
@@ -61,20 +61,20 @@ class VllmRequest:
         return self._body(model, params) | {"stream": True}
 
     def scoring_body(self, model: str, topk: int) -> dict[str, Any]:
-        """What to POST for the prompt's scores, which vLLM never streams; it draws at least one token."""
+        """Return the JSON to POST for the prompt's scores. vLLM does not stream scores, and draws at least one token."""
         params = {"max_tokens": 1, "temperature": 0, "detokenize": False, "prompt_logprobs": topk}
         return self._body(model, params) | {"stream": False}
 
     def _body(self, model: str, params: dict[str, Any]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": model, "token_ids": self.request.prompt.tolist(), "sampling_params": params}
         if self.request.cache_salt is not None:
-            # vLLM refuses an empty salt, which is a salt like any other.
+            # vLLM refuses an empty salt; weft allows it.
             body["cache_salt"] = f"weft:{self.request.cache_salt}"
         return body
 
 
 def check(request: GenerateRequest, settings: VllmSettings) -> None:
-    """Raises ``InvalidRequest`` for what the server could not do, or would silently do in another way."""
+    """Raise ``InvalidRequest`` for a request that the server would refuse or silently change."""
     check_request(request, settings.base)
     if request.temperature > _HOTTEST:
         raise InvalidRequest(f"temperature: this sampler allows at most {_HOTTEST:g}")

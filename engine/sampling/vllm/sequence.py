@@ -1,4 +1,4 @@
-"""One sequence on a vLLM server: a stream of its own, read to its end, cut or left."""
+"""One sequence on a vLLM server: sends its request, reads its stream, and ends it by a cut or an abort."""
 
 import asyncio
 import logging
@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterLost(EngineFailure):
-    """The server does not know the adapter: it was restarted, or somebody else unloaded it."""
+    """Failure of a request for an adapter that the server no longer has: it was restarted, or the adapter was unloaded."""
 
 
 class VllmSequence:
-    """Sequence ``index`` of a request; its events go to ``stream`` until it ``is_muted``.
+    """Sequence ``index`` of a request. Its events go to ``stream`` while ``is_muted`` is false.
 
-    ``topk``: how many likeliest tokens each comes with. ``heard`` is called whenever the server sends something.
+    ``topk``: number of likeliest tokens to report with each token. ``heard`` is called whenever the server sends data.
     """
 
     def __init__(self, index: int, topk: int, stream: EventStream, heard: Callable[[], None]) -> None:
@@ -49,25 +49,28 @@ class VllmSequence:
 
     @property
     def is_live(self) -> bool:
-        """Whether it may still bring tokens."""
+        """True while the sequence may bring tokens."""
         return not self._over.is_set()
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has a token."""
+        """True once the sequence has a token."""
         return self._tokens > 0
 
     def start(self, drawing: Callable[["VllmSequence"], Awaitable[None]]) -> asyncio.Task[None]:
-        """A task that awaits ``drawing``, unless what it is about ends first; it raises what the sequence fails with."""
+        """Start and return the task that awaits ``drawing(self)``.
+
+        A cut before the request is sent cancels the task. The task raises the sequence's failure, if it has one.
+        """
         self._task = asyncio.create_task(self._guard(drawing))
         return self._task
 
     async def draw(
         self, http: VllmHttp, request_id: str, body: Mapping[str, Any], *, on_first: Callable[[], None]
     ) -> None:
-        """Send ``body`` under ``request_id`` and read the answer to its end; ``on_first`` is called with its first token.
+        """Send ``body`` as ``request_id`` and read the answer to its end; call ``on_first`` after its first token.
 
-        Raises ``AdapterLost`` before any token, ``InvalidRequest`` and ``EngineFailure``.
+        Raises ``AdapterLost`` (only before the first token), ``InvalidRequest`` and ``EngineFailure``.
         """
         self._server_id = _ID_PREFIX + request_id
         self._on_first = on_first
@@ -83,9 +86,9 @@ class VllmSequence:
             raise EngineFailure("the replica's answer broke off before the sequence had ended")
 
     async def cut(self, aborts: VllmAborts) -> None:
-        """End it where it is, with ``Ended`` after every token made; what has ended stays as it is.
+        """End the sequence with the tokens made so far, and ``Ended`` after the last. An ended sequence does not change.
 
-        Raises ``EngineFailure`` when the server does not confirm in time; its connection is closed then.
+        Raises ``EngineFailure`` when the server does not confirm the end in time; the connection is closed then.
         """
         if not self.is_live:
             return
@@ -105,11 +108,11 @@ class VllmSequence:
             raise self._failure
 
     def expect_abort(self) -> None:
-        """From now on an abort by the server is a cut, no failure."""
+        """Count an abort by the server as a cut from now on, not as a failure."""
         self._is_cut = True
 
-    async def leave(self, aborts: VllmAborts) -> None:
-        """End it for a reader who has gone: certainly over at the server when this returns, if that answers at all."""
+    async def abandon(self, aborts: VllmAborts) -> None:
+        """End a sequence without a reader. On return it has ended on the server too, if the server answers."""
         self.is_muted = True
         try:
             await self.cut(aborts)
@@ -131,10 +134,10 @@ class VllmSequence:
             raise
 
     async def _abort_until_over(self, aborts: VllmAborts) -> None:
-        """The server ignores ids that it does not know, and it may be about to get to know this one: ask again."""
+        """Abort until the stream ends, at growing intervals: an abort that overtakes its request is ignored by the server."""
         wait_s = _FIRST_WAIT_S
         while True:
-            # One that did not get through says nothing of the sequence: its stream does, or the next one.
+            # A lost abort says nothing about the sequence. Its stream does, or the next abort.
             with suppress(EngineFailure):
                 await aborts.ask(self._server_id)
             try:
@@ -151,9 +154,9 @@ class VllmSequence:
             for payload in lines.feed(data):
                 if payload == b"[DONE]":
                     return
-                self._take(http.decode(payload, Chunk))
+                self._read_chunk(http.decode(payload, Chunk))
 
-    def _take(self, chunk: Chunk) -> None:
+    def _read_chunk(self, chunk: Chunk) -> None:
         if chunk.error is not None:
             _log.warning("sequence %s: the replica says %s", self._server_id, chunk.error)
             if chunk.error.code == 400:
@@ -167,7 +170,7 @@ class VllmSequence:
             if tokens and not self.is_muted:
                 self._stream.put(tokens)
             if is_first:
-                # Behind the token: it lets the next prompt go, for which nobody waits as long.
+                # After the token: this starts another prompt, which is less urgent.
                 self._on_first()
             if choice.finish_reason is not None:
                 self._finish(choice)
@@ -215,7 +218,7 @@ class VllmSequence:
 
 
 def _refused(http: VllmHttp, answer: Answer) -> WeftError:
-    # The route is there, or the replica would not have started: only the name can be unknown.
+    # The route exists, or the replica would not have started. So 404 is for the adapter's name.
     if answer.status == 404:
         return AdapterLost("the replica has lost the adapter")
     return http.refusal(answer)

@@ -1,4 +1,4 @@
-"""What weft must know of a vLLM server to sample on it."""
+"""Settings of a replica over one vLLM server: its address, its limits and weft's deadlines."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,16 +8,18 @@ from contracts.base_model import BaseModelFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """One server, which this process alone samples on. All ``_s`` are seconds.
+    """Settings for one server, which only this process samples on. Names that end in ``_s`` are in seconds.
 
-    ``base`` holds the facts of the base as it is served: a ``context_length`` below the model's own is fine.
-    ``max_lora_rank`` and ``max_loras`` (adapters in one batch) must be within the server's own; at most
-    ``max_resident`` adapters are listed there at a time, and the zero adapter, written to the folder ``zero_adapter``; the server
-    has ``spare_places`` for others that are just leaving, so that a new version need not wait for that.
-    The server reads adapters by the very paths that weft has. With ``head_adapters``, adapters may change ``lm_head``,
-    and prompts are scored with nothing else on the server; without, its ``--lora-target-modules`` must leave out
-    ``lm_head``. ``max_logprobs`` is the server's. ``max_streams`` bounds the sequences sent at once,
-    ``prompt_tokens`` the tokens of prompts that wait for their first new token there.
+    - ``base``: facts of the base model as it is served. Its ``context_length`` may be below the model's own.
+    - ``max_lora_rank``, ``max_loras`` (adapters in one batch) and ``max_logprobs`` must be within the server's own limits.
+    - ``max_resident``: adapters on the server at a time, besides the zero adapter, which is written to the folder
+      ``zero_adapter``. The server has ``spare_places`` more, so that a new version need not wait for an unload.
+    - ``head_adapters``: adapters may change ``lm_head``, and a prompt is scored with no other request on the server.
+      Without it, the server's ``--lora-target-modules`` must leave out ``lm_head``.
+    - ``max_streams``: most sequences sent at once. ``prompt_tokens``: most prompt tokens on the server that wait for
+      their first new token.
+
+    The server must see adapters' folders under the same paths as weft.
     """
 
     name: str

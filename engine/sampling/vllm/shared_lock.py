@@ -1,4 +1,4 @@
-"""A lock that many share or one has alone, first come, first served: neither kind can starve the other."""
+"""A readers-writer lock for asyncio, first come, first served, so that neither kind of holder starves the other."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 
 class SharedLock:
-    """For the tasks of one event loop."""
+    """Lock for the tasks of one event loop, held by many (``shared``) or by one alone (``exclusive``)."""
 
     def __init__(self) -> None:
         self._holders = 0
@@ -16,7 +16,7 @@ class SharedLock:
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
-        """Hold it together with others."""
+        """Hold the lock together with other shared holders."""
         await self._acquire(exclusive=False)
         try:
             yield
@@ -25,7 +25,7 @@ class SharedLock:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Hold it alone."""
+        """Hold the lock alone."""
         await self._acquire(exclusive=True)
         try:
             yield
@@ -42,7 +42,7 @@ class SharedLock:
             if not turn.cancelled():
                 self._release()
             else:
-                # It may have been what kept those behind it waiting.
+                # The cancelled request may have been the one that blocked the queue.
                 self._admit()
             raise
 

@@ -1,4 +1,4 @@
-"""Whether a vLLM server is what the settings say, before anything is sampled on it."""
+"""Compares a vLLM server with its replica's settings, before the first request."""
 
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm.adapters import MODELS
@@ -12,9 +12,10 @@ _HEAD = "lm_head"
 
 
 async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
-    """Raises ``InvalidRequest`` naming what the server has and what was asked, ``EngineFailure`` if it does not answer.
+    """Raise ``InvalidRequest`` for a server that does not fit ``settings``, naming the server's value and the wanted one.
 
-    Adapter limits and logprobs can only be checked on a server in development mode.
+    Raises ``EngineFailure`` for a server that does not answer. Limits on adapters and logprobs are checked only on a server
+    in development mode: no other tells them.
     """
     await _check_model(http, settings)
     answer = await http.get(_INFO, settings.start_deadline_s)
@@ -32,7 +33,7 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
         raise InvalidRequest(f"replica {settings.name}: its server takes no adapters; start it with --enable-lora")
     _check_adapters(config.lora_config, settings)
     if config.device_config.device == "cpu" and config.scheduler_config.enable_chunked_prefill:
-        # A prompt that a step splits has a generator to be set back when it has a seed, and a CPU's cannot be.
+        # vLLM rewinds the random generator of a seeded prompt that spans two steps, and a CPU's generator cannot be rewound.
         raise InvalidRequest(
             f"replica {settings.name}: vLLM on a CPU dies of the first prompt with a seed that it splits over two steps; "
             "start it with --no-enable-chunked-prefill"
@@ -58,17 +59,17 @@ def _check_adapters(limits: LoraLimits, settings: VllmSettings) -> None:
         raise _mismatch(settings, "max LoRA rank", limits.max_lora_rank, settings.max_lora_rank)
     if limits.max_loras < settings.max_loras:
         raise _mismatch(settings, "max LoRAs in a batch", limits.max_loras, settings.max_loras)
-    # Beyond its own limit vLLM would read an adapter's files again in the middle of others' steps.
+    # Beyond its own limit vLLM evicts adapters, and would read their files again between other requests' steps.
     kept = limits.max_cpu_loras or limits.max_loras
     resident = settings.max_resident + settings.spare_places
     if kept < resident + 1:
         raise _mismatch(settings, "max CPU LoRAs", kept, f"{resident} resident and the zero adapter")
     takes_head = limits.target_modules is None or _HEAD in limits.target_modules
     if takes_head and not settings.head_adapters:
-        # Scoring a prompt in one batch with others would kill the engine.
+        # Scoring a prompt in one batch with other requests would kill the engine.
         raise _mismatch(settings, "LoRA target modules", limits.target_modules or "all", f"modules without {_HEAD}")
     if settings.head_adapters and not takes_head:
-        # Heads would be dropped without a word.
+        # vLLM would drop the adapters' heads without an error.
         raise _mismatch(settings, "LoRA target modules", limits.target_modules, f"modules with {_HEAD}")
 
 

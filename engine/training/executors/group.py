@@ -1,11 +1,14 @@
-"""A trainer whose base is sharded over a torch.distributed group: rank 0 trains, the others help it compute.
+"""A trainer whose base is sharded over a torch.distributed group: rank 0 trains, the other ranks help it compute.
 
-Rank 0 holds every adapter, gradient and moment and runs an ordinary ``Trainer``; the group is the trainer's executor of
-micro-batches. A pass's micro-batches are dealt to the ranks, with the weights and sequences that each needs; what they give
-comes back and is noted in order, as from threads. Other ranks ``follow`` until rank 0 closes the group.
+Rank 0 holds every adapter, gradient and moment and runs an ordinary ``Trainer``. The group is that trainer's executor of
+micro-batches:
 
-A micro-batch that breaks on one rank breaks alone (``sharding``). A rank that is gone, or a message that stays away for
-longer than the timeout, is the end of the whole group: ``GroupLost`` on every rank that is left.
+- Rank 0 deals a pass's micro-batches to the ranks, with the weights and sequences that each rank needs.
+- Every rank computes its micro-batches. Rank 0 collects the results and notes them in order, as it does with threads.
+- The other ranks ``follow`` until rank 0 closes the group.
+
+An error in a micro-batch of one rank fails that micro-batch only (``sharding``). A rank that is gone, or silent for longer
+than the timeout, ends the whole group: every rank that is left raises ``GroupLost``.
 """
 
 import logging
@@ -23,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from contracts.base_model import BaseModelFacts
 from engine.model.base import BaseModel, read_model
-from engine.training.executors.group_work import Beat, Message, SentAttempt, Stop, Work
+from engine.training.executors.group_messages import Heartbeat, Message, SentResult, Stop, Work
 from engine.training.executors.sharding import ShardedLayers
 from engine.training.fused_micro_batch import FusedMicroBatches, MicroBatchResult
 from engine.training.micro_batch import PackedRow, split_for
@@ -31,25 +34,25 @@ from engine.training.micro_batch import PackedRow, split_for
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 600.0
-"""Longest silence of a rank; loading the base must not differ by more between ranks."""
-_BEATS_A_TIMEOUT = 5
+"""Longest silence of a rank. The ranks' times to load the base must not differ by more."""
+_HEARTBEATS_A_TIMEOUT = 5
 
 
 class GroupLost(BaseException):
-    """The ranks can no longer work together: the process must end, and all be started again.
+    """The ranks can no longer work together: every process of the group must end and be started again.
 
-    No ``Exception``: whoever guards an operation against failure must not take this for a failure of the operation, which
-    is computed again by the next group.
+    No ``Exception``, so that a guard against failed operations lets it through: the operation has not failed, and the next
+    group computes it again.
     """
 
 
 def is_group() -> bool:
-    """Whether this process was started as one of several ranks, as ``torchrun`` does."""
+    """Tell whether this process was started as one of several ranks, as ``torchrun`` does."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 class TrainerGroup:
-    """This process's place in the group. On rank 0 it is the executor of a ``Trainer``; on the others ``follow``."""
+    """One rank's membership in the group. Rank 0 uses it as the executor of a ``Trainer``; other ranks call ``follow``."""
 
     def __init__(self, device: torch.device, *, timeout_seconds: float) -> None:
         self.device = device
@@ -63,15 +66,19 @@ class TrainerGroup:
         self._lock = Lock()
         self._in_step = True
         self._closed = Event()
-        self._beats = Thread(
-            target=self._beat, args=(timeout_seconds / _BEATS_A_TIMEOUT,), name="group-beat", daemon=True
+        self._heartbeats = Thread(
+            target=self._send_heartbeats,
+            args=(timeout_seconds / _HEARTBEATS_A_TIMEOUT,),
+            name="group-heartbeat",
+            daemon=True,
         )
 
     @classmethod
     def join(cls, *, device: str = "auto", timeout_seconds: float = TIMEOUT_SECONDS) -> Self:
-        """Meet the other ranks, as the environment (``torchrun``'s variables) says. A rank has a GPU, or shares the CPU.
+        """Meet the other ranks named by the environment (``torchrun``'s variables).
 
-        Raises ``GroupLost`` when they do not come within the timeout.
+        ``device`` auto: a GPU for each rank if there is CUDA, else the CPU for all. Raises ``GroupLost`` when the other
+        ranks do not come within the timeout.
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,7 +86,7 @@ class TrainerGroup:
         if place.type == "cuda":
             place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(place)
-        with _together():
+        with _raising_group_lost():
             dist.init_process_group(
                 "nccl" if place.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_seconds)
             )
@@ -87,16 +94,17 @@ class TrainerGroup:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is the one that trains."""
+        """True on the rank that trains, rank 0."""
         return self.rank == 0
 
     def load_base(
         self, facts: BaseModelFacts, *, dtype: str = "auto", gradient_checkpointing: bool = False
     ) -> BaseModel:
-        """The group's base, on every rank at once: whole in the host's memory first, then a layer at a time to the device,
-        of which the rank's share stays.
+        """Load the group's base, on every rank at once, and return this rank's part of it.
 
-        Raises ``InvalidRequest``, on every rank, when the folder cannot be loaded or the model not be sharded.
+        Each rank reads the whole model into the host's memory first. Then one layer at a time goes to the device, where the
+        rank's shard of it stays. Raises ``InvalidRequest``, on every rank, when the folder cannot be loaded or the model
+        cannot be sharded.
         """
         model = read_model(facts, dtype=dtype)
         with self._lock, self._step():
@@ -105,18 +113,18 @@ class TrainerGroup:
             layers.check(base)
         self._loaded = base, layers
         if self.leads:
-            self._beats.start()
+            self._heartbeats.start()
         return base
 
     # --- rank 0 ----------------------------------------------------------------------------------------------------
 
     @property
     def slots(self) -> int:
-        """All ranks work at one pass."""
+        """One slot: all ranks work at one pass."""
         return 1
 
     def split(self, rows: Sequence[PackedRow], *, token_budget: int, slots: int) -> list[list[PackedRow]]:  # noqa: ARG002
-        """Micro-batches for all ranks at once: see ``split_for``."""
+        """Cut ``rows`` into micro-batches for all ranks at once (``split_for``)."""
         return split_for(rows, at_once=self.size, token_budget=token_budget)
 
     def compute(
@@ -127,56 +135,59 @@ class TrainerGroup:
         backward: bool,
         slots: int,  # noqa: ARG002
     ) -> list[MicroBatchResult]:
-        """What came of each of ``batches``, in their order. Raises ``GroupLost``."""
+        """Compute ``batches`` on all ranks and return their results in order. Raises ``GroupLost``."""
         if not batches:
             return []
         dealt = [list(batches[rank :: self.size]) for rank in range(self.size)]
         works = [Work.of(micro_batches.members, mine, rounds=len(dealt[0]), backward=backward) for mine in dealt]
         with self._lock, self._step():
-            self._tell(works)
+            self._scatter(works)
             for rank, work in enumerate(works[1:], start=1):
                 for number in work.members:
                     dist.send(micro_batches.members[number].weights.vector, dst=rank)
             found = [self._compute(micro_batches, works[0])]
-            sent: list[list[SentAttempt]] = [[] for _ in range(self.size)]
+            sent: list[list[SentResult]] = [[] for _ in range(self.size)]
             dist.gather_object([], sent, group=self._control)
             sizes = {number: member.size for work in works for number, member in work.members.items()}
-            found += [self._received(sent[rank], rank, sizes) for rank in range(1, self.size)]
+            found += [self._receive_gradients(sent[rank], rank, sizes) for rank in range(1, self.size)]
         return [found[number % self.size][number // self.size] for number in range(len(batches))]
 
     def close(self) -> None:
-        """On rank 0, the last call: the other ranks' ``follow`` returns. Does nothing once the group is lost."""
+        """End the group: the other ranks' ``follow`` returns. The last call on rank 0; does nothing in a lost group."""
         self._closed.set()
-        if self._beats.ident is not None:
-            self._beats.join()
+        if self._heartbeats.ident is not None:
+            self._heartbeats.join()
         if not self._in_step or self._loaded is None:
             return
         with self._lock, self._step():
-            self._tell([Stop()] * self.size)
-        self._part()
+            self._scatter([Stop()] * self.size)
+        self._leave()
 
-    def _received(self, sent: Sequence[SentAttempt], rank: int, sizes: dict[int, int]) -> list[MicroBatchResult]:
-        attempts = []
+    def _receive_gradients(
+        self, sent: Sequence[SentResult], rank: int, sizes: dict[int, int]
+    ) -> list[MicroBatchResult]:
+        """Receive the gradients of a rank's results and return the results whole. ``sizes`` are elements by member."""
+        results = []
         for one in sent:
             gradients = {}
             for number in one.members:
                 gradients[number] = torch.empty(sizes[number], device=self.device)
                 dist.recv(gradients[number], src=rank)
-            attempts.append(one.with_gradients(gradients))
-        return attempts
+            results.append(one.with_gradients(gradients))
+        return results
 
-    def _tell(self, messages: Sequence[Message]) -> None:
-        """One message to every rank, in their order."""
+    def _scatter(self, messages: Sequence[Message]) -> None:
+        """Send one message to every rank: ``messages[rank]``."""
         dist.scatter_object_list([None], list(messages), src=0, group=self._control)
 
-    def _beat(self, seconds: float) -> None:
-        """Others may then tell an idle rank 0 from one that is gone."""
+    def _send_heartbeats(self, seconds: float) -> None:
+        """Send a heartbeat every ``seconds``, so that the other ranks can tell an idle rank 0 from one that is gone."""
         while not self._closed.wait(seconds):
             with self._lock:
                 if not self._in_step:
                     return
                 try:
-                    self._tell([Beat()] * self.size)
+                    self._scatter([Heartbeat()] * self.size)
                 except RuntimeError:
                     log.exception("a rank of the group is gone")
                     self._in_step = False
@@ -184,55 +195,55 @@ class TrainerGroup:
     # --- other ranks -----------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Compute what rank 0 sends, until it closes the group. Raises ``GroupLost`` when it is gone."""
+        """Compute the work that rank 0 sends, until it closes the group. Raises ``GroupLost`` when rank 0 is gone."""
         while True:
             with self._step():
-                message = self._hear()
+                message = self._receive_message()
                 if isinstance(message, Work):
-                    self._help(message)
+                    self._compute_and_send(message)
             if isinstance(message, Stop):
                 break
-        self._part()
+        self._leave()
 
-    def _hear(self) -> Message:
-        heard: list[Message] = [Beat()]
-        dist.scatter_object_list(heard, src=0, group=self._control)
-        return heard[0]
+    def _receive_message(self) -> Message:
+        received: list[Message] = [Heartbeat()]
+        dist.scatter_object_list(received, src=0, group=self._control)
+        return received[0]
 
-    def _help(self, work: Work) -> None:
+    def _compute_and_send(self, work: Work) -> None:
         base, _ = self._base()
         vectors: dict[int, Tensor] = {}
         for number, member in work.members.items():
             vectors[number] = torch.empty(member.size, device=self.device)
             dist.recv(vectors[number], src=0)
         members = {number: member.member(base, vectors[number]) for number, member in work.members.items()}
-        attempts = self._compute(FusedMicroBatches(base, members), work)
-        sent = [SentAttempt.of(attempt) for attempt in attempts]
+        results = self._compute(FusedMicroBatches(base, members), work)
+        sent = [SentResult.of(result) for result in results]
         dist.gather_object(sent, group=self._control)
-        for one, attempt in zip(sent, attempts, strict=True):
+        for one, result in zip(sent, results, strict=True):
             for number in one.members:
-                if attempt.computed is not None:
-                    dist.send(attempt.computed.gradients[number], dst=0)
+                if result.output is not None:
+                    dist.send(result.output.gradients[number], dst=0)
 
     # --- every rank ------------------------------------------------------------------------------------------------
 
     def _compute(self, micro_batches: FusedMicroBatches, work: Work) -> list[MicroBatchResult]:
-        """This rank's micro-batches, a round each, beside the other ranks'."""
+        """Compute this rank's micro-batches, one a round, in step with the other ranks."""
         _, layers = self._base()
-        attempts = []
+        results = []
         for number in range(work.rounds):
             if number < len(work.batches):
-                attempts.append(micro_batches.attempt(work.batches[number], backward=work.backward))
-            layers.settle(backward=work.backward)
-        return attempts
+                results.append(micro_batches.compute(work.batches[number], backward=work.backward))
+            layers.complete_gathers(backward=work.backward)
+        return results
 
-    def _part(self) -> None:
-        """Leave once every rank has heard that it is over: a connection that closes before would look like a loss."""
-        # Whoever comes first closes its connections while the other still looks at its own.
+    def _leave(self) -> None:
+        """Leave once every rank knows that the group ends: a connection closed earlier would look like a lost rank."""
+        # The rank that is through first closes its connections while another one still checks its own.
         with suppress(RuntimeError):
             dist.gather_object(None, [None] * self.size if self.leads else None, group=self._control)
-        # With its last reference gone gloo's threads of that group are joined. One that still let go of a tensor while the
-        # interpreter ends would abort the process.
+        # Dropping the last reference joins the gloo threads of the control group. A gloo thread that frees a tensor while
+        # the interpreter shuts down would abort the process.
         dist.destroy_process_group(self._control)
         self._control = None
         dist.destroy_process_group()
@@ -244,18 +255,18 @@ class TrainerGroup:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """What all ranks do together: whatever leaves it half done leaves them at different places, for good."""
+        """Guard a step that all ranks take together. A step left half done loses the group: its ranks no longer match."""
         if not self._in_step:
             raise GroupLost("the ranks of the group have lost each other")
         self._in_step = False
-        with _together():
+        with _raising_group_lost():
             yield
         self._in_step = True
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """torch.distributed says with a ``RuntimeError`` of any kind that a rank is gone, or silent for too long."""
+def _raising_group_lost() -> Iterator[None]:
+    """Raise ``GroupLost`` for a ``RuntimeError``: torch.distributed's error for a rank that is gone or silent too long."""
     try:
         yield
     except RuntimeError as error:

@@ -1,12 +1,12 @@
-"""The layers of a base, sharded over the ranks of a group, and the gathers that the ranks must do in lockstep.
+"""Shards the layers of a base over the ranks of a group, and keeps the ranks' weight gathers in lockstep.
 
-FSDP2 (``fully_shard``) gathers a layer's weights from all ranks just before they are needed, in the forward pass and again in
-the backward pass, and frees them after. Embeddings, final norm and head stay whole on every rank: the head is called in
-chunks, of which each rank has another number.
+FSDP2 (``fully_shard``; Zhao et al. 2023, "PyTorch FSDP") gathers a layer's weights from all ranks just before they are needed,
+in the forward pass and again in the backward pass, and frees them afterwards. Embeddings, final norm and head stay whole on
+every rank: the head is called in chunks, and the number of chunks differs between ranks.
 
-A gather needs every rank. So a micro-batch is one fixed schedule of gathers, each layer's in turn and, with a backward pass,
-each in reverse: a rank that breaks in the middle, has no gradient to compute or no micro-batch at all does the rest of it
-without computing (``settle``), and all ranks are at the same place again.
+A gather needs every rank. So every micro-batch has one fixed schedule of gathers: each layer in order and, with a backward
+pass, each layer in reverse. A rank may leave gathers out: its micro-batch failed, it has no gradient to compute, or it has no
+micro-batch at all. ``complete_gathers`` does the rest of the schedule without computing, and all ranks are in step again.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from engine.model.base import BaseModel, decoder_stack
 
 
 class _CountedAllGather(DefaultAllGather):
-    """Counts the gathers that this rank has begun."""
+    """FSDP2's all-gather that counts the gathers begun on this rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _CountedAllGather(DefaultAllGather):
 
 
 class ShardedLayers:
-    """The sharded layers of one base on this rank. One micro-batch at a time, in one thread at a time."""
+    """Sharded layers of one base on this rank. For one micro-batch and one thread at a time."""
 
     def __init__(self, stack: FSDPModule, layers: Sequence[FSDPModule], gathers: _CountedAllGather) -> None:
         self._stack = stack
@@ -46,7 +46,7 @@ class ShardedLayers:
 
     @classmethod
     def shard(cls, model: PreTrainedModel, mesh: DeviceMesh) -> "ShardedLayers":
-        """Shard the frozen ``model``'s layers over ``mesh``; a layer at a time is whole on the mesh's device.
+        """Shard the layers of the frozen ``model`` over ``mesh``. Only one layer at a time is whole on the mesh's device.
 
         Raises ``InvalidRequest`` when the model has no stack of layers.
         """
@@ -62,7 +62,7 @@ class ShardedLayers:
         return cls(fully_shard(stack, mesh=mesh, ignored_params=rest), sharded, gathers)
 
     def check(self, base: BaseModel) -> None:
-        """Raises ``InvalidRequest`` unless a forward computes the layers once each, in order: the schedule counts on it."""
+        """Raise ``InvalidRequest`` unless a forward computes the layers once each, in order. The schedule depends on it."""
         order: list[int] = []
 
         def note(number: int) -> Any:
@@ -79,18 +79,18 @@ class ShardedLayers:
                 hook.remove()
         if order != list(range(len(self._layers))) or self._gathers.begun != len(self._layers):
             raise InvalidRequest(f"base model {base.facts.name!r} does not compute its layers in order, once each")
-        self.settle(backward=False)
+        self.complete_gathers(backward=False)
 
     @torch.no_grad()
-    def settle(self, *, backward: bool) -> None:
-        """Do what this rank has left out of a micro-batch's gathers, and let go of every weight gathered.
+    def complete_gathers(self, *, backward: bool) -> None:
+        """Do the gathers of a micro-batch that this rank has left out, and free every gathered weight.
 
-        Raises ``RuntimeError`` when another rank is gone, or this one has gathered more than the schedule has.
+        Raises ``RuntimeError`` when another rank is gone, or this rank has begun more gathers than the schedule has.
         """
         schedule = [*self._layers, *reversed(self._layers)] if backward else self._layers
         if self._gathers.begun > len(schedule):
             raise RuntimeError(f"{self._gathers.begun} gathers in a micro-batch of {len(schedule)}")
-        # Also after a micro-batch that worked: a forward without a backward leaves an order to prefetch in behind.
+        # Needed even after success: a forward without a backward leaves FSDP2's prefetch order behind.
         self._stack.reset_iter_state()
         for layer in schedule[self._gathers.begun :]:
             layer.unshard()

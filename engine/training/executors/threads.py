@@ -1,7 +1,8 @@
-"""Micro-batches beside each other, each on its share of the cores.
+"""Computes micro-batches on threads of this process, one thread for each, each on a part of the cores.
 
-Two halves of a batch on a thread each beat the whole batch on two threads: products this small end at a barrier every few
-microseconds, and one of two threads that must wait for a core makes the other one wait too (``bench.contention``).
+Two halves of a batch, on one thread each, are faster than the whole batch on two threads. Small matrix products wait at a
+barrier every few microseconds, so one thread that loses its core for a moment makes the other one wait too
+(``bench.contention``).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,10 @@ from engine.training.micro_batch import PackedRow, split_for
 
 
 class MicroBatchThreads:
-    """Cuts rows for as many micro-batches at once as there are cores, and computes them. An accelerator takes one at a time."""
+    """Cuts rows into micro-batches, one for each core at a time, and computes them. An accelerator computes one at a time.
+
+    For any thread, several at once.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cores = torch.get_num_threads() if device.type == "cpu" else 1
@@ -23,30 +27,30 @@ class MicroBatchThreads:
 
     @property
     def slots(self) -> int:
-        """One for each core."""
+        """One slot for each core."""
         return self._cores
 
     def split(self, rows: Sequence[PackedRow], *, token_budget: int, slots: int) -> list[list[PackedRow]]:
-        """Micro-batches for so many cores at once: see ``split_for``."""
+        """Cut ``rows`` into micro-batches for ``slots`` cores at once (``split_for``)."""
         return split_for(rows, at_once=slots, token_budget=max(1, token_budget * slots // self._cores))
 
     def compute(
         self, micro_batches: FusedMicroBatches, batches: Sequence[list[PackedRow]], *, backward: bool, slots: int
     ) -> list[MicroBatchResult]:
-        """What came of each of ``batches``, in their order."""
-        attempt = partial(micro_batches.attempt, backward=backward)
+        """Compute ``batches`` on ``slots`` cores and return their results in order."""
+        compute = partial(micro_batches.compute, backward=backward)
         if self._executor is None or len(batches) < 2 or slots < 2:
-            return [_on_threads(slots, attempt, batch) for batch in batches]
+            return [_on_threads(slots, compute, batch) for batch in batches]
         threads = max(1, slots // len(batches))
-        found = list(self._executor.map(partial(_on_threads, threads, attempt), batches))
-        # torch keeps the number for each thread; what was set last is also the default of threads yet to come.
+        found = list(self._executor.map(partial(_on_threads, threads, compute), batches))
+        # torch keeps this number for each thread, and the last number set is the default of new threads.
         torch.set_num_threads(self._cores)
         return found
 
 
 def _on_threads(
-    threads: int, attempt: Callable[[list[PackedRow]], MicroBatchResult], batch: list[PackedRow]
+    threads: int, compute: Callable[[list[PackedRow]], MicroBatchResult], batch: list[PackedRow]
 ) -> MicroBatchResult:
-    # Each time: MKL has one number for the whole process, which whoever computed last has set.
+    # Set each time: MKL has one number for the whole process, and another pass may have set it last.
     torch.set_num_threads(threads)
-    return attempt(batch)
+    return compute(batch)

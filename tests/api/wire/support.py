@@ -9,9 +9,9 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.types.forward_backward_input import ForwardBackwardInput
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 
+from api.tinker.training import ForwardRequest
 from api.wire import training_codec
-from api.wire.json_body import parse_json
-from api.wire.schemas import ForwardRequest
+from api.wire.request_model import parse_json
 from contracts.base_model import BaseModelFacts
 from contracts.operations import TrainingBatch
 from store.settings import Settings

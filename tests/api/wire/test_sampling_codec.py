@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from tinker import types
 from tinker.types.sample_request import SampleRequest as SdkSampleRequest
 
-from api.wire.json_body import parse_json
-from api.wire.sampling_codec import MAX_STOPS, sample_request
-from api.wire.schemas import AsampleRequest, JsonSamplingParams
+from api.wire.request_model import parse_json
+from api.wire.sample_checks import MAX_STOPS
+from api.wire.sampling_codec import sample_request
+from api.wire.tinker_requests import AsampleRequest, JsonSamplingParams
 from contracts.codec import decode_payload, encode
 from contracts.errors import InvalidRequest
 from contracts.operations import OperationKind, SampleRequest, SamplingParams

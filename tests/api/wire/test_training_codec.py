@@ -11,7 +11,7 @@ from tinker import types
 from api.wire import training_codec as codec
 from api.wire import weft_wire_pb2 as pb
 from contracts.errors import InvalidRequest
-from contracts.operations import LossName
+from contracts.losses import LossName
 from tests.api.wire.support import (
     CONTEXT,
     FACTS,

@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from contracts.operations import Datum, LossName, LossSpec, OptimStep, TrainingBatch
+from contracts.base_model import read_base_model_facts
+from contracts.losses import LossName
+from contracts.operations import Datum, LossSpec, OptimStep, TrainingBatch
 from engine.model.base import BaseModel
 from engine.model.lora import AdapterSegment
 from engine.model.tiny_model import write_tiny_model
@@ -42,8 +44,10 @@ def test_tokenizer_is_byte_level_with_a_chat_template(tiny_model_dir: Path) -> N
     assert read_vocabulary(tiny_model_dir).end_of_sequence_ids == {tokenizer.eos_token_id}
 
 
-def test_an_adapter_learns_a_sentence(trainer: Trainer, base: BaseModel) -> None:
+def test_an_adapter_learns_a_sentence(tiny_model_dir: Path) -> None:
     """Supervised steps at rank 16 and learning rate 1e-2 until greedy decoding says it."""
+    base = BaseModel.load(read_base_model_facts("weft/tiny", tiny_model_dir, None))
+    trainer = Trainer(base)
     trainer.create(RUN, settings(rank=16))
     prompt, answer = list(b"cat: "), list(_SENTENCE.encode())
     tokens = np.array(prompt + answer)

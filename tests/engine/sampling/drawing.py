@@ -1,4 +1,4 @@
-"""Asking a replica for sequences, and what came so far, with the order of events checked on the way."""
+"""Test client of a replica: sends requests, collects their events, and checks the order that the protocol promises."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Draw:
-    """How to draw: the fields of a request that tests vary."""
+    """Fields of a request that tests vary."""
 
     max_tokens: int = 24
     temperature: float = 1.0
@@ -67,14 +67,14 @@ class DrawnSequence:
 
 @dataclass
 class Drawn:
-    """All of a request so far."""
+    """All events of a request so far."""
 
     sequences: list[DrawnSequence]
     scored: PromptScored | None = None
 
     @classmethod
     def of(cls, request: GenerateRequest) -> Self:
-        """Of ``request``, nothing yet."""
+        """Return an empty result for ``request``."""
         return cls([DrawnSequence() for _ in request.seeds])
 
     @property
@@ -111,7 +111,7 @@ class Running:
         self.drawn = Drawn.of(request)
         self._replica = replica
         self.most_together = 0
-        """Tokens that have come at once."""
+        """Largest number of tokens that arrived at once."""
         self._news = asyncio.Condition()
         self._over = False
         self.task = asyncio.create_task(self._read())
@@ -140,7 +140,7 @@ class Running:
         assert all(len(sequence.ids) >= length for sequence in wanted)
 
     async def end(self) -> Drawn:
-        """What it came to, or its error."""
+        """Wait for the result; raise the request's error."""
         async with asyncio.timeout(DEADLINE_S):
             return await self.task
 
@@ -150,9 +150,9 @@ class Running:
             return await self._replica.cut(self.request.request_id, index)
 
     async def cut_at_once(self, index: int | None = None) -> None:
-        """``cut`` as soon as the replica knows of it."""
+        """Cut the request as soon as the replica knows it."""
         async with asyncio.timeout(DEADLINE_S):
-            # Nothing tells when a replica has taken note of a request; each look gives its reader a turn.
+            # A replica does not tell when it knows a request. Each cut that finds nothing gives the reader a turn of the loop.
             while not await self._replica.cut(self.request.request_id, index):  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
@@ -163,14 +163,14 @@ class Running:
 
 
 class Versioned(Protocol):
-    """Whoever has an adapter."""
+    """Object with an adapter version, None for the bare base."""
 
     @property
     def version(self) -> AdapterVersion | None: ...
 
 
 class Client:
-    """A started replica and short ways to ask it."""
+    """A started replica, with short ways to send requests."""
 
     def __init__(self, replica: SamplerReplica) -> None:
         self.replica = replica
@@ -185,7 +185,7 @@ class Client:
         topk: int = 0,
         scoring: PromptScoring | None = None,
     ) -> GenerateRequest:
-        """A request of its own id."""
+        """Return a request with an id of its own."""
         return GenerateRequest(
             request_id=f"request-{next(self._numbers)}",
             prompt=np.array(prompt, np.int64),
@@ -210,7 +210,7 @@ class Client:
         topk: int = 0,
         scoring: PromptScoring | None = None,
     ) -> Running:
-        """Begin a request and go on reading it."""
+        """Send a request and read it in a task."""
         return Running(self.replica, self.request(prompt, who, draw, topk=topk, scoring=scoring))
 
     async def ask(
@@ -222,5 +222,5 @@ class Client:
         topk: int = 0,
         scoring: PromptScoring | None = None,
     ) -> Drawn:
-        """The whole of a request."""
+        """Send a request and return its result."""
         return await self.start(prompt, who, draw, topk=topk, scoring=scoring).end()

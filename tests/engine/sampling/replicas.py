@@ -1,4 +1,4 @@
-"""The replicas that the contract suite tries: each a started one over the world's base, at most ``SEQUENCES`` at once."""
+"""Replicas that the contract suite runs on, each started over the world's base with at most ``SEQUENCES`` sequences."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,7 +12,7 @@ SEQUENCES = 8
 
 @asynccontextmanager
 async def torch_replica(world: Any) -> AsyncIterator[SamplerReplica]:
-    """The one in this process."""
+    """Start the in-process replica over the world's base."""
     replica = TorchReplica(world.base, max_sequences=SEQUENCES)
     await replica.start()
     try:

@@ -1,4 +1,4 @@
-"""What every ``SamplerReplica`` keeps to. The adapters cat and dog and the bare base are the tenants."""
+"""Contract suite of ``SamplerReplica``, for every implementation. The adapters cat and dog and the bare base are the tenants."""
 
 import asyncio
 from collections.abc import AsyncIterator

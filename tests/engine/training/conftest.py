@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from contracts.base_model import read_base_model_facts
 from contracts.ids import RunId
-from contracts.operations import Datum, LoraSettings, LossName, LossSpec, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import Datum, LoraSettings, LossSpec, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.checkpoint_files import read_checkpoint, write_checkpoint
 from engine.training.trainer import PassItem, Trainer, loaded_state

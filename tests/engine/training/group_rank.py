@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import WeftError
-from contracts.operations import ForwardBackwardOutput, LossName, OptimStep
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, OptimStep
 from engine.model.base import BaseModel
 from engine.training.executors.group import TrainerGroup
 from engine.training.trainer import PassItem, Trainer
@@ -23,9 +24,9 @@ from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, make_batch,
 RUNS = ((RUN, 8), (NEIGHBOUR, 3))
 LENGTHS = (128, 31, 100, 7, 90, 128, 64)
 TOKENS = 512
-"""Of a pass at once: several micro-batches for each rank, of mixed lengths."""
+"""Token budget of a pass: several micro-batches for each rank, of mixed lengths."""
 UNLUCKY = {"forward": 7, "backward": 8}
-"""Where ``failing`` breaks the micro-batch of a sequence of this token alone."""
+"""Tokens by place: ``failing`` breaks a micro-batch there if one of its sequences consists of this token alone."""
 TIMEOUT_SECONDS, SHORT_TIMEOUT_SECONDS = 30.0, 5.0
 
 Found = dict[str, object]
@@ -120,7 +121,7 @@ def unlucky(trainer: Trainer) -> Found:
 def failing(base: BaseModel) -> Iterator[None]:
     """Out of memory in the third layer's forward or backward, in every micro-batch with an unlucky sequence."""
     met = local()
-    """Of the micro-batch that a thread has in hand."""
+    """Places to break the micro-batch that the thread computes."""
 
     def look(_module: nn.Module, _inputs: object, named: dict[str, Tensor]) -> None:
         starts = named["input_ids"][:, :31]
@@ -155,8 +156,8 @@ SCENARIOS: dict[str, Callable[[Trainer], Found]] = {
 }
 
 
-def shares_of(base: BaseModel) -> Found:
-    """How many elements of the layers' weights lie on this rank, and how many there are."""
+def shards_of(base: BaseModel) -> Found:
+    """Elements of the layers' weights on this rank, and in all."""
     layers = [(name, weight) for name, weight in base.model.named_parameters() if ".layers." in name]
     return {
         "local": sum(weight.to_local().numel() for _, weight in layers),
@@ -165,7 +166,7 @@ def shares_of(base: BaseModel) -> Found:
 
 
 def other_facts(model: Path) -> BaseModelFacts:
-    """Of a base of another architecture, without a tokenizer."""
+    """Facts of a base of another architecture, without a tokenizer."""
     return BaseModelFacts("other", model, "other", 128, 300, None)
 
 
@@ -187,7 +188,7 @@ def main(scenario: str, model: Path, results: Path) -> None:
 
 
 def lead(group: TrainerGroup, base: BaseModel, scenario: str, results: Path) -> None:
-    """What rank 0 does."""
+    """Run the scenario on rank 0."""
     trainer = Trainer(base, pass_token_budget=TOKENS, executor=group)
     if scenario == "endless":
         fresh(trainer)
@@ -199,7 +200,7 @@ def lead(group: TrainerGroup, base: BaseModel, scenario: str, results: Path) -> 
         alone(trainer)
         (results / "passing").touch()
         Event().wait(TIMEOUT_SECONDS)
-    found: Found = {"shares": shares_of(base)}
+    found: Found = {"shards": shards_of(base)}
     for name in SCENARIOS if scenario == "all" else ("training",):
         found[name] = SCENARIOS[name](trainer)
     group.close()

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 from contracts.base_model import read_base_model_facts
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LoraSettings, LossName, OptimStep, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, TrainingBatch
 from engine.model.adapter_folder import read_lora_weights
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, read_state, write_state
@@ -184,7 +185,7 @@ def test_flags_choose_the_projections(trainer: Trainer, base: BaseModel) -> None
 
 
 def mixed_settings(number: int) -> LoraSettings:
-    """Of neighbour ``number``: ranks 1 to 15, any alpha, every choice of layers."""
+    """LoRA settings of neighbour ``number``: ranks 1 to 15, any alpha, every choice of layers."""
     flags = {"train_attn": number % 3 > 0, "train_mlp": number % 3 < 2, "train_unembed": number % 2 == 0}
     return replace(settings(rank=1 + number, seed=number, **flags), alpha=4.0 * (1 + number % 5))
 
@@ -240,7 +241,7 @@ def test_fifteen_neighbours_change_nothing(trainer: Trainer, head: bool) -> None
 
 
 def test_neighbour_that_fails_or_goes_changes_nothing(trainer: Trainer) -> None:
-    """A NaN, an absent input or an unloaded adapter fails its own item, contributes nothing and reaches nobody."""
+    """A NaN, an absent input or an unloaded adapter fails its own item and changes no other."""
     poisoned, gone = RunId("poisoned:train:0"), RunId("gone:train:0")
     for run in (RUN, NEIGHBOUR, poisoned):
         trainer.create(run, settings(seed=1))

@@ -1,4 +1,4 @@
-"""What fails fails alone and changes nothing: bad data, steps that overflow, damaged folders, broken adapters."""
+"""A failure stays alone and changes nothing: bad data, steps that overflow, damaged folders, broken adapters."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from contracts.errors import EngineFailure, InvalidRequest
-from contracts.operations import Datum, ForwardBackwardOutput, LossName, LossSpec, OptimStep, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import Datum, ForwardBackwardOutput, LossSpec, OptimStep, TrainingBatch
 from engine.training.adapter_state import STATE, read_state, write_state
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (

@@ -54,7 +54,7 @@ class Ranks:
         return [process.wait(timeout=max(0.0, ends_at - monotonic())) for process in self.processes]
 
     def log(self, rank: int) -> str:
-        """What the rank said."""
+        """Output of the rank."""
         return (self.results / f"{rank}.log").read_text()
 
 
@@ -85,7 +85,7 @@ def ranks(scenario: str, model: Path, results: Path) -> Iterator[Ranks]:
 
 
 def results_of(scenario: str, model: Path, results: Path) -> Found:
-    """What a group of two computed; both ranks ended well."""
+    """Results of a group of two ranks, both of which ended well."""
     with ranks(scenario, model, results) as group:
         assert group.wait() == [0, 0], group.log(0) + group.log(1)
         found: Found = torch.load(results / "found.pt")
@@ -148,9 +148,9 @@ def test_what_fails_on_a_rank_fails_alone(found: Found) -> None:
 
 
 def test_a_rank_holds_half_of_every_layer(found: Found) -> None:
-    shares = found["shares"]
-    assert isinstance(shares, dict)
-    assert shares["local"] * 2 == shares["all"]
+    shards = found["shards"]
+    assert isinstance(shards, dict)
+    assert shards["local"] * 2 == shards["all"]
 
 
 def test_layers_computed_again_in_the_backward_pass_are_gathered_for_it(
@@ -201,7 +201,7 @@ def test_torchrun_starts_a_group_and_both_ranks_end(tiny_model_dir: Path, tmp_pa
 
 
 def wait_for_file(path: Path, group: Ranks) -> None:
-    """Until rank 0 has made ``path``; a rank that ends before it fails the test."""
+    """Wait until rank 0 has made ``path``; fail the test if rank 0 ends before."""
     ends_at = monotonic() + DEADLINE_SECONDS
     while not path.exists():
         with pytest.raises(subprocess.TimeoutExpired):

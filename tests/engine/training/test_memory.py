@@ -1,4 +1,4 @@
-"""What a pass may take: padding, logits, activations. Measured on the tensors that torch makes and keeps."""
+"""Bounds on a pass's memory: padding, logits, activations. Measured on the tensors that torch makes and keeps."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
-from contracts.operations import ForwardBackwardOutput, LossName
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput
 from engine.model.base import BaseModel
 from engine.training.executors.threads import MicroBatchThreads
 from engine.training.micro_batch import (
@@ -153,7 +154,7 @@ def test_micro_batches_at_once_stay_within_the_token_budget(lengths: list[int], 
 
 
 def test_no_micro_batch_computes_more_positions_than_the_token_budget(base: BaseModel) -> None:
-    """What reaches the base, padding included, in a pass of many operations; one long sequence goes alone."""
+    """The base's inputs, padding included, in a pass of many operations; one long sequence goes alone."""
     trainer = Trainer(base, pass_token_budget=64)
     shapes: list[torch.Size] = []
 
@@ -234,7 +235,7 @@ def test_gradient_checkpointing_keeps_less_and_gives_equal_gradients(base: BaseM
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_pass_computed_again_after_a_failure_has_let_go_of_the_first_attempt(
+def test_a_pass_computed_again_after_a_failure_has_dropped_the_first_try(
     base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that runs out in the last layer, with two tenants together: each by itself then has all of it."""

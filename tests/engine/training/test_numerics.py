@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from contracts.errors import WeftError
-from contracts.operations import ForwardBackwardOutput, LossName, LossSpec, OptimStep, OptimStepped
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, LossSpec, OptimStep, OptimStepped
 from engine.model.base import BaseModel
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import (

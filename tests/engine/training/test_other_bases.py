@@ -20,10 +20,11 @@ from transformers import (
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LossName, OptimStep
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, OptimStep
 from engine.model.base import BaseModel
+from engine.model.input_layout import InputLayout, observe_layouts
 from engine.model.lora import AdapterSegment
-from engine.model.row_layout import InputLayout, observe_layouts
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (
     NEIGHBOUR,

@@ -1,19 +1,23 @@
 """Micro-batches computed beside each other: the numbers are those of one after another, run after run."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
 
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LossName
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput
 from engine.model.base import BaseModel
-from engine.training.trainer import Trainer
+from engine.training.trainer import PassOperation, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
 
 LENGTHS = (128, 120, 100, 128, 90, 128)
 """Enough for a micro-batch on each of two threads."""
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture(params=[2, 3])
@@ -57,6 +61,40 @@ def test_a_pass_on_several_threads_gives_the_numbers_of_one(base: BaseModel, thr
     for run in (RUN, NEIGHBOUR):
         for ours, theirs in zip(gradients_of(several, run), gradients_of(alone, run), strict=True):
             assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+
+
+def pass_on(trainer: Trainer, slots: int) -> list[PassOperation]:
+    """Both tenants' operations, computed on ``slots`` slots and noted, but not accumulated."""
+    losses = {RUN: LossName.PPO, NEIGHBOUR: LossName.CROSS_ENTROPY}
+    operations = [PassOperation(run, make_batch(1, loss, LENGTHS), True) for run, loss in losses.items()]
+    computed = trainer.compute([one.next_piece(len(LENGTHS)) for one in operations], slots=slots)
+    for piece, result in zip(computed.pieces, computed.results, strict=True):
+        piece.operation.note(piece, result)
+    return operations
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_passes_beside_each_other_give_the_numbers_of_a_pass_alone(base: BaseModel, threads: int, slots: int) -> None:
+    """Equal bit for bit: a pass on a part of the cores does not depend on what the other cores compute."""
+    trainer, _ = trained(base)
+    at_once = Barrier(threads)
+
+    def repeat() -> list[list[PassOperation]]:
+        at_once.wait(DEADLINE_SECONDS)
+        return [pass_on(trainer, slots) for _ in range(3)]
+
+    with ThreadPoolExecutor(threads + 1) as executor:
+        expected = executor.submit(pass_on, trainer, slots).result(DEADLINE_SECONDS)
+        passes = [executor.submit(repeat) for _ in range(threads)]
+        found = [operations for one in passes for operations in one.result(DEADLINE_SECONDS)]
+    for operations in found:
+        for ours, theirs in zip(operations, expected, strict=True):
+            assert ours.outcome is None
+            assert ours.gradient is not None
+            assert theirs.gradient is not None
+            assert ours.gradient.equal(theirs.gradient)
+            assert ours.loss == theirs.loss
+            assert all((a == b).all() for a, b in zip(ours.logprobs, theirs.logprobs, strict=True))
 
 
 @pytest.mark.usefixtures("threads")

@@ -1,4 +1,4 @@
-"""How operations are cut and joined changes no number: pieces of one, several of one run, and one among them that fails.
+"""Cutting and joining operations changes no number: pieces of one operation, several of one run, one of them failing.
 
 Tolerances: 1e-5 relative to the largest value of the matrix compared, fp32.
 """
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from contracts.errors import InvalidRequest, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LossName, OptimStep, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, OptimStep, TrainingBatch
 from engine.training.pass_operation import PassItem, PassOperation
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (
@@ -65,7 +66,7 @@ def spoiled(batch: TrainingBatch) -> TrainingBatch:
 
 
 def test_an_operation_split_over_passes_equals_the_whole(adapters: Trainer) -> None:
-    """Its gradient reaches the adapter with the last piece, not before; a neighbour is in every pass."""
+    """An operation's gradient reaches the adapter with the last piece, not before; a neighbour is in every pass."""
     batch = make_batch(1, LossName.PPO, EIGHT)
     whole = output(adapters.run_pass([backward(REFERENCE, batch)])[0])
     operation = PassOperation(RUN, batch, backward=True)
@@ -125,7 +126,7 @@ def test_a_failed_operation_adds_nothing_to_its_runs_gradient(adapters: Trainer,
 
 
 def test_an_operation_that_fails_in_a_later_pass_takes_its_earlier_pieces_back(adapters: Trainer) -> None:
-    """And the window goes on: the next operations and the step are as if it had never been sent."""
+    """The gradient window goes on: the next operations and the step are as if the failed one had never been sent."""
     bad = PassOperation(RUN, spoiled(make_batch(6, LossName.IMPORTANCE_SAMPLING, EIGHT)), backward=True)
     adapters.advance([bad.next_piece(5)])
     assert bad.outcome is None

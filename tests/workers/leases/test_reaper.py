@@ -1,20 +1,23 @@
-"""Who has died with nobody of its kind left has nothing any more; the living, and who may live, keep what is theirs."""
+"""Forsaken processes lose their runs and samples; processes that live, or may live, keep them."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
+from tests.ledger.runtimes import lease_moves, make_runtime
 
 from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
 from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, VersionCommand, WorkerProcess
@@ -47,26 +50,19 @@ class House:
 
     database: Database
     now: datetime
-    moves: list[str] = field(default_factory=list)
+    runtime: Runtime = field(init=False)
     bases: dict[str, Base] = field(default_factory=dict)
 
     def clock(self) -> datetime:
-        """The time of everybody."""
+        """Return the time that the test set."""
         return self.now
 
     async def sweep(self, *, may_judge: bool = True) -> None:
-        """As housekeeping does."""
-        await reap_forsaken(
-            self.database,
-            Wakeups(),
-            self.clock,
-            lease=LEASE,
-            may_judge=lambda: may_judge,
-            moved=self.moves.append,
-        )
+        """Reap the forsaken, as housekeeping does."""
+        await reap_forsaken(self.runtime, may_judge=lambda: may_judge)
 
     async def open(self, base_model: str, tenant_name: str) -> None:
-        """Everything of a base model."""
+        """Open a base model: a trainer with a run, and a pool with a sample and a version command."""
         trainer, pool = (new_identity(kind, base_model) for kind in (ProcessKind.TRAINER, ProcessKind.POOL))
         ledger = Ledger(self.database, Wakeups(), self.clock, Telemetry.of("test", self.clock))
         step, request = OptimStep(), SampleRequest(np.arange(4, dtype=np.int64))
@@ -92,18 +88,18 @@ class House:
                 transaction, NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, request, digest(request))
             )
             await ledger.claim_samples(transaction, base_model, process=pool.id, most=9)
-            await self._enter(transaction, sample, tenant, base_model, pool.id)
+            await self._mark_in_flight(transaction, sample, tenant, base_model, pool.id)
             transaction.add(
                 VersionCommand(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)
             )
         self.bases[base_model] = Base(trainer, pool, run, sample)
 
-    async def _enter(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
+    async def _mark_in_flight(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
         dispatch = Dispatch(sample, tenant, base_model, None, None, "vllm-0", process)
         assert await mark_in_flight(transaction, [dispatch], self.clock) == [True]
 
     async def end(self, base_model: str, *, ago: timedelta) -> None:
-        """The leases of the base's processes ended so long ago."""
+        """Have the leases of the base's processes end ``ago`` before now."""
         async with self.database.write() as transaction:
             now = await database_now(transaction, self.clock)
             await transaction.execute(
@@ -111,7 +107,7 @@ class House:
             )
 
     async def has_all(self, base_model: str) -> bool:
-        """Whether trainer and pool have what they had; fails when they have some of it."""
+        """Return whether trainer and pool still have all that they had; fail when they have only some of it."""
         one = self.bases[base_model]
         async with self.database.read() as session:
             counts = [
@@ -133,8 +129,9 @@ class House:
 
 
 @pytest_asyncio.fixture
-async def house(database_url: str) -> AsyncIterator[House]:
+async def house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
     made = House(Database(create_engine(database_url)), datetime.now(UTC))
+    made.runtime = make_runtime(made.database, tmp_path, made.clock, lease=LEASE)
     await made.open(GONE, "cats")
     await made.open(KEPT, "dogs")
     yield made
@@ -151,16 +148,16 @@ async def test_what_the_forsaken_had_is_free_again(house: House) -> None:
         placed = list(await session.scalars(select(Placement.run_id)))
     assert tokens == {gone.run: 8, kept.run: 7}
     assert placed == [gone.run]
-    assert house.moves == ["expired"]
+    assert lease_moves(house.runtime, "expired") == 1
 
 
-async def test_who_may_still_come_back_keeps_what_it_has(house: House) -> None:
+async def test_a_process_that_may_still_come_back_keeps_what_it_has(house: House) -> None:
     await house.end(GONE, ago=9 * LEASE)
     await house.sweep()
     assert await house.has_all(GONE)
 
 
-async def test_who_was_cut_off_itself_reaps_nobody(house: House) -> None:
+async def test_a_process_that_was_cut_off_itself_reaps_nobody(house: House) -> None:
     await house.end(GONE, ago=11 * LEASE)
     await house.end(KEPT, ago=11 * LEASE)
     await house.sweep(may_judge=False)
@@ -169,16 +166,10 @@ async def test_who_was_cut_off_itself_reaps_nobody(house: House) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_a_trainer_may_judge_once_it_has_lived_for_a_whole_lease(house: House) -> None:
+async def test_a_trainer_may_judge_once_it_has_lived_for_a_whole_lease(house: House, tmp_path: Path) -> None:
     lease = timedelta(seconds=0.4)
-    leases = RunLeases(
-        new_identity(ProcessKind.TRAINER, KEPT),
-        database=house.database,
-        wakeups=Wakeups(),
-        clock=house.clock,
-        lease=lease,
-        moved=house.moves.append,
-    )
+    runtime = make_runtime(house.database, tmp_path, house.clock, lease=lease)
+    leases = RunLeases(new_identity(ProcessKind.TRAINER, KEPT), runtime)
     assert not leases.may_judge
     await leases.look()
     began = monotonic()

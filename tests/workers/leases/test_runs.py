@@ -1,14 +1,16 @@
-"""Leases: one trainer a run, whoever lost one writes nothing, clocks need not agree."""
+"""Leases of runs: one trainer a run, a trainer that lost a run writes nothing of it, clocks need not agree."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from time import monotonic
 
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
+from tests.ledger.runtimes import lease_moves, make_runtime
 
 from contracts.codec import digest
 from contracts.errors import LeaseLost
@@ -16,6 +18,7 @@ from contracts.ids import RunId, SessionId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationState, ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
 from ledger.ledger import Ledger
+from ledger.runtime import Runtime
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, WorkerProcess
@@ -37,34 +40,29 @@ class Trainers:
     """Two trainers of one base model, each with a clock of its own, and a tenant with runs."""
 
     database: Database
+    folder: Path
     tenant: TenantId
     session: SessionId
     now: datetime
     skew: dict[str, timedelta] = field(default_factory=dict)
-    moves: list[str] = field(default_factory=list)
+    runtimes: list[Runtime] = field(default_factory=list)
 
     def ledger(self, name: str = "one") -> Ledger:
-        """As the trainer sees it."""
+        """Return the ledger as the trainer sees it."""
         clock = self.clock(name)
         return Ledger(self.database, Wakeups(), clock, Telemetry.of("test", clock))
 
     def clock(self, name: str):  # type: ignore[no-untyped-def]
-        """The trainer's own."""
+        """Return the trainer's own clock."""
         return lambda: self.now + self.skew.get(name, timedelta(0))
 
     def leases(self, name: str, *, lease: timedelta = LEASE) -> RunLeases:
-        """A trainer's."""
-        return RunLeases(
-            new_identity(ProcessKind.TRAINER, BASE),
-            database=self.database,
-            wakeups=Wakeups(),
-            clock=self.clock(name),
-            lease=lease,
-            moved=self.moves.append,
-        )
+        """Return a new trainer's leases."""
+        self.runtimes.append(make_runtime(self.database, self.folder, self.clock(name), lease=lease))
+        return RunLeases(new_identity(ProcessKind.TRAINER, BASE), self.runtimes[-1])
 
     async def run(self, number: int, *, has_work: bool = True) -> RunId:
-        """A ready run, with an optimizer step that waits."""
+        """Make a ready run, with a pending optimizer step if it ``has_work``."""
         lora = LoraSettings(rank=4, alpha=32.0, seed=1)
         async with self.database.write() as transaction:
             new = NewRun(self.session, number, BASE, lora, None)
@@ -75,7 +73,7 @@ class Trainers:
         return run
 
     async def accept(self, run: RunId, seq_id: int, *, trainer: str | None = None) -> None:
-        """Another step; ``trainer`` is who the API believes has the run."""
+        """Accept another step; ``trainer`` is the trainer that the API believes has the run."""
         step = OptimStep()
         new = NewOperation(
             self.tenant, run, seq_id, OperationKind.OPTIM_STEP, BASE, step, digest(step), trainer=trainer
@@ -84,45 +82,47 @@ class Trainers:
             await self.ledger().accept(transaction, new)
 
     async def head(self, leases: RunLeases, run: RunId) -> ReadyOperation:
-        """What the trainer would compute of the run now."""
+        """Return the run's operation that the trainer would compute now."""
         lanes, ledger = Lanes(), self.ledger()
         async with self.database.read() as session:
-            lanes.take_in(await ledger.pending_training(session, BASE, trainer=leases.identity.id, after_position=0))
+            lanes.add_pending(
+                await ledger.pending_training(session, BASE, trainer=leases.identity.id, after_position=0)
+            )
             lane = lanes.get(run)
             assert lane is not None, "the trainer does not have the run"
-            lanes.put_payloads(await ledger.load(session, [one.id for one in lane.to_load(1)]))
+            lanes.add_payloads(await ledger.load(session, [one.id for one in lane.to_load(1)]))
         assert lane.head is not None
         return lane.head
 
     async def finish(self, *heads: ReadyOperation) -> None:
-        """Write the steps' results, together."""
+        """Write the steps' results in one transaction."""
         async with self.database.write() as transaction:
             await self.ledger().complete(transaction, [Completion(head, OptimStepped({})) for head in heads])
 
     async def held(self) -> dict[str | None, int]:
-        """How many runs each trainer has."""
+        """Return how many runs each trainer has."""
         async with self.database.read() as session:
             rows = await session.execute(select(Run.trainer_id, func.count().label("runs")).group_by(Run.trainer_id))
             return {row.trainer_id: row.runs for row in rows}
 
     async def count(self, what) -> int:  # type: ignore[no-untyped-def]
-        """Rows of a table."""
+        """Count the rows of a table."""
         async with self.database.read() as session:
             return await session.scalar(select(func.count()).select_from(what)) or 0
 
-    async def bury_all(self) -> None:
-        """Every process's lease ends now."""
+    async def expire_all(self) -> None:
+        """End every process's lease."""
         async with self.database.write() as transaction:
             await transaction.execute(update(WorkerProcess).values(expires_at=datetime(2000, 1, 1, tzinfo=UTC)))
 
 
 @pytest_asyncio.fixture
-async def trainers(database_url: str) -> AsyncIterator[Trainers]:
+async def trainers(database_url: str, tmp_path: Path) -> AsyncIterator[Trainers]:
     database, now = Database(create_engine(database_url)), datetime.now(UTC)
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name="cats", clock=lambda: now)
         session = await create_session(transaction, tenant, NewSession([], None, "0.38.0", None, None), lambda: now)
-    yield Trainers(database, tenant, session, now)
+    yield Trainers(database, tmp_path, tenant, session, now)
     await database.close()
 
 
@@ -137,7 +137,7 @@ async def test_runs_that_wait_are_shared_out_by_load(trainers: Trainers) -> None
     assert await trainers.count(Placement) == 0
 
 
-async def test_whoever_lost_a_run_writes_nothing_of_it(trainers: Trainers) -> None:
+async def test_a_trainer_that_lost_a_run_writes_nothing_of_it(trainers: Trainers) -> None:
     mine, other = await trainers.run(0), await trainers.run(1)
     one = trainers.leases("one")
     await one.look()
@@ -173,11 +173,11 @@ async def test_runs_of_a_dead_trainer_go_to_a_living_one(trainers: Trainers) -> 
     one, two = trainers.leases("one"), trainers.leases("two")
     await one.look()
     await trainers.finish(await trainers.head(one, idle))
-    await trainers.bury_all()
+    await trainers.expire_all()
     await two.look()
     assert await trainers.held() == {two.identity.id: 1, None: 1}
     assert (await trainers.head(two, busy)).lane == busy
-    assert trainers.moves.count("expired") == 2
+    assert sum(lease_moves(runtime, "expired") for runtime in trainers.runtimes) == 2
     # The idle one has no trainer, and gets one with its next operation.
     await trainers.accept(idle, 2)
     await two.look()
@@ -200,8 +200,8 @@ async def test_a_trainer_seen_to_end_is_not_waited_for(trainers: Trainers) -> No
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_who_was_cut_off_with_all_the_others_reaps_nobody_at_once(trainers: Trainers) -> None:
-    """After an outage of the database every lease has ended; the first one back must not take the others for dead."""
+async def test_a_trainer_cut_off_with_all_the_others_reaps_nobody_at_once(trainers: Trainers) -> None:
+    """After an outage of the database every lease has ended; the first trainer back must not take the others for dead."""
     run = await trainers.run(0)
     one, two = trainers.leases("one"), trainers.leases("two", lease=SHORT)
     await one.look()
@@ -238,16 +238,16 @@ async def test_idle_runs_beyond_a_trainers_share_go_to_one_that_has_less(trainer
     runs = [await trainers.run(number) for number in range(4)]
     one, two = trainers.leases("one"), trainers.leases("two")
     await one.look()
-    assert await one.surplus() == []
+    assert await one.releases.surplus() == []
     await two.look()
-    assert await one.surplus() == [], "they were busy just now"
+    assert await one.releases.surplus() == [], "they were busy just now"
     trainers.now += timedelta(minutes=1)
-    beyond = await one.surplus()
+    beyond = await one.releases.surplus()
     assert len(beyond) == 2
     assert set(beyond) < set(runs)
-    assert await two.surplus() == []
+    assert await two.releases.surplus() == []
     # Work that came in the meantime waits for nobody.
-    await one.release(beyond)
+    await one.releases.release(beyond)
     await two.look()
     assert await trainers.held() == {one.identity.id: 2, two.identity.id: 2}
 
@@ -256,7 +256,7 @@ async def test_an_orderly_end_hands_over_at_once(trainers: Trainers) -> None:
     run = await trainers.run(0)
     one, two = trainers.leases("one"), trainers.leases("two")
     await one.look()
-    await one.release_all()
+    await one.releases.release_all()
     await two.look()
     assert (await trainers.head(two, run)).lane == run
 

@@ -111,8 +111,8 @@ def test_three_sequences_go_on_each_from_its_own_place() -> None:
     assert [request.seeds for request in left] == [(segment_seed(1, 0, 2),), (segment_seed(1, 2, 0),)]
     # Each of these requests numbers its sequences from 0.
     give(continuation, left[1], 40, 41, 42, 43, end="length")
-    assert continuation.done_with(left[1])
-    assert not continuation.done_with(left[0])
+    assert continuation.has_ended(left[1])
+    assert not continuation.has_ended(left[0])
     give(continuation, left[0], 22, 0, end="stop")
     assert tokens_of(continuation) == [[20, 21, 22, 0], [30, 0], [40, 41, 42, 43]]
     assert [sequence.stop_reason for sequence in continuation.output().sequences] == ["stop", "stop", "length"]
@@ -157,9 +157,9 @@ def test_only_the_sequence_with_the_stop_string_is_to_be_cut() -> None:
     (request,) = continuation.requests(None, 1)
     assert give(continuation, request, *map(ord, "xxab"), index=1, end=None) == [1]
     assert give(continuation, request, *map(ord, "xxa"), index=0, end=None) == []
-    assert not continuation.done_with(request)
+    assert not continuation.has_ended(request)
     assert give(continuation, request, ord("b"), index=0, end=None) == [0]
-    assert continuation.done_with(request)
+    assert continuation.has_ended(request)
 
 
 def test_a_stop_token_needs_no_cut() -> None:

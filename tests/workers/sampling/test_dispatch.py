@@ -22,10 +22,14 @@ from contracts.paths import Segment
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from ledger.ledger import Ledger
+from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
+from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
+from store.settings import Settings
 from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.gates import (
@@ -44,9 +48,14 @@ from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
-from workers.sampling.dispatch import Attempt, Dispatcher
+from workers.sampling.attempt import Attempt, AttemptState
+from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache
+from workers.sampling.gate_cuts import GateCuts
+from workers.sampling.in_flight_rows import InFlightRows
+from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.router import Router
+from workers.sampling.swap import Swap
 
 BASE = "weft/tiny"
 SECONDS = 20.0
@@ -75,7 +84,10 @@ class Dispatches:
 
     database: Database
     gate_cache: GateCache
+    attempts: OpenAttempts
+    rows: InFlightRows
     dispatcher: Dispatcher
+    swap: Swap
     cat: LiveRun
     dog: LiveRun
 
@@ -95,6 +107,11 @@ class Dispatches:
             version = await record(transaction, run.tenant, run.run)
             await publish_live(transaction, run.tenant, run.run, version, utc_now)
         run.version = version
+
+    async def settle(self) -> None:
+        """As ``SampleRunner.settle``."""
+        await self.rows.settle()
+        await self.dispatcher.settle()
 
     @contextmanager
     def notes(self) -> Iterator[list[str]]:
@@ -146,23 +163,34 @@ def replica(name: str, facts: BaseModelFacts, folder: Path) -> VllmReplica:
     return VllmReplica(settings)
 
 
+def runtime_of(database: Database, folder: Path) -> Runtime:
+    wakeups, telemetry = Wakeups(), Telemetry.of("test", utc_now)
+    return Runtime(
+        settings=Settings(data_dir=folder),
+        database=database,
+        ledger=Ledger(database, wakeups, utc_now, telemetry),
+        wakeups=wakeups,
+        feed=TokenFeed(),
+        publication=LocalPublication(),
+        data_folder=DataFolder(folder),
+        clock=utc_now,
+        telemetry=telemetry,
+    )
+
+
 @pytest.fixture
 async def dispatches(database_url: str, tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Dispatches]:
     database = Database(create_engine(database_url))
     facts = replace(read_base_model_facts(BASE, tiny_model_dir, None), context_length=64)
-    gate_cache = GateCache(BASE, database, utc_now)
-    dispatcher = Dispatcher(
-        base_model=BASE,
-        router=Router([replica(name, facts, tmp_path) for name in ("a", "b")]),
-        gate_cache=gate_cache,
-        database=database,
-        ledger=Ledger(database, Wakeups(), utc_now, Telemetry.of("test", utc_now)),
-        data_folder=DataFolder(tmp_path),
-        clock=utc_now,
-        process="here",
-    )
+    runtime = runtime_of(database, tmp_path)
+    router = Router([replica(name, facts, tmp_path) for name in ("a", "b")])
+    gate_cache = GateCache(runtime, BASE)
+    attempts = OpenAttempts(router, gate_cache)
+    rows = InFlightRows(runtime, BASE, "here")
+    dispatcher = Dispatcher(runtime, attempts, rows, router, gate_cache)
+    swap = Swap(runtime, attempts, runtime.telemetry.sampling(BASE))
     cat, dog = await live_run(database, "cat"), await live_run(database, "dog")
-    yield Dispatches(database, gate_cache, dispatcher, cat, dog)
+    yield Dispatches(database, gate_cache, attempts, rows, dispatcher, swap, cat, dog)
     await database.close()
 
 
@@ -172,20 +200,20 @@ async def test_samples_that_come_together_share_a_transaction_and_each_has_its_o
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     asked = [cat.sample(), dog.sample(), cat.sample("no such sampler"), cat.sample(dog.samplers[0]), dog.sample()]
     with dispatches.notes() as notes:
-        found = await asyncio.gather(*(dispatcher.begin(one, 1) for one in asked), return_exceptions=True)
+        found = await asyncio.gather(*(dispatcher.dispatch(one, 1) for one in asked), return_exceptions=True)
     assert len(notes) == 1
     assert [type(one) for one in found] == [Attempt, Attempt, NotFound, NotFound, Attempt]
     names = [one.source.name for one in found if isinstance(one, Attempt)]
     assert names == [cat.version, dog.version, dog.version]
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 2)
-    assert len(dispatcher.attempts) == 3
+    assert len(set(dispatches.attempts)) == 3
 
 
 async def test_samples_of_one_round_are_spread_over_replicas_as_those_of_many_are(dispatches: Dispatches) -> None:
     """A session's own replica takes them until it has a quarter more than its share."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     asked = [run.sample() for run in (cat, dog) for _ in range(8)]
-    found = await asyncio.gather(*(dispatcher.begin(one, 2) for one in asked))
+    found = await asyncio.gather(*(dispatcher.dispatch(one, 2) for one in asked))
     counts = Counter(attempt.routed.name for attempt in found if attempt is not None)
     assert sum(counts.values()) == 16
     assert max(counts.values()) <= 11
@@ -193,8 +221,8 @@ async def test_samples_of_one_round_are_spread_over_replicas_as_those_of_many_ar
     assert loads == {name: 2 * count for name, count in counts.items()}
     for attempt in found:
         assert attempt is not None
-        dispatcher.end(attempt)
-        dispatcher.end(attempt)
+        dispatches.attempts.end(attempt)
+        dispatches.attempts.end(attempt)
         assert attempt.routed.sequences >= 0
     assert {attempt.routed.sequences for attempt in found if attempt is not None} == {0}
 
@@ -206,17 +234,17 @@ async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_rou
         await pause_gate(
             transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=Pause(GateMode.KEEP), clock=utc_now
         )
-    paused = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
-    running = await asyncio.wait_for(dispatcher.begin(dog.sample(), 1), SECONDS)
+    paused = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
+    running = await asyncio.wait_for(dispatcher.dispatch(dog.sample(), 1), SECONDS)
     assert running is not None
     await asyncio.wait([paused], timeout=BLOCKED_SECONDS)
     assert not paused.done()
-    assert dispatcher.attempts == {running}
+    assert set(dispatches.attempts) == {running}
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
     async with dispatches.database.write() as transaction:
         await resume_gate(transaction, cat.run, generation=None, clock=utc_now)
     await dispatches.gate_cache.refresh()
-    assert await asyncio.wait_for(paused, SECONDS) in dispatcher.attempts
+    assert await asyncio.wait_for(paused, SECONDS) in set(dispatches.attempts)
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
 
 
@@ -225,15 +253,15 @@ async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatch
     async with dispatches.database.write() as publication:
         version = await record(publication, cat.tenant, cat.run)
         await publish_live(publication, cat.tenant, cat.run, version, utc_now)
-        given_up = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
+        given_up = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
         # The round has begun, and waits for the publication.
         await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
         assert not given_up.done()
         given_up.cancel()
-        kept = asyncio.create_task(dispatcher.begin(dog.sample(), 1))
+        kept = asyncio.create_task(dispatcher.dispatch(dog.sample(), 1))
     attempt = await asyncio.wait_for(kept, SECONDS)
     assert given_up.cancelled()
-    assert dispatcher.attempts == {attempt}
+    assert set(dispatches.attempts) == {attempt}
 
 
 async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatches: Dispatches) -> None:
@@ -246,41 +274,41 @@ async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatch
     async with dispatches.database.write() as publication:
         version = await record(publication, cat.tenant, cat.run)
         await publish_live(publication, cat.tenant, cat.run, version, utc_now)
-        given_up = asyncio.create_task(dispatcher.begin(cat.sample(), 1))
+        given_up = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
         await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
         given_up.cancel()
-        settling = asyncio.create_task(dispatcher.settle())
+        settling = asyncio.create_task(dispatches.settle())
         await asyncio.wait([settling], timeout=BLOCKED_SECONDS)
         assert not settling.done()
     await asyncio.wait_for(settling, SECONDS)
     async with dispatches.database.write() as transaction:
         await clear_all_in_flight(transaction, "here")
-    await asyncio.wait([asyncio.create_task(dispatcher.settle())], timeout=BLOCKED_SECONDS)
-    assert dispatcher.attempts == set()
+    await asyncio.wait([asyncio.create_task(dispatches.settle())], timeout=BLOCKED_SECONDS)
+    assert set(dispatches.attempts) == set()
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
 
 
 async def left_for_a_newer(dispatches: Dispatches, run: LiveRun) -> Attempt:
     """An attempt in flight that has been left, since a version was published that it does not draw from."""
-    attempt = await dispatches.dispatcher.begin(run.sample(), 2)
+    attempt = await dispatches.dispatcher.dispatch(run.sample(), 2)
     assert attempt is not None
     await dispatches.publish(run)
-    assert attempt in await dispatches.dispatcher.follow()
-    attempt.leave()
+    assert attempt in await dispatches.swap.find_outdated()
+    attempt.move(AttemptState.LEFT)
     return attempt
 
 
 def gone_on(dispatches: Dispatches, left: Attempt) -> Attempt | None:
     """What takes the place of an attempt that was left and is over."""
     assert left.newer is not None
-    dispatches.dispatcher.end(left)
-    return dispatches.dispatcher.go_on(left.operation, left.sequences, left.newer)
+    dispatches.attempts.end(left)
+    return dispatches.swap.resume(left.operation, left.sequences, left.newer)
 
 
 async def test_a_sample_goes_on_with_a_newer_version_without_leaving_flight(dispatches: Dispatches) -> None:
     """So no gate is asked again, and whoever closes one finds it. The neighbour's sample is not told of anything."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
-    neighbour = await dispatcher.begin(dog.sample(), 1)
+    neighbour = await dispatcher.dispatch(dog.sample(), 1)
     old = cat.version
     left = await left_for_a_newer(dispatches, cat)
     with dispatches.notes() as notes:
@@ -289,13 +317,13 @@ async def test_a_sample_goes_on_with_a_newer_version_without_leaving_flight(disp
         assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
     assert notes == []
     assert (left.source.name, attempt.source.name, attempt.source.publication) == (old, cat.version, 1)
-    assert dispatcher.attempts == {attempt, neighbour}
+    assert set(dispatches.attempts) == {attempt, neighbour}
     assert sum({one.routed.name: one.routed.sequences for one in (attempt, neighbour) if one}.values()) == 3
     # There is nothing newer now.
-    assert await dispatcher.follow() == []
+    assert await dispatches.swap.find_outdated() == []
     assert await dispatches.versions(cat) == {left.routed.name: [old]}
-    dispatcher.note_move(attempt)
-    await dispatcher.settle()
+    dispatches.rows.update_soon(attempt)
+    await dispatches.settle()
     assert await dispatches.versions(cat) == {attempt.routed.name: [cat.version]}
     assert neighbour is not None
     assert await dispatches.versions(dog) == {neighbour.routed.name: [dog.version]}
@@ -306,14 +334,14 @@ async def test_only_a_sample_that_was_left_goes_on_in_flight(dispatches: Dispatc
     """Behind a failure its row is gone, and a gate's cut is to be looked at by a dispatch: a pause may be confirmed over both."""
     cat, dog = dispatches.cat, dispatches.dog
     left = await left_for_a_newer(dispatches, cat)
-    neighbour = await dispatches.dispatcher.begin(dog.sample(), 1)
+    neighbour = await dispatches.dispatcher.dispatch(dog.sample(), 1)
     assert neighbour is not None
-    neighbour.is_cut = True
+    neighbour.move(AttemptState.CUT)
     await dispatches.publish(dog)
-    assert neighbour in await dispatches.dispatcher.follow()
-    assert left.follow_up(None) is left.newer
-    assert left.follow_up(EngineFailure("the replica failed")) is None
-    assert (neighbour.newer is None, neighbour.follow_up(None)) == (False, None)
+    assert neighbour in await dispatches.swap.find_outdated()
+    assert left.resumes_on(None) is left.newer
+    assert left.resumes_on(EngineFailure("the replica failed")) is None
+    assert (neighbour.newer is None, neighbour.resumes_on(None)) == (False, None)
     # Both may still draw from what they have seen published.
     assert left.uses(cat.version)
     assert neighbour.uses(dog.version)
@@ -330,25 +358,25 @@ async def test_a_sample_behind_a_gate_does_not_go_on_and_its_neighbours_does(dis
     held, gone = (gone_on(dispatches, attempt) for attempt in left)
     assert held is None
     assert gone is not None
-    assert dispatches.dispatcher.attempts == {gone}
+    assert set(dispatches.attempts) == {gone}
 
 
 async def test_a_sample_that_is_over_is_not_noted_again(dispatches: Dispatches) -> None:
     """A note that comes behind the sample's end, or while its row is being deleted, brings nothing back and waits for nobody."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
-    neighbour = await dispatcher.begin(dog.sample(), 1)
+    neighbour = await dispatcher.dispatch(dog.sample(), 1)
     moved = [gone_on(dispatches, await left_for_a_newer(dispatches, cat)) for _ in range(2)]
     ending, ended = (attempt for attempt in moved if attempt is not None)
-    await dispatcher.leave(ended.operation)
+    await dispatches.rows.clear_one(ended.operation)
     for attempt in (ending, ended):
-        dispatcher.note_move(attempt)
+        dispatches.rows.update_soon(attempt)
     async with asyncio.timeout(SECONDS):
         if not dispatches.database.has_one_service:
             async with dispatches.database.write() as transaction:
                 await clear_in_flight(transaction, [ending.operation.id], "here")
                 # Behind the transaction it would wait for ever.
-                await dispatcher.settle()
-        await dispatcher.settle()
+                await dispatches.settle()
+        await dispatches.settle()
     is_left = dispatches.database.has_one_service
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (int(is_left), 1)
     assert neighbour is not None
@@ -358,13 +386,13 @@ async def test_a_sample_that_is_over_is_not_noted_again(dispatches: Dispatches) 
 async def test_a_sample_ahead_of_what_was_read_is_not_turned_back(dispatches: Dispatches) -> None:
     """It may begin on a version that was published after the look at what is followed."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
-    ahead, behind = [await dispatcher.begin(run.sample(), 1) for run in (cat, dog)]
+    ahead, behind = [await dispatcher.dispatch(run.sample(), 1) for run in (cat, dog)]
     assert ahead is not None
     assert behind is not None
     for run in (cat, dog):
         await dispatches.publish(run)
     ahead.source = replace(ahead.source, publication=2)
-    assert await dispatcher.follow() == [behind]
+    assert await dispatches.swap.find_outdated() == [behind]
     assert (ahead.newer, ahead.is_cut) == (None, False)
 
 
@@ -375,9 +403,9 @@ async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_o
 
     async def sample(run: LiveRun) -> None:
         for number in range(20):
-            attempt = await dispatcher.begin(run.sample(run.samplers[number % 2]), 1)
+            attempt = await dispatcher.dispatch(run.sample(run.samplers[number % 2]), 1)
             assert attempt is not None
-            dispatcher.end(attempt)
+            dispatches.attempts.end(attempt)
 
     async def publish() -> None:
         for number in range(20):
@@ -385,7 +413,28 @@ async def test_rounds_over_many_samplers_and_publications_do_not_wait_for_each_o
 
     async with asyncio.timeout(3 * SECONDS):
         await asyncio.gather(*(sample(run) for run in (dog, cat, dog, cat)), publish())
-    last = await dispatcher.begin(cat.sample(cat.samplers[1]), 1)
+    last = await dispatcher.dispatch(cat.sample(cat.samplers[1]), 1)
     assert last is not None
     assert last.source.name == cat.version
-    assert dispatcher.attempts == {last}
+    assert set(dispatches.attempts) == {last}
+
+
+async def test_gates_cut_an_attempt_once_as_the_strictest_mode_says_and_no_neighbours(dispatches: Dispatches) -> None:
+    cat, dog = dispatches.cat, dispatches.dog
+    running = [await dispatches.dispatcher.dispatch(cat.sample(), 1) for _ in range(2)]
+    left = await left_for_a_newer(dispatches, cat)
+    neighbour = await dispatches.dispatcher.dispatch(dog.sample(), 1)
+    telemetry = Telemetry.of("test", utc_now)
+    cuts = GateCuts(dispatches.gate_cache, dispatches.attempts, telemetry.sampling(BASE))
+    seen: list[list[AttemptState]] = []
+    for mode in (GateMode.WAIT, GateMode.KEEP, GateMode.KEEP, GateMode.ABORT, GateMode.KEEP):
+        async with dispatches.database.write() as transaction:
+            pause = Pause(mode)
+            await pause_gate(transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=pause, clock=utc_now)
+        await cuts.apply()
+        seen.append([attempt.state for attempt in (*running, left, neighbour) if attempt is not None])
+    undisturbed = [AttemptState.RUNNING] * 2 + [AttemptState.LEFT, AttemptState.RUNNING]
+    cut = [AttemptState.CUT] * 2 + [AttemptState.LEFT, AttemptState.RUNNING]
+    aborted = [AttemptState.ABORTED] * 3 + [AttemptState.RUNNING]
+    assert seen == [undisturbed, cut, cut, aborted, aborted]
+    assert telemetry.metrics.registry.get_sample_value("weft_samples_cut_total", {"base": BASE, "reason": "gate"}) == 2

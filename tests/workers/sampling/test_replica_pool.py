@@ -1,4 +1,4 @@
-"""A pool of two replicas on scripted servers: operators' orders, and a version that one of the two cannot load."""
+"""A pool of two replicas on scripted servers: operators' directives, and a version that one of the two cannot load."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -51,7 +51,7 @@ class TwoReplicas:
 
     pool: ReplicaPool
     servers: dict[str, ScriptedServer]
-    orders: dict[str, StandingDirective] = field(default_factory=dict)
+    directives: dict[str, StandingDirective] = field(default_factory=dict)
 
     @property
     def router(self) -> Router:
@@ -62,8 +62,8 @@ class TwoReplicas:
         found = (self.router.choose(f"session {number}", None) for number in range(20))
         return {routed.name for routed in found if routed is not None}
 
-    def order(self, name: str, order: ReplicaDirective) -> None:
-        self.orders[name] = StandingDirective(name, order, None, utc_now())
+    def direct(self, name: str, directive: ReplicaDirective) -> None:
+        self.directives[name] = StandingDirective(name, directive, None, utc_now())
 
     async def until(self, reached: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
@@ -75,16 +75,16 @@ class TwoReplicas:
 async def two(tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[TwoReplicas]:
     async with AsyncExitStack() as stack:
         servers = {name: await stack.enter_async_context(scripted_server()) for name in ("a", "b")}
-        orders: dict[str, StandingDirective] = {}
+        directives: dict[str, StandingDirective] = {}
         facts = replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64)
-        pool = pool_of(servers, orders, facts, tmp_path)
+        pool = pool_of(servers, directives, facts, tmp_path)
         await pool.start()
-        yield TwoReplicas(pool, servers, orders)
+        yield TwoReplicas(pool, servers, directives)
         await pool.close()
 
 
 def pool_of(
-    servers: dict[str, ScriptedServer], orders: dict[str, StandingDirective], facts: BaseModelFacts, folder: Path
+    servers: dict[str, ScriptedServer], directives: dict[str, StandingDirective], facts: BaseModelFacts, folder: Path
 ) -> ReplicaPool:
     settings = [
         VllmSettings(
@@ -101,7 +101,7 @@ def pool_of(
     ]
 
     async def read() -> dict[str, StandingDirective]:
-        return dict(orders)
+        return dict(directives)
 
     return ReplicaPool(Router(), [Source(one) for one in settings], read)
 
@@ -116,9 +116,9 @@ def new(tiny_model_dir: Path, tmp_path: Path) -> AdapterVersion:
 
 async def test_a_drained_replica_gets_no_new_samples_and_the_other_all(two: TwoReplicas) -> None:
     assert two.chosen() == {"a", "b"}
-    two.order("a", ReplicaDirective.DRAIN)
+    two.direct("a", ReplicaDirective.DRAIN)
     await two.until(lambda: two.chosen() == {"b"})
-    two.orders.clear()
+    two.directives.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})
     assert two.servers["a"].operated == two.servers["b"].operated == []
 
@@ -127,12 +127,12 @@ async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_
     asleep = two.router.find("a")
     assert asleep is not None
     two.router.hold(asleep, None, None, sequences=1)
-    two.order("a", ReplicaDirective.SLEEP)
+    two.direct("a", ReplicaDirective.SLEEP)
     await two.until(lambda: two.chosen() == {"b"})
     assert two.servers["a"].operated == []
-    two.router.let_go(asleep, 1)
+    two.router.release(asleep, 1)
     await two.until(lambda: asleep.is_asleep)
-    two.orders.clear()
+    two.directives.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})
     assert two.servers["a"].operated == ["/sleep", "/wake_up"]
     assert two.servers["b"].operated == []
@@ -140,21 +140,21 @@ async def test_a_replica_sleeps_when_nothing_is_left_on_it_and_works_once_it_is_
 
 async def test_a_sleep_whose_answer_was_lost_is_ended_all_the_same(two: TwoReplicas) -> None:
     two.servers["a"].operate_answers = [500]
-    two.order("a", ReplicaDirective.SLEEP)
+    two.direct("a", ReplicaDirective.SLEEP)
     await two.until(lambda: bool(two.servers["a"].operated))
-    two.orders.clear()
+    two.directives.clear()
     await two.until(lambda: two.chosen() == {"a", "b"})
     assert two.servers["a"].operated[-1] == "/wake_up"
 
 
-async def test_orders_hold_from_the_start_and_a_sleeping_server_can_start(
+async def test_directives_hold_from_the_start_and_a_sleeping_server_can_start(
     two: TwoReplicas, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     """As after a restart of weft, which has put one to sleep and drained the other."""
     two.servers["a"].sleeps = True
-    two.order("b", ReplicaDirective.DRAIN)
+    two.direct("b", ReplicaDirective.DRAIN)
     facts = replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64)
-    again = pool_of(two.servers, two.orders, facts, tmp_path / "again")
+    again = pool_of(two.servers, two.directives, facts, tmp_path / "again")
     await again.start()
     assert two.servers["a"].operated == ["/wake_up"]
     assert {again.router.choose(str(number), None) for number in range(20)} == {again.router.find("a")}
@@ -163,12 +163,12 @@ async def test_orders_hold_from_the_start_and_a_sleeping_server_can_start(
 
 async def test_samples_wait_while_an_operator_keeps_every_replica_from_work(two: TwoReplicas) -> None:
     for name in ("a", "b"):
-        two.order(name, ReplicaDirective.DRAIN)
+        two.direct(name, ReplicaDirective.DRAIN)
     await two.until(lambda: not two.chosen())
     waiting = asyncio.create_task(two.router.wait_for_one(seconds=0.1))
     done, _ = await asyncio.wait([waiting], timeout=1.0)
     assert not done
-    two.orders.clear()
+    two.directives.clear()
     await asyncio.wait_for(waiting, SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""A trainer's worker with all its real parts over a real database; the test plays the API and sees inside."""
+"""A trainer's worker, wired as in production over a real database. The test accepts operations in the API's place."""
 
 import asyncio
 import shutil
@@ -35,26 +35,28 @@ from engine.training.adapter_state import AdapterState
 from engine.training.trainer import PassItem, Trainer
 from ledger.ledger import Ledger
 from ledger.publication import LocalPublication
+from ledger.runtime import Runtime
+from ledger.token_feed import TokenFeed
 from ledger.wakeups import Wakeups
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
+from store.settings import Settings
 from telemetry.telemetry import Telemetry
+from telemetry.training_counts import TrainingCounts
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from workers.compute_thread import ComputeThread
-from workers.leases.processes import ProcessKind, new_identity
-from workers.leases.runs import RunLeases
-from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.residency import AdapterResidency
-from workers.training.statistics import TrainingStatistics
+from workers.training.trainer_wiring import wire_worker
+from workers.training.training_engine import TrainingEngine
 from workers.training.worker import TrainingWorker
 
 BASE = "weft/tiny"
 DEADLINE = 6.0
+"""Seconds after which an expected event counts as missing."""
 LEASE = timedelta(seconds=0.4)
-"""Seconds after which something that should have come has not."""
 PLENTY = 2**33
 
 
@@ -68,11 +70,11 @@ class Rig:
     compute: ComputeThread
     residency: AdapterResidency
     worker: TrainingWorker
-    statistics: TrainingStatistics
+    counts: TrainingCounts
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The worker runs meanwhile, and ends in order."""
+        """Run the worker meanwhile, and end it in order."""
         task = asyncio.create_task(self.worker.run())
         try:
             yield
@@ -82,14 +84,14 @@ class Rig:
                 await task
 
     async def client(self, name: str, lora: LoraSettings | None = None) -> "Client":
-        """A tenant of that name with a session and a model, whose creation is accepted, not waited for."""
+        """Make a tenant of that name with a session and a model. The model's creation is accepted, not waited for."""
         async with self.database.write() as transaction:
             tenant = await create_tenant(transaction, name=name, clock=utc_now)
             session = await create_session(transaction, tenant, NewSession([], None, "raw", None, None), utc_now)
         return await self.model(tenant, session, lora or LoraSettings(rank=4, seed=1))
 
     async def clients(self, *names: str) -> list["Client"]:
-        """Tenants of one model each, made, all with weights of their own."""
+        """Make tenants of one model each, with weights of their own, and wait for the models."""
         made = []
         for number, name in enumerate(names):
             made.append(await self.client(name, LoraSettings(rank=4, seed=1 + number)))
@@ -97,7 +99,7 @@ class Rig:
         return made
 
     async def model(self, tenant: TenantId, session: SessionId, lora: LoraSettings, number: int = 0) -> "Client":
-        """Another model of a tenant."""
+        """Have the creation of another model of a tenant accepted."""
         async with self.database.write() as transaction:
             run = await create_run(transaction, tenant, NewRun(session, number, BASE, lora, None), utc_now)
         client = Client(self, tenant, session, run, lora)
@@ -120,7 +122,7 @@ class Client:
     async def send(
         self, payload: Payload, *, seq_id: int | None = None, kind: OperationKind | None = None
     ) -> RequestId:
-        """Have an operation accepted, of the next seq_id unless told."""
+        """Have an operation accepted, in a transaction of its own. ``seq_id`` None: the next one."""
         async with self.rig.database.write() as transaction:
             return await self.accept(transaction, payload, seq_id=seq_id, kind=kind)
 
@@ -132,7 +134,7 @@ class Client:
         seq_id: int | None = None,
         kind: OperationKind | None = None,
     ) -> RequestId:
-        """The same within a transaction: the worker sees all that one holds at once."""
+        """Accept an operation within a transaction. The worker sees all operations of one transaction at once."""
         if seq_id is None:
             self.seq_id += 1
             seq_id = self.seq_id
@@ -142,7 +144,7 @@ class Client:
         return await self.rig.ledger.accept(transaction, new)
 
     async def result(self, request: RequestId) -> Result:
-        """The operation's result, waited for. Raises ``EngineFailure`` with its error's text."""
+        """Wait for the operation's result and return it. Raises ``EngineFailure`` with the text of its error."""
         status = await self.rig.ledger.wait_until_final(self.tenant, request, seconds=DEADLINE)
         if status.state is OperationState.FAILED:
             raise EngineFailure(status.error_message or "")
@@ -160,11 +162,11 @@ class Client:
         return await self.result(await self.send(UnloadModel(), seq_id=UNLOAD_SEQ_ID))
 
     async def is_pending(self, request: RequestId) -> bool:
-        """Whether the operation has not ended."""
+        """Return whether the operation is still pending."""
         return (await self.rig.ledger.status(self.tenant, request)).state is OperationState.PENDING
 
     def state(self) -> AdapterState:
-        """The adapter's state in memory."""
+        """Return the adapter's state in memory."""
         return self.rig.trainer.state(self.run)
 
 
@@ -178,7 +180,7 @@ _KINDS: dict[type, OperationKind] = {
 
 
 def undisturbed(base: BaseModel, lora: LoraSettings, operations: list[TrainingBatch | OptimStep]) -> AdapterState:
-    """The state after the operations, one after another on a trainer of their own."""
+    """Return the state after the operations, computed one after another on another trainer."""
     trainer, run = Trainer(base), RunId("undisturbed")
     trainer.create(run, lora)
     for operation in operations:
@@ -192,7 +194,7 @@ def undisturbed(base: BaseModel, lora: LoraSettings, operations: list[TrainingBa
 
 @contextmanager
 def busy_file_threads() -> Iterator[None]:
-    """Nothing that goes to the loop's file threads gets on meanwhile: a disk that stands still."""
+    """Block the loop's file threads meanwhile, as a disk that hangs does."""
     gate, executor = Event(), ThreadPoolExecutor(max_workers=1)
     asyncio.get_running_loop().set_default_executor(executor)
     executor.submit(gate.wait)
@@ -213,7 +215,7 @@ NewRig = Callable[..., Rig]
 
 @pytest_asyncio.fixture
 async def new_rig(base: BaseModel, tmp_path: Path, migrated_database: Path) -> AsyncIterator[NewRig]:
-    """Make a rig; keywords say how much it may hold."""
+    """Return a function that makes a rig. Its keywords are limits: memory, tokens of a pass, adapters."""
     made: list[Rig] = []
 
     def make(*, url: str | None = None, memory_bytes: int = PLENTY, token_budget: int = 2048, **options: int) -> Rig:
@@ -230,59 +232,17 @@ async def new_rig(base: BaseModel, tmp_path: Path, migrated_database: Path) -> A
 
 
 def _compose(
-    base: BaseModel,
-    url: str,
-    folder: Path,
-    memory_bytes: int,
-    token_budget: int,
-    *,
-    max_adapters: int | None = None,
-    snapshot_operations: int = 64,
+    base: BaseModel, url: str, folder: Path, memory_bytes: int, token_budget: int, **options: int | None
 ) -> Rig:
+    settings = Settings(
+        data_dir=folder, lease=LEASE, adapter_memory_bytes=memory_bytes, pass_token_budget=token_budget, **options
+    )
     database, wakeups = Database(create_engine(url)), Wakeups()
-    process = Telemetry.of("test", utc_now)
-    telemetry = process.training(BASE)
-    ledger, data_folder = Ledger(database, wakeups, utc_now, process), DataFolder(folder)
-    trainer, compute, statistics = (
-        Trainer(base, pass_token_budget=token_budget),
-        ComputeThread("t"),
-        TrainingStatistics(),
-    )
-    residency = AdapterResidency(
-        trainer=trainer,
-        compute=compute,
-        database=database,
-        ledger=ledger,
-        data_folder=data_folder,
-        clock=utc_now,
-        snapshot_operations=snapshot_operations,
-        memory_bytes=memory_bytes,
-        statistics=statistics,
-        telemetry=telemetry,
-    )
-    identity = new_identity(ProcessKind.TRAINER, BASE)
-    worker = TrainingWorker(
-        base_model=BASE,
-        leases=RunLeases(
-            identity,
-            database=database,
-            wakeups=wakeups,
-            clock=utc_now,
-            lease=LEASE,
-            moved=lambda reason: None,
-        ),
-        trainer=trainer,
-        compute=compute,
-        database=database,
-        ledger=ledger,
-        wakeups=wakeups,
-        residency=residency,
-        checkpoints=CheckpointOperations(
-            trainer, database, ledger, data_folder, utc_now, residency, LocalPublication(), telemetry
-        ),
-        statistics=statistics,
-        telemetry=telemetry,
-        pass_token_budget=token_budget,
-        max_adapters=max_adapters,
-    )
-    return Rig(database, ledger, trainer, compute, residency, worker, statistics)
+    telemetry = Telemetry.of("test", utc_now)
+    ledger = Ledger(database, wakeups, utc_now, telemetry)
+    feed, publication, data_folder = TokenFeed(), LocalPublication(), DataFolder(folder)
+    runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
+    trainer, compute = Trainer(base, pass_token_budget=token_budget), ComputeThread("t")
+    engine = TrainingEngine(trainer, compute, telemetry.training(BASE), token_budget)
+    worker = wire_worker(runtime, engine)
+    return Rig(database, ledger, trainer, compute, worker.residency, worker, engine.telemetry.counts)

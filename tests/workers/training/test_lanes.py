@@ -1,4 +1,4 @@
-"""Lanes: what may run next, strictly by seq_id, whatever order operations come and end in."""
+"""Lanes: the next operation is chosen strictly by seq_id, in whatever order operations arrive and end."""
 
 import itertools
 import random
@@ -8,12 +8,12 @@ import pytest
 
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
+from contracts.losses import LossName
 from contracts.operations import (
     CreateModel,
     Datum,
     LoadWeights,
     LoraSettings,
-    LossName,
     LossSpec,
     OperationKind,
     OptimStep,
@@ -38,7 +38,7 @@ _positions = itertools.count(1)
 def pending(
     seq_id: int, kind: OperationKind = B, *, run: RunId = RUN, next_seq_id: int = 1, tokens: int = 10
 ) -> PendingOperation:
-    """An operation as the ledger lists it, accepted after all before."""
+    """Return an operation as the ledger lists it, accepted after all made before."""
     id = RequestId(f"{run}/{seq_id}")
     return PendingOperation(id, next(_positions), TENANTS[run], run, seq_id, kind, tokens, next_seq_id, 1.0, LEASE)
 
@@ -47,7 +47,7 @@ LEASE = RunLease("a trainer", 1)
 
 
 def ready(operation: PendingOperation) -> ReadyOperation:
-    """The same with its payload."""
+    """Return the operation with its payload."""
     zeros = np.zeros(operation.tokens, dtype=np.int64)
     payloads: dict[OperationKind, Payload] = {S: OptimStep(), U: UnloadModel()}
     payload = payloads.get(operation.kind) or TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [Datum(zeros, zeros, {})])
@@ -65,36 +65,36 @@ def ready(operation: PendingOperation) -> ReadyOperation:
 
 
 def lanes_of(*operations: PendingOperation, loaded: bool = True) -> Lanes:
-    """Lanes that know the operations, with payloads if ``loaded``."""
+    """Return lanes that know the operations, with payloads if ``loaded``."""
     lanes = Lanes()
-    lanes.take_in(operations)
+    lanes.add_pending(operations)
     if loaded:
-        lanes.put_payloads([ready(operation) for operation in operations])
+        lanes.add_payloads([ready(operation) for operation in operations])
     return lanes
 
 
 def lane_of(lanes: Lanes, run: RunId = RUN) -> Lane:
-    """The run's lane, which must be there."""
+    """Return the run's lane, which must be there."""
     lane = lanes.get(run)
     assert lane is not None
     return lane
 
 
 def head_of(lanes: Lanes, run: RunId = RUN) -> int | None:
-    """The seq_id that may run."""
+    """Return the seq_id that may run, None if none may."""
     head = lane_of(lanes, run).head
     return None if head is None else head.seq_id
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_head_is_the_next_seq_id_whatever_arrives_first(seed: int) -> None:
-    """And another run's arrivals make no difference."""
+    """Another run's arrivals make no difference."""
     operations = [pending(seq_id) for seq_id in range(1, 7)] + [pending(seq_id, run=OTHER) for seq_id in (1, 2)]
     random.Random(seed).shuffle(operations)
     lanes = Lanes()
     for operation in operations:
-        lanes.take_in([operation])
-        lanes.put_payloads([ready(operation)])
+        lanes.add_pending([operation])
+        lanes.add_payloads([ready(operation)])
     seen = []
     while (head := lane_of(lanes).head) is not None:
         seen.append(head.seq_id)
@@ -110,10 +110,10 @@ def test_a_hole_stops_its_own_lane_only_until_it_is_filled() -> None:
     assert lane_of(lanes).has_hole
     assert not lane_of(lanes, OTHER).has_hole
     assert lane_of(lanes).to_load(1000) == []
-    lanes.take_in([late])
+    lanes.add_pending([late])
     assert not lane_of(lanes).has_hole
     assert lane_of(lanes).lacks_payload
-    lanes.put_payloads([ready(late)])
+    lanes.add_payloads([ready(late)])
     assert [operation.seq_id for operation in lane_of(lanes).passes()] == [1, 2]
 
 
@@ -180,27 +180,27 @@ def test_what_has_run_does_not_come_back_with_a_look_at_a_ledger_that_is_behind(
     assert first is not None
     lane_of(lanes).finish(first)
     lanes.cursor = 0
-    lanes.take_in(operations)
-    lanes.put_payloads([ready(operation) for operation in operations])
+    lanes.add_pending(operations)
+    lanes.add_payloads([ready(operation) for operation in operations])
     assert (head_of(lanes), head_of(lanes, OTHER)) == (2, 1)
     assert lanes.cursor == operations[-1].position
 
 
-def test_a_lost_lane_is_forgotten_and_comes_back_as_the_ledger_says() -> None:
+def test_a_dropped_lane_is_forgotten_and_comes_back_as_the_ledger_says() -> None:
     operations = [pending(1), pending(2), pending(1, run=OTHER)]
     lanes = lanes_of(*operations)
     old, first = lane_of(lanes), lane_of(lanes).head
     assert first is not None
     old.finish(first)
-    assert lanes.lose(RUN) is old
-    assert lanes.lose(RUN) is None
-    assert old.is_lost
+    assert lanes.drop(RUN) is old
+    assert lanes.drop(RUN) is None
+    assert old.is_dropped
     assert lanes.get(RUN) is None
     assert head_of(lanes, OTHER) == 1
-    lanes.take_in(operations)
+    lanes.add_pending(operations)
     assert lane_of(lanes) is not old
     assert lane_of(lanes).next_seq_id == 1
-    assert not lane_of(lanes).is_lost
+    assert not lane_of(lanes).is_dropped
 
 
 @pytest.mark.parametrize("reason", ["is_busy", "unwritten", "started", "work", "nothing"])

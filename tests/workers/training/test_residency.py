@@ -1,10 +1,11 @@
-"""Adapters under a byte budget: the least recently used leave, come back bit-equal, and nobody else notices."""
+"""Adapters under a byte budget: the least recently used is paged out and comes back bit-equal; others are not touched."""
 
 import pytest
 import torch
 
 from contracts.ids import RunId
-from contracts.operations import LoraSettings, LossName, OptimStep, OptimStepped, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import LoraSettings, OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from tests.engine.training.conftest import make_batch
@@ -15,17 +16,17 @@ STEP = OptimStep(learning_rate=1e-3)
 
 
 def batch(seed: int) -> TrainingBatch:
-    """Random sequences."""
+    """Return a batch of random sequences."""
     return make_batch(seed, LossName.CROSS_ENTROPY, (6, 9))
 
 
 def room_for(base: BaseModel, adapters: int) -> int:
-    """Bytes."""
+    """Return the bytes that so many adapters need."""
     return adapters * largest_nbytes(base, LORA)
 
 
 def assert_bit_equal(ours: AdapterState, theirs: AdapterState) -> None:
-    """Weights, gradient, moments and step count."""
+    """Assert that weights, gradient, moments and step count are equal."""
     assert torch.equal(ours.weights.vector, theirs.weights.vector)
     assert (ours.gradient is None) == (theirs.gradient is None)
     if ours.gradient is not None and theirs.gradient is not None:
@@ -55,8 +56,8 @@ async def test_an_adapter_paged_out_comes_back_bit_equal(
         await first.do(STEP)
         expected = undisturbed(base, first.lora, [*operations, STEP])
         assert_bit_equal(first.state(), expected)
-    assert rig.statistics.paged_out == 2 * len(operations) + 2
-    assert rig.statistics.paged_in == 2 * len(operations) + 1
+    assert rig.counts.paged_out == 2 * len(operations) + 2
+    assert rig.counts.paged_in == 2 * len(operations) + 1
 
 
 async def test_the_least_recently_used_leaves_and_nobody_else(new_rig: NewRig, base: BaseModel) -> None:
@@ -67,15 +68,15 @@ async def test_the_least_recently_used_leaves_and_nobody_else(new_rig: NewRig, b
             await client.do(batch(1))
         (fourth,) = await rig.clients("fourth")
         assert set(rig.residency.residents()) == {third.run, first.run, fourth.run}
-        assert rig.statistics.paged_out == 1
+        assert rig.counts.paged_out == 1
         await third.do(STEP)
         await second.do(STEP)
         assert set(rig.residency.residents()) == {third.run, fourth.run, second.run}
-        assert (rig.statistics.paged_out, rig.statistics.paged_in) == (2, 1)
+        assert (rig.counts.paged_out, rig.counts.paged_in) == (2, 1)
 
 
 async def test_an_adapter_needed_while_it_is_being_written_comes_back_at_once(new_rig: NewRig, base: BaseModel) -> None:
-    """And what its leaving makes room for waits until it is written, then comes."""
+    """The adapter that needs its room waits until it is written, then comes in."""
     rig = new_rig(memory_bytes=room_for(base, 2))
     async with rig.running():
         first, second, third = await rig.clients("first", "second", "third")
@@ -111,12 +112,12 @@ async def test_more_adapters_than_room_at_once_stay_within_the_budget_and_all_tr
         for client, request in requests:
             await client.result(request)
         assert max(held) <= 3
-        assert rig.statistics.paged_out <= 3 * len(clients), "nobody is sent out and back while others wait"
+        assert rig.counts.paged_out <= 3 * len(clients), "nobody is sent out and back while others wait"
         for client in clients:
             assert await client.do(STEP) is not None
             weights = undisturbed(base, LORA, [batch(1), STEP, batch(2), STEP]).weights.vector
             assert torch.allclose(client.state().weights.vector, weights, rtol=1e-5, atol=1e-6)
-    assert rig.statistics.paged_out >= 5
+    assert rig.counts.paged_out >= 5
 
 
 async def test_a_restart_brings_every_tenant_back_bit_equal(new_rig: NewRig, base: BaseModel) -> None:
@@ -133,8 +134,8 @@ async def test_a_restart_brings_every_tenant_back_bit_equal(new_rig: NewRig, bas
             client.rig = again
             assert isinstance(await client.do(STEP), OptimStepped)
             assert_bit_equal(client.state(), undisturbed(base, client.lora, [batch(1), STEP, batch(2), STEP]))
-    assert again.statistics.passes == 0
-    assert again.statistics.paged_in == 2
+    assert again.counts.passes == 0
+    assert again.counts.paged_in == 2
 
 
 async def test_an_unloaded_adapter_leaves_memory_and_its_neighbour_stays(new_rig: NewRig) -> None:

@@ -28,7 +28,7 @@ SHARES = st.sampled_from([0.1, 0.5, 1.0, 1.0, 1.0, 2.0, 16.0])
 
 @dataclass
 class Service:
-    """Computes every pass at once; what arrives, arrives between passes."""
+    """A trainer that computes every pass at once. Operations arrive between passes."""
 
     token_budget: int
     shares: Mapping[TenantId, float] = field(default_factory=dict)
@@ -37,18 +37,18 @@ class Service:
     accepted: int = 0
 
     def accept(self, tenant: str, run: str, lengths: Sequence[int]) -> QueuedPass:
-        """Queue an operation; its id is its number."""
+        """Queue an operation and return its id, which is its number."""
         new = QueuedPass(RequestId(str(self.accepted)), RunId(f"{tenant}:{run}"), TenantId(tenant), lengths)
         self.accepted += 1
         self.queue.append(new)
         return new
 
     def plan(self) -> PassPlan:
-        """The next pass, not yet computed."""
+        """Return the next pass without computing it."""
         return plan_pass(self.queue, self.fairness, shares=self.shares, token_budget=self.token_budget)
 
     def step(self) -> dict[TenantId, int]:
-        """Compute the next pass; returns the tokens that each tenant was served."""
+        """Compute the next pass and return the tokens that each tenant was served."""
         plan = self.plan()
         sequences = pieces(plan)
         served: dict[TenantId, int] = {}
@@ -63,21 +63,21 @@ class Service:
         return served
 
     def quantum(self, tenant: TenantId) -> float:
-        """Tokens."""
+        """Return the tokens of one turn of the tenant."""
         return self.shares.get(tenant, 1.0) * self.token_budget / QUANTA_PER_PASS
 
     def busy(self) -> set[TenantId]:
-        """The tenants with work."""
+        """Return the tenants with work."""
         return {queued.tenant for queued in self.queue}
 
 
 def pieces(plan: PassPlan) -> dict[str, int]:
-    """Sequences by operation."""
+    """Return the plan's number of sequences by operation."""
     return {piece.id: piece.sequences for piece in plan.pieces}
 
 
 def run_heads(queue: Iterable[QueuedPass]) -> dict[RunId, QueuedPass]:
-    """The oldest operation of every run."""
+    """Return the oldest operation of every run."""
     heads: dict[RunId, QueuedPass] = {}
     for queued in queue:
         heads.setdefault(queued.run, queued)
@@ -85,7 +85,7 @@ def run_heads(queue: Iterable[QueuedPass]) -> dict[RunId, QueuedPass]:
 
 
 def sequence_lengths(token_budget: int) -> st.SearchStrategy[int]:
-    """Lengths around every limit that a pass has, up to three passes long."""
+    """Draw lengths around every limit that a pass has, up to three passes long."""
     limits = [1, max(token_budget // 16, 1), token_budget // 2 + 1, token_budget - 1, token_budget]
     return st.sampled_from(limits) | st.integers(1, token_budget) | st.integers(token_budget + 1, 3 * token_budget)
 
@@ -99,19 +99,19 @@ class Flood:
     runs: int
 
     def refill(self, paused: Iterable[str] = ()) -> None:
-        """Top up the queues of all that do not pause."""
+        """Top up the queues of all tenants that do not pause."""
         for tenant, operations in (dict.fromkeys(self.patterns, 3) | dict.fromkeys(paused, 0)).items():
             while sum(queued.tenant == tenant for queued in self.service.queue) < operations:
                 self.service.accept(tenant, str(self.service.accepted % self.runs), self.patterns[tenant])
 
     def longest(self) -> int:
-        """Tokens."""
+        """Return the tokens of the longest sequence."""
         return max(max(pattern) for pattern in self.patterns.values())
 
 
 @st.composite
 def floods(draw: st.DrawFn, *, backlogged: bool = False) -> Flood:
-    """``backlogged``: no pass empties a queue."""
+    """Draw a flood. ``backlogged``: no pass empties a queue."""
     budget = draw(st.sampled_from([16, 100, 1000]))
     shares = draw(st.lists(SHARES, min_size=2, max_size=6))
     lengths = sequence_lengths(budget)
@@ -126,13 +126,13 @@ def floods(draw: st.DrawFn, *, backlogged: bool = False) -> Flood:
 
 @dataclass
 class Workload:
-    """What arrives before each of the first passes: tenant, run and lengths."""
+    """Operations that arrive before each of the first passes: tenant, run and lengths."""
 
     service: Service
     arrivals: Sequence[Sequence[tuple[str, str, Sequence[int]]]]
 
     def plans(self) -> Iterator[PassPlan]:
-        """Every pass before it is computed, until nothing is left."""
+        """Yield every pass before it is computed, until no work is left."""
         number = 0
         while number < len(self.arrivals) or self.service.queue:
             for arrival in self.arrivals[number] if number < len(self.arrivals) else ():
@@ -143,7 +143,7 @@ class Workload:
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    """Up to four tenants of two runs each."""
+    """Draw the work of up to four tenants of two runs each."""
     budget = draw(st.sampled_from([16, 100, 1000, 16384]))
     tenants = ["a", "b", "c", "d"]
     shares = {TenantId(tenant): draw(SHARES) for tenant in tenants[1:]}
@@ -201,7 +201,7 @@ def test_equal_inputs_give_equal_plans_and_stay_as_they_are(workload: Workload) 
 @checked
 @given(floods(), st.lists(st.integers(0, 5), max_size=12))
 def test_every_sequence_is_served_within_the_bound_under_a_flood(flood: Flood, pauses: list[int]) -> None:
-    """Tenants also come and go: ``pauses`` names one whose queue is not topped up before a pass."""
+    """Tenants also come and go: ``pauses`` names the one whose queue is not topped up before a pass."""
     service = flood.service
     due: dict[RequestId, float] = {}
     others = len(service.shares) - 1
@@ -240,7 +240,7 @@ def test_one_light_sequence_is_in_the_next_pass_or_the_one_after(flood: Flood, p
 @checked
 @given(floods(backlogged=True))
 def test_backlogged_tenants_get_tokens_by_their_shares(flood: Flood) -> None:
-    """Over any passes: ``3 * B / 16 + L / s + L / s'``."""
+    """The bound over any passes: ``3 * B / 16 + L / s + L / s'``."""
     service = flood.service
     passes: list[dict[TenantId, int]] = []
     for _ in range(25):
@@ -257,7 +257,7 @@ def test_backlogged_tenants_get_tokens_by_their_shares(flood: Flood) -> None:
 @checked
 @given(floods(backlogged=True), st.lists(st.integers(0, 63), min_size=25, max_size=25))
 def test_idle_tenants_gain_no_credit(flood: Flood, pauses: list[int]) -> None:
-    """Whoever comes and goes gets no more than the one that always has work, ``flood0``, by the same bound."""
+    """A tenant that comes and goes gets no more than ``flood0``, which always has work, by the same bound."""
     service = flood.service
     steady = TenantId("flood0")
     ahead = {tenant: [0.0] for tenant in service.shares}
@@ -336,7 +336,7 @@ def test_the_next_pass_starts_with_what_did_not_fit() -> None:
 
 
 def test_the_smallest_share_costs_no_time() -> None:
-    """Millions of turns pass before its deficit covers the sequence."""
+    """Millions of turns pass before the tenant's deficit covers the sequence."""
     service = Service(16, {TenantId("a"): 1e-9, TenantId("b"): 1e-6})
     service.accept("a", "0", [1000])
     service.accept("b", "0", [10**6])

@@ -1,4 +1,4 @@
-"""The trainer's loop: tenants share passes, order is the run's own, slow work stands beside."""
+"""The trainer's loop: tenants share passes, each run keeps its order, slow work runs beside the passes."""
 
 import asyncio
 import logging
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from contracts.errors import EngineFailure
+from contracts.losses import LossName
 from contracts.operations import (
     ForwardBackwardOutput,
-    LossName,
     OperationKind,
     OptimStep,
     OptimStepped,
@@ -32,12 +32,12 @@ STEP = OptimStep(learning_rate=1e-3)
 
 
 def batch(seed: int, lengths: tuple[int, ...] = (6, 9)) -> TrainingBatch:
-    """Random sequences."""
+    """Return a batch of random sequences."""
     return make_batch(seed, LossName.CROSS_ENTROPY, lengths)
 
 
 async def test_pipelined_steps_of_several_tenants_share_every_pass(new_rig: NewRig) -> None:
-    """Each has queued three times ``forward_backward`` and ``optim_step``: three passes, not twelve."""
+    """Each tenant has queued three times ``forward_backward`` and ``optim_step``: three passes, not twelve."""
     rig = new_rig()
     async with rig.running():
         clients = await rig.clients("a", "b", "c", "d")
@@ -50,16 +50,16 @@ async def test_pipelined_steps_of_several_tenants_share_every_pass(new_rig: NewR
             ]
         for client, request in requests:
             await client.result(request)
-    assert rig.statistics.passes == 3
-    assert (rig.statistics.tenants, rig.statistics.adapters, rig.statistics.sequences) == (12, 12, 24)
-    assert (rig.statistics.tokens, rig.statistics.optimizer_steps) == (3 * 4 * 15, 12)
-    assert rig.statistics.padded_tokens >= rig.statistics.tokens
-    assert min(rig.statistics.base_seconds, rig.statistics.low_rank_seconds, rig.statistics.optimizer_seconds) > 0
+    assert rig.counts.passes == 3
+    assert (rig.counts.tenants, rig.counts.adapters, rig.counts.sequences) == (12, 12, 24)
+    assert (rig.counts.tokens, rig.counts.optimizer_steps) == (3 * 4 * 15, 12)
+    assert rig.counts.padded_tokens >= rig.counts.tokens
+    assert min(rig.counts.base_seconds, rig.counts.low_rank_seconds, rig.counts.optimizer_seconds) > 0
 
 
 async def test_every_pass_logs_what_it_served(new_rig: NewRig, caplog: pytest.LogCaptureFixture) -> None:
     rig = new_rig()
-    with caplog.at_level(logging.DEBUG, "workers.training.passes"):
+    with caplog.at_level(logging.DEBUG, "telemetry.training"):
         async with rig.running():
             first, second = await rig.clients("a", "b")
             async with rig.database.write() as transaction:
@@ -83,7 +83,7 @@ async def test_every_pass_logs_what_it_served(new_rig: NewRig, caplog: pytest.Lo
 async def test_operations_that_arrive_out_of_order_run_by_seq_id_beside_a_flood(
     new_rig: NewRig, base: BaseModel
 ) -> None:
-    """A pass has room for the later, small one but not for all of the earlier one: that must not be passed over."""
+    """A pass has room for the small later operation but not for all of the earlier one, which must still run first."""
     rig = new_rig(token_budget=64)
     earlier, later = batch(1, (16, 16, 16)), batch(2, (4,))
     async with rig.running():
@@ -103,7 +103,7 @@ async def test_operations_that_arrive_out_of_order_run_by_seq_id_beside_a_flood(
 
 
 async def test_others_train_while_a_tenants_checkpoint_cannot_be_written(new_rig: NewRig) -> None:
-    """The writer's own later operations wait; those of another tenant's do not. What is saved is the state at the save."""
+    """Later operations of the saving run wait; another tenant's do not. The checkpoint holds the state at the save."""
     rig = new_rig()
     async with rig.running():
         saver, other = await rig.clients("saver", "other")

@@ -1,4 +1,4 @@
-"""One real vLLM server for all tests here, and replicas over it. Without ``make vllm`` they are skipped."""
+"""One real vLLM server for the tests of this folder, and replicas over it. Needs ``make vllm``."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A stand-in for a vLLM server that says what a test scripts: for answers that a real one gives only when broken."""
+"""Stand-in for a vLLM server with scripted answers, such as a real server gives only when it is broken."""
 
 import asyncio
 import json
@@ -33,12 +33,12 @@ class ScriptedServer:
         self.base_url = ""
         self.lines: tuple[Line, ...] = GOOD
         self.warm_lines: tuple[Line, ...] = (WARM, "[DONE]")
-        """The same for warm-up requests."""
+        """Lines for warm-up requests."""
         self.status = 200
         self.piece = 10**6
         """Bytes sent at once."""
         self.hangs = False
-        """Whether streams stay open after ``lines``, until the client goes away."""
+        """True to keep streams open after ``lines`` until the client closes them."""
         self.prompt_logprobs: Any = [None, {"1": {"logprob": -1.0}}]
         self.loaded: list[str] = []
         self.unloads = 0
@@ -59,21 +59,21 @@ class ScriptedServer:
         """Statuses of the next of them; 200 when there are none."""
         self.sleeps = False
         self.config: dict[str, Any] | None = None
-        """What ``/server_info`` says; None: not in development mode."""
+        """Answer of ``/server_info``; None: not in development mode."""
 
     def asked(self, prompt: list[int]) -> int:
-        """How many requests for tokens came with ``prompt``."""
+        """Return the number of requests for tokens of ``prompt``."""
         return sum(body["token_ids"] == prompt for body in self.bodies)
 
     async def until_asked(self, prompt: list[int], count: int) -> None:
-        """Wait until so many have come."""
+        """Wait for ``count`` requests for tokens of ``prompt``."""
         async with asyncio.timeout(10):
             while self.asked(prompt) < count:
                 self._asked.clear()
                 await self._asked.wait()
 
     async def until_unloads(self, count: int) -> None:
-        """Wait until so many have been asked for."""
+        """Wait for ``count`` requests to unload."""
         async with asyncio.timeout(10):
             while self.unloads < count:
                 self._asked.clear()
@@ -166,7 +166,7 @@ WARM = _warm()
 
 @asynccontextmanager
 async def scripted_server() -> AsyncIterator[ScriptedServer]:
-    """Listening on a free port of this machine."""
+    """Start a server on a free port of this machine."""
     server = ScriptedServer()
     runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()

@@ -1,4 +1,4 @@
-"""Which cores an engine is kept to, with stand-ins that call themselves what vLLM's engines do."""
+"""Binding of engines to cores, with stand-ins that have the process name of vLLM's engines."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.sampling.vllm.cores import bind_engine
+from engine.sampling.vllm.cores import bind_engine, one_process_variables
 
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
@@ -76,8 +76,6 @@ def test_an_engine_beside_one_that_is_bound_is_left_free(machine: Machine, all_c
     [
         {},
         {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-        ONE_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-        ONE_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "0"},
     ],
 )
 def test_what_vllm_or_its_operator_binds_is_left_alone(
@@ -107,3 +105,12 @@ def test_on_a_single_core_there_is_nothing_to_bind_to(machine: Machine) -> None:
     finally:
         os.sched_setaffinity(0, cores)
     assert os.sched_getaffinity(engine) == cores
+
+
+def test_engine_and_model_share_a_process_where_there_is_one_memory_node(tmp_path: Path) -> None:
+    (tmp_path / "node0").mkdir()
+    defaults = one_process_variables(tmp_path)
+    assert defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert int(defaults["OMP_NUM_THREADS"]) >= 1
+    (tmp_path / "node1").mkdir()
+    assert one_process_variables(tmp_path) == {}

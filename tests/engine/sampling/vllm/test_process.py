@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from contracts.errors import EngineFailure
-from engine.sampling.vllm import process as vllm_process
-from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, cpu_defaults
+from engine.sampling.vllm.cores import one_process_variables
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings
+from tests.conftest import ROOT
 
 # A server with a worker, like vLLM's. It writes its worker's and its own process ids; ``stubborn`` ignores SIGTERM.
 STAND_IN = """
@@ -53,7 +54,7 @@ def settings_of(folder: Path, mode: str) -> VllmProcessSettings:
 
 
 def pids(folder: Path) -> list[int]:
-    """Of the server and its worker, as it wrote them down."""
+    """Process ids of the server and its worker, from the log."""
     line = next(line for line in (folder / "server.log").read_text().splitlines() if line.startswith("pids"))
     assert line.endswith("secret None")
     return [int(word) for word in line.split()[1:3]]
@@ -99,15 +100,6 @@ def test_its_log_has_no_line_for_each_request(tmp_path: Path) -> None:
     assert "--disable-uvicorn-access-log" in settings_of(tmp_path, "good").arguments(1)
 
 
-def test_engine_and_model_share_a_process_where_there_is_one_memory_node(tmp_path: Path) -> None:
-    (tmp_path / "node0").mkdir()
-    defaults = cpu_defaults(tmp_path)
-    assert defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert int(defaults["OMP_NUM_THREADS"]) >= 1
-    (tmp_path / "node1").mkdir()
-    assert cpu_defaults(tmp_path) == {}
-
-
 def test_wefts_own_environment_wins_over_what_a_server_on_a_cpu_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +107,14 @@ def test_wefts_own_environment_wins_over_what_a_server_on_a_cpu_gets(
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     variables = replace(settings_of(tmp_path, "good"), on_cpu=True).variables()
     assert (variables["VLLM_ENABLE_V1_MULTIPROCESSING"], variables["OMP_NUM_THREADS"]) == ("1", "7")
+
+
+def test_a_server_that_is_not_tuned_gets_none_of_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    settings = replace(settings_of(tmp_path, "good"), on_cpu=True)
+    added = settings.variables().keys() - replace(settings, tune_cpu=False).variables().keys()
+    assert added == one_process_variables().keys()
 
 
 @pytest.mark.parametrize("victim", ["server", "guard", "group"])
@@ -155,9 +155,8 @@ async def test_it_does_not_outlive_weft(tmp_path: Path, mode: str) -> None:
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    root = Path(vllm_process.__file__).parent.parent
     weft = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=root, env={**os.environ, "PYTHONPATH": ""}
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""}
     )
     assert weft.stdout is not None
     async with asyncio.timeout(GONE_S):

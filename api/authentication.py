@@ -1,0 +1,26 @@
+"""Authentication: the dependency that turns a request's API key into the tenant who sent it."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.services import Services
+from contracts.ids import TenantId
+from telemetry.context import note_tenant
+
+
+async def get_caller(request: Request, services: Services) -> TenantId:
+    """Return the tenant whose key is in ``X-API-Key`` or in ``Authorization: Bearer``. Raises ``Unauthenticated``."""
+    tenant = await services.batched_reads.keys.authenticate(presented_key(request))
+    note_tenant(tenant)
+    return tenant
+
+
+def presented_key(request: Request) -> str | None:
+    """Return the API key that the request carries, not yet checked."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return request.headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else None)
+
+
+Caller = Annotated[TenantId, Depends(get_caller)]
+"""Parameter type of an endpoint that needs a key. Declare it before the body, so that strangers' bodies stay unread."""

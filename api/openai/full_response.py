@@ -1,0 +1,35 @@
+"""The answer to an OpenAI request without ``stream``: one JSON object with every finished choice."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from api.openai.choices import usage
+from api.openai.generation import Generation
+from contracts.operations import SampledSequence
+
+RenderChoice = Callable[[Generation, SampledSequence], dict[str, Any]]
+"""Renders a finished choice without its ``index`` and ``finish_reason``."""
+
+
+async def full_response(
+    opened: AbstractAsyncContextManager[Generation],
+    *,
+    head: Callable[[Generation], dict[str, Any]],
+    choice: RenderChoice,
+) -> JSONResponse:
+    """Wait until every sequence has ended, and answer with all of them.
+
+    Raises the error that refuses the request or that ended a sample.
+    """
+    async with opened as made:
+        sequences = await made.sequences()
+        choices = [
+            {"index": place, **choice(made, sequence), "finish_reason": sequence.stop_reason}
+            for place, sequence in enumerate(sequences)
+        ]
+        tokens = sum(len(sequence.tokens) for sequence in sequences)
+        content = {**head(made), "choices": choices, "usage": usage(made, tokens)}
+        return JSONResponse(content, headers={"x-request-id": made.id})

@@ -1,0 +1,79 @@
+"""The answer to an OpenAI request with ``stream``: server-sent events, ``data: {…}`` chunks and then ``data: [DONE]``."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import orjson
+from fastapi.responses import StreamingResponse
+
+from api.openai.choices import text_stream, usage
+from api.openai.errors import error_body
+from api.openai.generation import Generation
+from api.openai.text_stream import TextStream
+from contracts.errors import WeftError
+from ledger.token_feed import TokensMade
+
+RenderPart = Callable[[Generation, int, str, TokensMade], dict[str, Any]]
+"""Renders the choice of a chunk from the sequence's place, its new text and the tokens that came."""
+RenderEnd = Callable[[int, str, str], dict[str, Any]]
+"""Renders the last choice of a sequence from its place, the rest of its text and its stop reason."""
+
+
+async def streamed_response(
+    opened: AbstractAsyncContextManager[Generation],
+    *,
+    head: Callable[[Generation], dict[str, Any]],
+    opening: Callable[[int], dict[str, Any]] | None,
+    part: RenderPart,
+    end: RenderEnd,
+) -> StreamingResponse:
+    """Answer with a stream of the choices. ``opening`` renders the first choice of each sequence, if there is one.
+
+    Raises the error that refuses the request. A later error is an event of the stream.
+    """
+    events = _events(opened, head, opening, part, end)
+    # The samples are accepted before the response begins, so that a refusal has a status of its own.
+    request_id = await anext(events)
+    headers = {"Cache-Control": "no-store", "x-request-id": request_id.decode()}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+async def _events(
+    opened: AbstractAsyncContextManager[Generation],
+    head: Callable[[Generation], dict[str, Any]],
+    opening: Callable[[int], dict[str, Any]] | None,
+    part: RenderPart,
+    end: RenderEnd,
+) -> AsyncIterator[bytes]:
+    async with opened as generation:
+        generation.decode([])
+        yield generation.id.encode()
+        common = head(generation)
+        count = len(generation.prompts) * generation.asked.n
+        texts: list[TextStream] = [text_stream(generation) for _ in range(count)]
+        try:
+            if opening is not None:
+                for place in range(count):
+                    yield _chunk(common, [opening(place)])
+            async for said in generation.parts():
+                if said is None:
+                    yield b": still here\n\n"
+                    continue
+                place, tokens = said
+                text = texts[place].push(tokens.tokens)
+                if text or tokens.tokens:
+                    yield _chunk(common, [part(generation, place, text, tokens)])
+            sequences = await generation.sequences()
+            for place, sequence in enumerate(sequences):
+                yield _chunk(common, [end(place, texts[place].end(), sequence.stop_reason)])
+            if generation.asked.stream_options.include_usage:
+                made = sum(len(sequence.tokens) for sequence in sequences)
+                yield _chunk({**common, "usage": usage(generation, made)}, [])
+        except WeftError as error:
+            yield b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+def _chunk(common: dict[str, Any], choices: list[dict[str, Any]]) -> bytes:
+    return b"data: " + orjson.dumps({**common, "choices": choices}) + b"\n\n"

@@ -1,0 +1,68 @@
+"""A checked sample on its way into the ledger: the one path of every sample, whichever wire it came by."""
+
+from dataclasses import dataclass
+
+from api.services import ApiServices
+from api.wire.sampling_codec import sample_request
+from api.wire.tinker_requests import AsampleRequest
+from contracts.codec import digest
+from contracts.errors import InvalidRequest, NotFound, SessionEnded
+from contracts.ids import RequestId, SamplerId, TenantId
+from contracts.ledger_records import NewOperation
+from contracts.operations import OperationKind, SampleRequest
+from telemetry.context import current_work
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSubmission:
+    """A sample of ``tenant`` from ``sampler``. ``obstacle`` is the reason why the sampler takes no new work, if any."""
+
+    tenant: TenantId
+    sampler: SamplerId
+    seq_id: int
+    base_model: str
+    sample: SampleRequest
+    obstacle: SessionEnded | NotFound | None = None
+
+    def operation(self) -> NewOperation:
+        """Return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""
+        return NewOperation(
+            tenant=self.tenant,
+            lane=self.sampler,
+            seq_id=self.seq_id,
+            kind=OperationKind.SAMPLE,
+            base_model=self.base_model,
+            payload=self.sample,
+            digest=digest(self.sample),
+            tokens=len(self.sample.prompt),
+            trace_id=current_work().trace_id,
+        )
+
+
+async def tinker_submission(services: ApiServices, caller: TenantId, body: AsampleRequest) -> SampleSubmission:
+    """Return the submission that a Tinker request asks for. Raises ``NotFound``, ``InvalidRequest``."""
+    if body.sampling_session_id is None or body.seq_id is None:
+        raise InvalidRequest(
+            "sampling_session_id and seq_id are needed; open a sampling session with create_sampling_session"
+        )
+    sampler = await services.batched_reads.samplers.standing(caller, body.sampling_session_id)
+    sample = sample_request(body, services.base(sampler.base_model), services.runtime.settings)
+    return SampleSubmission(caller, sampler.id, body.seq_id, sampler.base_model, sample, obstacle=sampler.obstacle)
+
+
+async def accept_sample(services: ApiServices, submission: SampleSubmission) -> RequestId:
+    """Record the sample and return its request id; a repeat returns the id of the first one.
+
+    Raises the submission's ``obstacle`` for a sample that is no repeat, ``SequenceConflict``, and ``TooManySamples``
+    (the SDK waits and sends it again) when the tenant has too many pending.
+    """
+    operation = submission.operation()
+    if submission.obstacle is None:
+        return await services.sample_intake.accept(operation)
+    async with services.runtime.database.read() as session:
+        earlier = await services.runtime.ledger.find(
+            session, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest
+        )
+    if earlier is None:
+        raise submission.obstacle
+    return earlier

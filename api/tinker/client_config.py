@@ -1,0 +1,41 @@
+"""Flags that the SDK fetches before anything else, and again while it lives."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from api.authentication import Caller
+
+router = APIRouter(tags=["config"])
+
+
+class ClientConfig(BaseModel):
+    """Flags of ``/client/config``; all others keep the SDK's defaults.
+
+    ``proto_write_fwdbwd`` and ``fwd_via_fwdbwd`` make SDK 0.20 to 0.24 send protobuf.
+    """
+
+    pjwt_auth_enabled: bool = False
+    parallel_fwdbwd_chunks: bool = True
+    proto_write_fwdbwd: bool = True
+    fwd_via_fwdbwd: bool = True
+    create_model_via_load_weights: bool = True
+
+
+class DynamicConfig(BaseModel):
+    """Flags that a live SDK client fetches again every ``refresh_interval_sec``."""
+
+    refresh_interval_sec: int = 300
+    sample_cancel_enabled: bool = False
+    sample_cancel_max_batch_size: int = 64
+
+
+@router.post("/client/config")
+async def client_config(_caller: Caller) -> ClientConfig:
+    """Return the SDK's flags. The SDK calls this first, so a wrong key gets its 401 here."""
+    return ClientConfig()
+
+
+@router.post("/client/dynamic_config")
+async def dynamic_config(_caller: Caller) -> DynamicConfig:
+    """Return the flags that may change while a client lives."""
+    return DynamicConfig()

@@ -1,0 +1,124 @@
+"""A training request on its way into the ledger: the one path of every training request."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import orjson
+from fastapi import Response
+
+from api.services import ApiServices
+from contracts.base_model import BaseModelFacts
+from contracts.codec import digest
+from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
+from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import NewOperation, RejectedOperation
+from contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
+from telemetry.context import current_work
+from tenants.runs import run_standing
+
+OFF_LOOP_BYTES = 256 * 1024
+"""Largest body that is decoded on the event loop; polls and heartbeats must not wait for a larger one."""
+
+Build = Callable[[BaseModelFacts], Payload]
+"""Builds the payload from the body, for the run's base model. Raises ``WeftError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSubmission:
+    """A training request whose key is known. Its digest is that of ``body`` if the payload cannot be built."""
+
+    model_id: str
+    seq_id: int
+    kind: OperationKind
+    body: bytes
+    build: Build
+
+
+async def submit_training(services: ApiServices, caller: TenantId, submission: TrainingSubmission) -> Response:
+    """Record the request and promise its result.
+
+    A request that can never run has used up its seq_id, so it is recorded as failed. Raises ``NotFound`` for a run that
+    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``.
+    """
+    async with services.runtime.database.read() as session:
+        run = await run_standing(session, caller, submission.model_id)
+    facts = services.base(run.base_model)
+    payload: Payload | None = None
+    error: WeftError | None = None
+    try:
+        if len(submission.body) > OFF_LOOP_BYTES:
+            payload = await asyncio.to_thread(submission.build, facts)
+        else:
+            payload = submission.build(facts)
+        identity = _identity(submission.kind, payload)
+    except WeftError as refusal:
+        error = refusal
+        identity = hashlib.blake2b(submission.body, digest_size=16).digest()
+    try:
+        run.check_open()
+    except (RunUnloaded, SessionEnded):
+        async with services.runtime.database.read() as session:
+            earlier = await services.runtime.ledger.find(
+                session, lane=run.id, seq_id=submission.seq_id, digest=identity
+            )
+        if earlier is None:
+            raise
+        return promise(earlier, model_id=run.id)
+    async with services.runtime.database.write() as transaction:
+        if payload is None:
+            rejected = RejectedOperation(
+                tenant=caller,
+                lane=run.id,
+                seq_id=submission.seq_id,
+                kind=submission.kind,
+                base_model=run.base_model,
+                digest=identity,
+                error=error or InvalidRequest("the request cannot run as it is"),
+                trainer=run.trainer,
+                trace_id=current_work().trace_id,
+            )
+            request_id = await services.runtime.ledger.reject(transaction, rejected)
+        else:
+            new = NewOperation(
+                tenant=caller,
+                lane=run.id,
+                seq_id=submission.seq_id,
+                kind=submission.kind,
+                base_model=run.base_model,
+                payload=payload,
+                digest=identity,
+                tokens=_tokens(payload),
+                trainer=run.trainer,
+                trace_id=current_work().trace_id,
+            )
+            request_id = await services.runtime.ledger.accept(transaction, new)
+    return promise(request_id, model_id=run.id)
+
+
+def promise(
+    request_id: RequestId, *, model_id: str | None = None, sample_sequence_ids: list[str] | None = None
+) -> Response:
+    """Return the answer to a recorded request: the id with which ``retrieve_future`` polls for the result."""
+    content: dict[str, object] = {"request_id": request_id}
+    if model_id is not None:
+        content["model_id"] = model_id
+    if sample_sequence_ids is not None:
+        content["sample_sequence_ids"] = sample_sequence_ids
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+def _identity(kind: OperationKind, payload: Payload) -> bytes:
+    """Return 16 bytes that are the same for a repeat and differ for a conflict.
+
+    The digest covers the kind, because forward and forward_backward have the same payload. It leaves the sampler counter
+    of a nameless save out, because the SDK repeats the save under the same seq_id with a new counter.
+    """
+    if isinstance(payload, SaveWeightsForSampler):
+        payload = replace(payload, sampling_session_seq_id=None)
+    return hashlib.blake2b(digest(payload), key=kind.encode(), digest_size=16).digest()
+
+
+def _tokens(payload: Payload) -> int:
+    return sum(len(datum.tokens) for datum in payload.data) if isinstance(payload, TrainingBatch) else 0

@@ -1,0 +1,81 @@
+"""Checks of a sample request that both wires need, on the typed record."""
+
+import math
+from collections.abc import Mapping
+
+from api.wire.token_ids import check_token_ids
+from contracts.base_model import BaseModelFacts
+from contracts.errors import InvalidRequest
+from contracts.operations import SampleRequest, SamplingParams
+from store.settings import Settings
+
+MAX_STOPS = 64
+"""Most stop strings or stop tokens of one request."""
+MAX_TOP_K = 2**31 - 1
+"""Largest ``top_k``: int32 on the wire."""
+
+FieldNames = Mapping[str, str]
+"""A wire's names for the fields of ``SampleRequest`` and ``SamplingParams``, where they differ. Errors use them.
+
+``stop`` stands for ``stop_strings`` and ``stop_tokens``.
+"""
+
+
+def check_sample(sample: SampleRequest, facts: BaseModelFacts, settings: Settings, names: FieldNames) -> None:
+    """Raise ``InvalidRequest`` unless the base model and the limits allow ``sample``; the text has the wire's ``names``."""
+    prompt = names.get("prompt", "prompt")
+    if len(sample.prompt) == 0:
+        raise InvalidRequest(f"{prompt} is empty; send at least one token")
+    check_token_ids(sample.prompt, prompt, facts)
+    _check_params(sample.params, facts, names)
+    max_tokens = sample.params.max_tokens or 1
+    longest = len(sample.prompt) + max_tokens
+    if longest > facts.context_length:
+        raise InvalidRequest(
+            f"{prompt} ({len(sample.prompt)} tokens) and {names.get('max_tokens', 'max_tokens')} ({max_tokens}) are "
+            f"{longest} together; the context of {facts.name} holds {facts.context_length}: shorten one of them"
+        )
+    _check_range(sample.num_samples, names.get("num_samples", "num_samples"), 1, settings.max_samples)
+    for field in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+        _check_range(getattr(sample, field), names.get(field, field), 0, settings.max_topk_logprobs)
+    _check_last_n(sample, names)
+
+
+def _check_last_n(sample: SampleRequest, names: FieldNames) -> None:
+    last_n = sample.prompt_logprobs_last_n
+    if last_n is None:
+        return
+    name = names.get("prompt_logprobs_last_n", "prompt_logprobs_last_n")
+    if not sample.prompt_logprobs:
+        raise InvalidRequest(f"{name} needs prompt_logprobs: true")
+    if len(sample.prompt) == 1:
+        raise InvalidRequest(f"{name}: the only token of this prompt has no logprob; leave it out")
+    _check_range(last_n, name, 1, len(sample.prompt) - 1)
+
+
+def _check_params(params: SamplingParams, facts: BaseModelFacts, names: FieldNames) -> None:
+    def name(field: str) -> str:
+        return names.get(field, field)
+
+    if not math.isfinite(params.temperature) or params.temperature < 0:
+        raise InvalidRequest(f"{name('temperature')} must be a finite number, 0 (greedy) or more")
+    if not 0 < params.top_p <= 1:
+        raise InvalidRequest(f"{name('top_p')} must be above 0 and at most 1; got {params.top_p}")
+    if not -1 <= params.top_k <= MAX_TOP_K:
+        raise InvalidRequest(f"{name('top_k')} must be 1 to {MAX_TOP_K}, or -1 for off; got {params.top_k}")
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise InvalidRequest(f"{name('max_tokens')} must be 1 or more; got {params.max_tokens}")
+    if params.seed is not None and not -(2**63) <= params.seed < 2**64:
+        raise InvalidRequest(f"{name('seed')} must fit 64 bits")
+    strings, tokens = params.stop_strings or [], params.stop_tokens or []
+    if len(strings) + len(tokens) > MAX_STOPS:
+        raise InvalidRequest(f"{name('stop')} has {len(strings) + len(tokens)} entries; send at most {MAX_STOPS}")
+    if "" in strings:
+        raise InvalidRequest(f"{name('stop')} has an empty string; leave it out")
+    if any(not 0 <= token < facts.vocabulary_size for token in tokens):
+        raise InvalidRequest(f"{name('stop')}: token ids must be 0 to {facts.vocabulary_size - 1}")
+
+
+def _check_range(value: int, name: str, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be {low} to {high}; got {value}")

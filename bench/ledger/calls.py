@@ -1,0 +1,222 @@
+"""The ledger's hot calls over a filled database: each alone, and the whole life of an operation."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from bench.ledger.rows import BASE_MODEL, GRACE, LEASE, LedgerRows, a_batch, a_pass_result
+from contracts.codec import digest
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation
+from contracts.operations import OperationKind, SampleRequest
+from ledger.ledger import Ledger
+from ledger.pruning import prune
+from ledger.queue_depth import read_queue
+from ledger.statements import SAMPLES_PENDING
+from ledger.wakeups import Wakeups
+from store.clock import Clock
+from store.database import Database, create_engine
+from telemetry.telemetry import Telemetry
+
+Call = Callable[[], Awaitable[object]]
+_MOST_SAMPLES = 1024
+
+
+class _UndoneError(Exception):
+    """Rolls a transaction back."""
+
+
+class LedgerCalls:
+    """The calls of one service over one database. Operations are accepted for the runs that ``made`` calls active."""
+
+    def __init__(self, url: str, made: LedgerRows, clock: Clock) -> None:
+        self._made = made
+        self._clock = clock
+        self.database = Database(create_engine(url))
+        self.ledger = Ledger(self.database, Wakeups(), clock, Telemetry.of("bench", clock))
+        self._next = {lane.run: lane.last_seq_id + 1 for lane in made.active}
+        self._asked = 0
+        self.last_position = made.rows
+        """Position of a trainer that has read everything."""
+
+    @property
+    def lanes(self) -> Sequence[tuple[TenantId, RunId]]:
+        """The active run of each tenant."""
+        return [(lane.tenant, lane.run) for lane in self._made.active]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.database.close()
+
+    # --- one operation ---------------------------------------------------------------------------------------------
+
+    async def accept(self, tenant: TenantId, run: RunId) -> RequestId:
+        """Take a pass for the next seq_id of ``run``."""
+        seq_id = self._next[run]
+        self._next[run] += 1
+        batch = a_batch()
+        kind = OperationKind.FORWARD_BACKWARD
+        new = NewOperation(
+            tenant, run, seq_id, kind, BASE_MODEL, batch, digest(batch), tokens=32, trainer=LEASE.trainer
+        )
+        async with self.database.write() as transaction:
+            return await self.ledger.accept(transaction, new)
+
+    async def look(self, after_position: int) -> int:
+        """Read the operations that are pending after a position; return the last one's position."""
+        async with self.database.read() as session:
+            found = await self.ledger.pending_training(
+                session, BASE_MODEL, trainer=LEASE.trainer, after_position=after_position
+            )
+        return found[-1].position if found else after_position
+
+    async def load(self, ids: Sequence[RequestId]) -> list[ReadyOperation]:
+        """Operations with their payloads."""
+        async with self.database.read() as session:
+            return [replace(one, lease=LEASE) for one in await self.ledger.load(session, ids)]
+
+    async def complete(self, operations: Sequence[ReadyOperation]) -> None:
+        """Write the results of passes."""
+        async with self.database.write() as transaction:
+            await self._complete(transaction, operations)
+
+    async def _complete(self, transaction: AsyncSession, operations: Sequence[ReadyOperation]) -> None:
+        await self.ledger.complete(transaction, [Completion(one, a_pass_result()) for one in operations])
+
+    async def poll(self, tenant: TenantId, request: RequestId) -> OperationStatus:
+        """Read the status as ``retrieve_future`` does first."""
+        return await self.ledger.status(tenant, request)
+
+    async def retrieve(self, tenant: TenantId, request: RequestId) -> None:
+        """Wait for the end, which has come, and read the result. Raises ``RuntimeError`` without one."""
+        status = await self.ledger.wait_until_final(tenant, request, seconds=10)
+        if await self.ledger.result(tenant, status) is None:
+            raise RuntimeError(f"operation {request} has no result")
+
+    async def life(self, tenant: TenantId, run: RunId) -> dict[str, float]:
+        """An operation from its acceptance to its result, a poll between; milliseconds of each part and ``life``."""
+        times: dict[str, float] = {}
+        started = perf_counter()
+
+        def lap(name: str) -> None:
+            times[name] = (perf_counter() - started) * 1e3 - sum(times.values())
+
+        request = await self.accept(tenant, run)
+        lap("accept")
+        await self.poll(tenant, request)
+        lap("poll")
+        self.last_position = max(self.last_position, await self.look(self.last_position))
+        lap("look")
+        loaded = await self.load([request])
+        lap("load")
+        await self.complete(loaded)
+        lap("complete")
+        await self.retrieve(tenant, request)
+        lap("retrieve")
+        times["life"] = sum(times.values())
+        return times
+
+    # --- calls beside it -------------------------------------------------------------------------------------------
+
+    def others(self) -> dict[str, Call]:
+        """The hot calls that no part of a life is; what they write is rolled back."""
+        return {
+            "poll_any_age": self._poll_any_age,
+            "take_samples": self._claim_samples,
+            "give_back_samples": self._return_samples,
+            "pending_samples": lambda: self._samples(self.last_position),
+            "has_room": self._has_room,
+            "accept_sample": self._accept_sample,
+            "operations_to_replay": self._replay,
+            "next_seq_ids": self._next_seq_ids,
+            "look_from_start": lambda: self.look(0),
+            "prune": self._prune,
+            "read_queue": lambda: read_queue(self.database),
+        }
+
+    def _any_lane(self) -> tuple[TenantId, RunId]:
+        self._asked += 1
+        lane = self._made.active[self._asked % len(self._made.active)]
+        return lane.tenant, lane.run
+
+    async def _poll_any_age(self) -> None:
+        self._asked += 7919
+        await self.poll(*self._made.finished[self._asked % len(self._made.finished)])
+
+    async def _samples(self, after_position: int) -> None:
+        async with self.database.read() as session:
+            await self.ledger.pending_samples(session, BASE_MODEL, after_position=after_position)
+
+    async def _claim_samples(self) -> None:
+        async with self._undone() as transaction:
+            await self.ledger.claim_samples(transaction, BASE_MODEL, process="a pool", most=64)
+
+    async def _return_samples(self) -> None:
+        async with self._undone() as transaction:
+            await self.ledger.return_samples(transaction, BASE_MODEL, process="a pool", but=["one in hand"])
+
+    async def samples_from_start(self) -> None:
+        """The look of a sampler that has just started."""
+        await self._samples(0)
+
+    async def _has_room(self) -> None:
+        tenant, _ = self._any_lane()
+        async with self.database.read() as session:
+            await session.scalar(SAMPLES_PENDING, {"tenant": tenant, "at_most": _MOST_SAMPLES})
+
+    async def _accept_sample(self) -> None:
+        tenant, run = self._any_lane()
+        payload = SampleRequest(np.arange(32, dtype=np.int64))
+        lane = run.replace(":train:", ":sample:")
+        new = NewOperation(tenant, lane, 2**60, OperationKind.SAMPLE, BASE_MODEL, payload, digest(payload))
+        async with self._undone() as transaction:
+            await self.ledger.accept(transaction, new)
+
+    async def _replay(self) -> None:
+        _, run = self._any_lane()
+        before = self._next[run]
+        async with self.database.read() as session:
+            await self.ledger.operations_to_replay(session, run, after_seq_id=before - 32, before_seq_id=before)
+
+    async def _next_seq_ids(self) -> None:
+        async with self.database.read() as session:
+            await self.ledger.next_seq_ids(session, [run for _, run in self.lanes])
+
+    async def _prune(self) -> None:
+        async with self._undone() as transaction:
+            await prune(transaction, finished_before=self._made.now - GRACE, now=self._made.now)
+
+    async def complete_undone(self, operations: Sequence[ReadyOperation]) -> None:
+        """``complete`` without a commit."""
+        async with self._undone() as transaction:
+            await self._complete(transaction, operations)
+
+    @asynccontextmanager
+    async def _undone(self) -> AsyncIterator[AsyncSession]:
+        try:
+            async with self.database.write() as transaction:
+                yield transaction
+                raise _UndoneError
+        except _UndoneError:
+            return
+
+
+async def at_once(calls: LedgerCalls, tenants: int, seconds: float) -> tuple[int, list[float]]:
+    """Operations that ``tenants`` tenants bring to their results in ``seconds``, and each poll's milliseconds."""
+    until = perf_counter() + seconds
+    polls: list[float] = []
+
+    async def work(tenant: TenantId, run: RunId) -> int:
+        lives = 0
+        while perf_counter() < until:
+            polls.append((await calls.life(tenant, run))["poll"])
+            lives += 1
+        return lives
+
+    done = await asyncio.gather(*(work(tenant, run) for tenant, run in calls.lanes[:tenants]))
+    return sum(done), polls

@@ -1,0 +1,169 @@
+"""Samples through weft against the same samples straight from its vLLM server."""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.clients.weft_client import WeftClient
+from bench.processes.cpu import cpu_seconds, group_cpu_seconds, pin, pin_group
+from bench.sampling.contestants import (
+    Adapters,
+    Contestant,
+    StraightToVllm,
+    ThroughSdk,
+    asks,
+    keeping_session,
+    serving,
+    turn,
+)
+from contracts.base_model import BaseModelFacts
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
+
+ADAPTERS = 4
+_LENGTHS = (32, 96, 48, 80, 64)
+"""Tokens of samples in turn, 64 in the mean: samples of one length would all begin and end together."""
+_WARM_UP_LENGTHS = (16,)
+_CONTEXT, _MAX_RANK, _MAX_LORAS, _MAX_CPU_LORAS = 1024, 32, 8, 65
+_ENVIRONMENT = {
+    "WEFT_VLLM_CONTEXT_LENGTH": str(_CONTEXT),
+    "WEFT_VLLM_MAX_LORAS": str(_MAX_LORAS),
+    "WEFT_BASE_DTYPE": "float32",
+    "WEFT_MAX_RANK": str(_MAX_RANK),
+}
+_WEFT, _WHOLE, _STREAMED, _SDK = "weft", "whole", "streamed", "sdk"
+
+Row = dict[str, float]
+
+
+def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProcessSettings:
+    """Return the settings of a server as weft would start it."""
+    return VllmProcessSettings(
+        command=server_command(Path(".venv-vllm/bin/python").absolute()),
+        model=model,
+        served_model=facts.name,
+        log=log,
+        context_length=_CONTEXT,
+        max_lora_rank=_MAX_RANK,
+        max_loras=_MAX_LORAS,
+        max_cpu_loras=_MAX_CPU_LORAS,
+        on_cpu=not has_accelerator(),
+        head_adapters=True,
+        dtype="float32",
+        extra=("--enforce-eager",),
+        environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """The contestants, and the processes whose processor time counts."""
+
+    contestants: dict[str, Contestant]
+    sdk: ThroughSdk
+    weft_pid: int
+    vllm_group: int
+    vocabulary: int
+
+
+@asynccontextmanager
+async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str, *, apart: bool) -> AsyncIterator[Arena]:
+    """A server, weft before it, and clients of both; the adapters are loaded. ``apart``: the server has the first core."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            VllmProcess(server_settings(facts.path, facts, folder / "logs" / "vllm.log"))
+        )
+        environment = _ENVIRONMENT | {"WEFT_VLLM_URLS": json.dumps([server.base_url])}
+        service = await stack.enter_async_context(serving(data, facts, environment))
+        client = await stack.enter_async_context(WeftClient(service.base_url, key))
+        http = await stack.enter_async_context(keeping_session())
+        vocabulary = facts.vocabulary_size
+        made = await Adapters.make(client, base_model=facts.name, vocabulary=vocabulary, number=ADAPTERS)
+        contestants: dict[str, Contestant] = {_WEFT: made.weft}
+        for name in (_WHOLE, _STREAMED):
+            contestants[name] = StraightToVllm(
+                http, server.base_url, made.versions, vocabulary=vocabulary, is_streamed=name == _STREAMED
+            )
+        sdk = await asyncio.to_thread(ThroughSdk, service.base_url, key, made.paths)
+        if apart:
+            others = set(range(os.cpu_count() or 1)) - {0}
+            pin_group(server.group, {0})
+            pin(service.pid, others)
+            pin(os.getpid(), others)
+        yield Arena(contestants, sdk, service.pid, server.group, vocabulary)
+        await asyncio.to_thread(sdk.close)
+
+
+class Measured:
+    """Tokens a second, and processor seconds of weft and of vLLM for a thousand tokens, of each contestant's turns."""
+
+    def __init__(self, place: Arena, concurrent: int, samples: int) -> None:
+        self._place = place
+        self._concurrent = concurrent
+        self._samples = samples
+        self._rates: dict[str, list[float]] = {}
+        self._cpu: dict[str, list[tuple[float, float]]] = {}
+
+    async def warm_up(self, contestant: Contestant) -> None:
+        """A short turn that does not count."""
+        vocabulary = self._place.vocabulary
+        wanted = asks(self._concurrent, lengths=_WARM_UP_LENGTHS, adapters=ADAPTERS, vocabulary=vocabulary, seed=0)
+        await turn(contestant, wanted, self._concurrent)
+
+    async def turn(self, name: str, contestant: Contestant, seed: int) -> None:
+        """One turn of ``name``, with the same samples as everybody with that ``seed``."""
+        place = self._place
+        wanted = asks(self._samples, lengths=_LENGTHS, adapters=ADAPTERS, vocabulary=place.vocabulary, seed=seed)
+        thousands = sum(ask.tokens for ask in wanted) / 1e3
+        weft, vllm = cpu_seconds(place.weft_pid), group_cpu_seconds(place.vllm_group)
+        self._rates.setdefault(name, []).append(await turn(contestant, wanted, self._concurrent))
+        weft, vllm = cpu_seconds(place.weft_pid) - weft, group_cpu_seconds(place.vllm_group) - vllm
+        self._cpu.setdefault(name, []).append((weft / thousands, vllm / thousands))
+
+    def row(self) -> Row:
+        """Medians over rounds; ratios are medians of ratios within rounds.
+
+        ``router_ratio`` is the smaller of both. The faster of both within each round would be whoever was lucky in it.
+        """
+        row: Row = {"concurrent": self._concurrent}
+        for name, rates in self._rates.items():
+            row[f"{name}_tokens_per_s"] = statistics.median(rates)
+            row[f"{name}_weft_cpu_s_per_1000"] = statistics.median(weft for weft, _ in self._cpu[name])
+            row[f"{name}_vllm_cpu_s_per_1000"] = statistics.median(vllm for _, vllm in self._cpu[name])
+        for name in (_WHOLE, _STREAMED):
+            pairs = zip(self._rates[_WEFT], self._rates[name], strict=True)
+            row[f"ratio_to_{name}"] = statistics.median(weft / straight for weft, straight in pairs)
+        row["router_ratio"] = min(row["ratio_to_whole"], row["ratio_to_streamed"])
+        return row
+
+
+async def measure_vllm(
+    folder: Path, facts: BaseModelFacts, data: Path, key: str, options: argparse.Namespace
+) -> list[Row]:
+    """A row for each number of concurrent samples."""
+    rows = []
+    async with arena(folder, facts, data, key, apart=options.apart) as place:
+        for concurrent in map(int, options.concurrent.split(",")):
+            measured = Measured(place, concurrent, max(4, options.samples_each * concurrent))
+            chosen = list(place.contestants.items())
+            if concurrent == options.sdk_concurrent:
+                chosen.append((_SDK, place.sdk))
+            for _, contestant in chosen:
+                await measured.warm_up(contestant)
+            for number in range(options.rounds):
+                # Whoever goes first in one round goes last in the next.
+                for name, contestant in chosen if number % 2 == 0 else reversed(chosen):
+                    await measured.turn(name, contestant, seed=number + 1)
+            rows.append(measured.row())
+            show(rows[-1])
+    return rows
+
+
+def show(row: Row) -> None:
+    """A line for each figure."""
+    print("\n".join(f"{name:34} {value:10.3f}" for name, value in row.items()) + "\n", flush=True)

@@ -1,0 +1,111 @@
+"""Leases of runs: which trainer may write for a run, recorded in the run's row.
+
+Invariants: a run has at most one trainer, named by ``trainer_id``. ``lease_token`` grows whenever the trainer changes. A
+trainer writes for a run only in a transaction that locks the row and finds both unchanged (``Ledger.complete``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import RunId
+from store.tables import Placement, Run, RunState, Session
+from tenants.placements import MOST_RUNS, place_runs
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRuns:
+    """Outcome of one claim."""
+
+    claimed: list[RunId]
+    #: Trainers that had placed runs already: the API that wrote the placement did not know of them yet.
+    holders: list[str]
+
+
+async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, most: int) -> ClaimedRuns:
+    """Lease the runs whose placements are oldest to ``trainer``, and delete these placements; at most ``most``.
+
+    Placements that another transaction has locked are skipped.
+    """
+    oldest = (
+        select(Placement.run_id)
+        .where(Placement.base_model == base_model)
+        .order_by(Placement.created_at, Placement.run_id)
+        .limit(most)
+        .with_for_update(skip_locked=True)
+    )
+    placed = list(await transaction.scalars(oldest))
+    if not placed:
+        return ClaimedRuns([], [])
+    updated = await transaction.scalars(
+        update(Run)
+        .where(Run.id.in_(placed), Run.trainer_id.is_(None))
+        .values(trainer_id=trainer, lease_token=Run.lease_token + 1)
+        .returning(Run.id)
+    )
+    claimed = [RunId(run_id) for run_id in updated]
+    await transaction.execute(delete(Placement).where(Placement.run_id.in_(placed)))
+    holders = await transaction.scalars(
+        select(Run.trainer_id).where(Run.id.in_(set(placed) - set(claimed)), Run.trainer_id.is_not(None)).distinct()
+    )
+    return ClaimedRuns(claimed, [holder for holder in holders if holder is not None])
+
+
+async def release_runs(transaction: AsyncSession, trainer: str, runs: Sequence[str], now: datetime) -> None:
+    """End the trainer's leases on ``runs``, and place the runs that have work."""
+    await transaction.execute(
+        update(Run)
+        .where(Run.id.in_(runs), Run.trainer_id == trainer)
+        .values(trainer_id=None, lease_token=Run.lease_token + 1)
+    )
+    await place_runs(transaction, runs, now)
+
+
+async def release_all_runs(transaction: AsyncSession, trainer: str, now: datetime) -> int:
+    """End all of the trainer's leases, place the runs that have work, and return how many runs the trainer had."""
+    released = await transaction.scalars(
+        update(Run)
+        .where(Run.trainer_id == trainer)
+        .values(trainer_id=None, lease_token=Run.lease_token + 1)
+        .returning(Run.id)
+    )
+    runs = list(released)
+    for first in range(0, len(runs), MOST_RUNS):
+        await place_runs(transaction, runs[first : first + MOST_RUNS], now)
+    return len(runs)
+
+
+async def count_runs(session: AsyncSession, trainers: Sequence[str]) -> dict[str, int]:
+    """Return how many open runs each of ``trainers`` has; a trainer without runs is left out."""
+    rows = await session.execute(
+        select(Run.trainer_id, func.count())
+        .where(Run.trainer_id.in_(trainers), Run.state.in_([RunState.CREATING, RunState.READY]))
+        .group_by(Run.trainer_id)
+    )
+    return {trainer: count for trainer, count in rows if trainer is not None}
+
+
+async def runs_of_ended_sessions(session: AsyncSession, trainer: str) -> list[RunId]:
+    """Return the trainer's runs whose session has ended, at most ``MOST_RUNS``. No client can train them any more."""
+    found = await session.scalars(
+        select(Run.id)
+        .join(Session, Session.id == Run.session_id)
+        .where(Run.trainer_id == trainer, Session.ended_at.is_not(None))
+        .limit(MOST_RUNS)
+    )
+    return [RunId(run_id) for run_id in found]
+
+
+async def idle_runs(session: AsyncSession, trainer: str, *, idle_since: datetime, most: int) -> list[RunId]:
+    """Return the trainer's ready runs without a request since ``idle_since``, the longest idle first."""
+    found = await session.scalars(
+        select(Run.id)
+        .where(Run.trainer_id == trainer, Run.state == RunState.READY)
+        .where(Run.last_request_at < idle_since)
+        .order_by(Run.last_request_at)
+        .limit(most)
+    )
+    return [RunId(run_id) for run_id in found]

@@ -1,0 +1,168 @@
+"""A cluster of one's own: a Redis, a throw-away PostgreSQL database and ``weft up``, whose processes can be killed."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+import psutil
+import psycopg
+from redis import Redis
+from redis.exceptions import RedisError
+
+from testing.service_process import ServiceProcess
+from testing.tenants import make_tenants
+
+DEFAULT_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
+_START_SECONDS = 20.0
+
+
+@contextmanager
+def throwaway_database(server: str = DEFAULT_SERVER) -> Iterator[str]:
+    """The async URL of an empty database on the server, dropped afterwards."""
+    name = f"weft_{uuid4().hex}"
+    with psycopg.connect(server, autocommit=True, connect_timeout=5) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        parts = psycopg.conninfo.conninfo_to_dict(server)
+        try:
+            yield f"postgresql+asyncpg://{parts['user']}@{parts['host']}:{parts['port']}/{name}"
+        finally:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+class RedisProcess:
+    """A Redis that keeps nothing: killed and started again, it is empty. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """URL for clients."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start, and wait until it answers. Raises ``RuntimeError`` when it does not."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=log, stderr=log)
+        deadline = time.monotonic() + _START_SECONDS
+        with Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except RedisError as error:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError("the Redis did not start") from error
+                    time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it the hard way."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Let it stand still: connections stay, nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+class ClusterProcess(ServiceProcess):
+    """``weft up``, and its children by what they are: ``api``, ``worker``, ``pool``, ``beat``."""
+
+    def __init__(
+        self,
+        *,
+        data: Path,
+        base_models: Sequence[str],
+        database_url: str,
+        redis_url: str,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        urls = {"WEFT_DATABASE_URL": database_url, "WEFT_REDIS_URL": redis_url}
+        super().__init__(
+            data=data,
+            base_models=base_models,
+            command=("up", *options),
+            environment={**urls, **(environment or {})},
+        )
+        self.database_url = database_url
+
+    def children(self, kind: str) -> list[psutil.Process]:
+        """The running processes of that kind."""
+        found = []
+        for child in psutil.Process(self.pid).children():
+            try:
+                words = child.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            if "cli.main" in words and words[words.index("cli.main") + 1] == kind:
+                found.append(child)
+        return found
+
+    def kill_child(self, process: psutil.Process) -> None:
+        """End one the hard way; the supervisor starts another."""
+        process.send_signal(signal.SIGKILL)
+
+    def query(self, statement: str, *parameters: object) -> list[tuple[object, ...]]:
+        """Rows of the cluster's database."""
+        url = self.database_url.replace("postgresql+asyncpg", "postgresql")
+        with psycopg.connect(url) as connection:
+            return connection.execute(statement.encode(), parameters).fetchall()
+
+
+@contextmanager
+def started_service(
+    *,
+    data: Path,
+    base_models: Sequence[str],
+    tenants: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    is_cluster: bool = False,
+) -> Iterator[tuple[ServiceProcess, list[str]]]:
+    """``weft serve``, or ``weft up`` on services of its own, and a key of each new tenant."""
+    with ExitStack() as stack:
+        if not is_cluster:
+            keys = make_tenants(data, list(tenants))
+            serve = ServiceProcess(data=data, base_models=base_models, environment=environment)
+            yield stack.enter_context(serve), keys
+            return
+        url = stack.enter_context(throwaway_database())
+        redis = stack.enter_context(RedisProcess(data.parent / "redis"))
+        cluster = ClusterProcess(
+            data=data, base_models=base_models, database_url=url, redis_url=redis.url, environment=environment
+        )
+        stack.enter_context(cluster)
+        yield cluster, make_tenants(data, list(tenants), database_url=url)

@@ -1,0 +1,57 @@
+"""Adapter versions in the in-process replica's memory: read once, pinned while in use, evicted when idle."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.errors import EngineFailure
+from contracts.operations import LoraSettings
+from engine.model.lora import LoraWeights
+from engine.sampling.in_process.adapter_store import AdapterStore
+from engine.sampling.replica import AdapterVersion
+
+
+def test_a_version_is_read_once_however_many_ask(world: Any) -> None:
+    reads: list[str] = []
+    may_read = threading.Event()
+    settings = LoraSettings(rank=2, seed=0)
+    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
+
+    def read(version: AdapterVersion) -> LoraWeights:
+        assert may_read.wait(30)
+        reads.append(version.name)
+        return weights
+
+    store = AdapterStore(read, capacity=2)
+    with ThreadPoolExecutor(8) as pool:
+        pins = list(pool.map(lambda _: store.pin(AdapterVersion("a", Path("a"))), range(32)))
+    may_read.set()
+    assert all(pin.weights.result(30) is weights for pin in pins)
+    assert reads == ["a"]
+    store.close()
+
+
+def test_held_versions_are_not_evicted_and_the_oldest_idle_one_is(world: Any) -> None:
+    settings = LoraSettings(rank=2, seed=0)
+    weights = LoraWeights.initialise(settings, world.base.layout(settings), world.base.device)
+    store = AdapterStore(lambda _: weights, capacity=2)
+
+    def pin(name: str) -> Any:
+        return store.pin(AdapterVersion(name, Path(name)))
+
+    a, b = pin("a"), pin("b")
+    b.weights.result(30)
+    c = pin("c")
+    assert not c.weights.done()
+    a.release()
+    c.weights.result(30)
+    assert store.names() == ("b", "c")
+    waiting = pin("d")
+    store.close()
+    with pytest.raises(EngineFailure):
+        waiting.weights.result(30)
+    with pytest.raises(EngineFailure):
+        pin("e")

@@ -1,0 +1,221 @@
+"""A server that is paused, hangs and dies; it serves no heads, so prompts are scored in company. The last test kills it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from contracts.errors import EngineFailure, InvalidRequest
+from engine.sampling.replica import PromptScoring
+from engine.sampling.vllm.process import VllmProcess
+from engine.sampling.vllm.settings import VllmSettings
+from tests.engine.sampling.drawing import GREEDY
+from tests.engine.sampling.vllm.conftest import (
+    assert_greedy,
+    process_settings,
+    replica_settings,
+    running_server,
+    serving,
+)
+
+PROMPT = [72, 101, 108, 108, 111]
+LONG = replace(GREEDY, max_tokens=1500)
+KEY = "a key of the server"
+
+
+@pytest.fixture(scope="module")
+def server(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    folder = tmp_path_factory.mktemp("mortal")
+    settings = process_settings(world, folder, head_adapters=False, api_key=KEY, stop_grace_s=3.0)
+    with running_server(settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def settings(world: Any, server: VllmProcess, tmp_path_factory: pytest.TempPathFactory) -> VllmSettings:
+    found = replica_settings(world, server, tmp_path_factory.mktemp("mortal"))
+    return replace(found, head_adapters=False, api_key=KEY)
+
+
+@pytest.fixture(autouse=True)
+def awake(settings: VllmSettings) -> Iterator[None]:
+    """Ends a pause or sleep that a failed test has left behind."""
+    yield
+    for path in ("/resume", "/wake_up"):
+        with suppress(httpx.HTTPError):
+            httpx.post(settings.base_url + path)
+
+
+def test_its_engine_is_known_by_name_and_keeps_off_the_last_core(server: VllmProcess) -> None:
+    """Unless another test's engine does; its front has every core in any case."""
+    everywhere = os.sched_getaffinity(0)
+    found = list(psutil.process_iter(["cmdline", "cpu_affinity"]))
+    engines = [process for process in found if (process.info["cmdline"] or [""])[0] == "VLLM::EngineCore"]
+    (own,) = (engine for engine in engines if os.getpgid(engine.pid) == server.group)
+    cores = set(own.info["cpu_affinity"])
+    assert cores == everywhere - {max(everywhere)} or (cores == everywhere and len(engines) > 1)
+    assert set(psutil.Process(server.group).cpu_affinity()) == everywhere
+
+
+async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:
+    async with serving(settings) as client:
+        beside = client.start(PROMPT, world.dog, replace(GREEDY, max_tokens=200))
+        await beside.reached(1)
+        asks = [client.ask(PROMPT, who, GREEDY, scoring=PromptScoring(1, True, 0)) for who in (world.bare, world.dog)]
+        for who, drawn in zip((world.bare, world.dog), await asyncio.gather(*asks), strict=True):
+            assert drawn.scored is not None
+            assert drawn.scored.logprobs is not None
+            np.testing.assert_allclose(drawn.scored.logprobs[1:], who.of_tokens(PROMPT[:1], PROMPT[1:]), atol=1e-5)
+        assert not beside.task.done()
+        assert_greedy((await beside.end()).only, world.dog, PROMPT, 200)
+
+
+async def test_heads_are_refused(settings: VllmSettings, world: Any) -> None:
+    """vLLM would drop the heads without an error."""
+    async with serving(settings) as client:
+        with pytest.raises(InvalidRequest, match="lm_head"):
+            await client.ask(PROMPT, world.cat, GREEDY)
+    with pytest.raises(InvalidRequest, match=r"modules with lm_head"):
+        async with serving(replace(settings, head_adapters=True)):
+            pass
+
+
+async def test_the_key_is_needed(settings: VllmSettings) -> None:
+    with pytest.raises(InvalidRequest, match="API key"):
+        async with serving(replace(settings, api_key="another")):
+            pass
+
+
+async def test_pause_and_resume(settings: VllmSettings, world: Any) -> None:
+    async with serving(settings) as client:
+        replica: Any = client.replica
+        kept = client.start(PROMPT, world.dog, LONG)
+        await kept.reached(3)
+        await replica.pause("keep")
+        waiting = client.start(PROMPT, world.bare, GREEDY)
+        cut = client.start(PROMPT, world.bare, GREEDY)
+        await cut.cut_at_once()
+        assert (await cut.end()).only.ids == []
+        assert not kept.task.done()
+        assert not waiting.task.done()
+        assert (await client.replica.health()).alive
+        await replica.resume()
+        await replica.resume()
+        waited = (await waiting.end()).only
+        await replica.pause("abort")
+        slept = client.start(PROMPT, world.dog, LONG)
+        await replica.resume()
+        await slept.reached(5)
+        await replica.sleep(0)
+        ended = [(await running.end()).only for running in (kept, slept)]
+        await replica.wake_up()
+        after = (await client.ask(PROMPT, world.dog, GREEDY)).only
+    # Only now: what torch computes beside a busy engine takes its time, and the streams go on meanwhile.
+    assert [sequence.reason for sequence in ended] == ["cut", "cut"]
+    assert_greedy(waited, world.bare, PROMPT, 24)
+    for sequence in (*ended, after):
+        assert_greedy(sequence, world.dog, PROMPT)
+
+
+async def test_a_silent_server_that_is_paused_is_left_alone(settings: VllmSettings, world: Any) -> None:
+    async with serving(replace(settings, probe_every_s=0.1, longest_silence_s=1.0)) as client:
+        replica: Any = client.replica
+        running = client.start(PROMPT, world.dog, GREEDY)
+        await running.reached(1)
+        await replica.pause("keep")
+        done, _ = await asyncio.wait([running.task], timeout=3.0)
+        assert not done
+        await replica.resume()
+        assert_greedy((await running.end()).only, world.dog, PROMPT, 24)
+
+
+def engine_of(server: VllmProcess) -> list[psutil.Process]:
+    """The processes of the server other than the one that listens."""
+    return psutil.Process(server.group).children(recursive=True)
+
+
+async def test_an_engine_that_hangs_is_noticed_by_its_silence(
+    settings: VllmSettings, server: VllmProcess, world: Any
+) -> None:
+    async with serving(replace(settings, probe_every_s=0.2, longest_silence_s=2.0, cut_deadline_s=2.0)) as client:
+        running = client.start(PROMPT, world.dog, LONG)
+        await running.reached(3)
+        for process in engine_of(server):
+            process.suspend()
+        try:
+            with pytest.raises(EngineFailure, match="makes no tokens"):
+                await running.end()
+        finally:
+            for process in engine_of(server):
+                process.resume()
+        assert_greedy((await client.ask(PROMPT, world.dog, GREEDY)).only, world.dog, PROMPT, 24)
+
+
+async def test_a_server_that_hangs(settings: VllmSettings, server: VllmProcess, world: Any) -> None:
+    impatient = replace(settings, probe_every_s=0.2, health_deadline_s=2.0, cut_deadline_s=2.0)
+    async with serving(impatient) as client:
+        running, cut = (client.start(PROMPT, who, LONG) for who in (world.dog, world.bare))
+        for one in (running, cut):
+            await one.reached(3)
+        os.kill(server.group, signal.SIGSTOP)
+        try:
+            assert not (await client.replica.health()).alive
+            with pytest.raises(EngineFailure):
+                await cut.cut()
+            for one in (running, cut):
+                with pytest.raises(EngineFailure):
+                    await one.end()
+        finally:
+            os.kill(server.group, signal.SIGCONT)
+        assert_greedy(running.drawn.only, world.dog, PROMPT)
+        assert_greedy((await client.ask(PROMPT, world.dog, GREEDY)).only, world.dog, PROMPT, 24)
+        assert (await client.replica.health()).alive
+
+
+async def test_a_closed_replica_leaves_nothing_running(settings: VllmSettings, world: Any) -> None:
+    async with serving(settings) as client:
+        running = client.start(PROMPT, world.dog, LONG)
+        await running.reached(1)
+    with pytest.raises(EngineFailure, match="closed"):
+        await running.end()
+    with pytest.raises(EngineFailure, match="not running"):
+        await client.ask(PROMPT, world.dog, GREEDY)
+    async with serving(settings) as another:
+        assert_greedy((await another.ask(PROMPT, world.dog, GREEDY)).only, world.dog, PROMPT, 24)
+
+
+async def test_killed_in_the_middle(settings: VllmSettings, server: VllmProcess, world: Any) -> None:
+    async with serving(settings) as client:
+        endless = replace(GREEDY, max_tokens=1800)
+        running = [client.start(PROMPT, who, endless) for who in (world.dog, world.bare, world.dog)]
+        for one in running:
+            await one.reached(3)
+        left = engine_of(server)
+        os.kill(server.group, signal.SIGKILL)
+        for one, who in zip(running, (world.dog, world.bare, world.dog), strict=True):
+            with pytest.raises(EngineFailure):
+                await one.end()
+            assert len(one.drawn.only.ids) >= 3
+            assert_greedy(one.drawn.only, who, PROMPT)
+        with pytest.raises(EngineFailure):
+            await client.replica.load(replace(world.dog.version, name="later"))
+        with pytest.raises(EngineFailure):
+            await client.ask(PROMPT, world.dog, GREEDY)
+        assert not (await client.replica.health()).alive
+    assert await asyncio.to_thread(server_died, server)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, left, timeout=20)
+    assert not alive
+
+
+def server_died(server: VllmProcess) -> bool:
+    """Within 20 s; its events belong to another event loop."""
+    _, alive = psutil.wait_procs([psutil.Process(server.group)] if psutil.pid_exists(server.group) else [], timeout=20)
+    return not alive

@@ -1,0 +1,123 @@
+"""A Redis channel between processes: small messages, published by each process and received by all others.
+
+Redis keeps no message. A channel knows whether messages come through, since a process hears its own; what was lost
+meanwhile is found in the database by whoever looks there again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from uuid import uuid4
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from store.repeat import repeat
+
+log = logging.getLogger(__name__)
+
+OUTAGE_SECONDS = 0.5
+"""Seconds between two attempts while Redis cannot be reached."""
+_SOCKET_SECONDS = 5.0
+_SILENCE_SECONDS = 2.0
+_PROBE = b""
+_PROBE_SECONDS = 1.0
+_DEAF_SECONDS = 3.0
+"""Seconds without a message of its own after which a process takes messages for lost."""
+_MOST_KEPT = 4096
+"""Parts kept for sending again."""
+
+Receive = Callable[[bytes], None]
+
+
+def open_redis(url: str) -> Redis:
+    """Return a client whose waits are bounded."""
+    return Redis.from_url(
+        url, socket_connect_timeout=_SOCKET_SECONDS, socket_timeout=_SOCKET_SECONDS, health_check_interval=30
+    )
+
+
+class RedisChannel:
+    """One channel. Parts sent in the same moment go out in one message; ``receive`` gets the parts of other processes."""
+
+    def __init__(self, redis: Redis, name: str, receive: Receive, on_change: Callable[[bool], None]) -> None:
+        """``on_change`` is called with whether messages come through, whenever that changes."""
+        self._redis = redis
+        self._name = name
+        self._receive = receive
+        self._on_change = on_change
+        self._sender = uuid4().hex[:16].encode()
+        self._outgoing: dict[bytes, None] = {}
+        self._added = asyncio.Event()
+        self._heard = float("-inf")
+        self._is_through = False
+
+    def send(self, part: bytes) -> None:
+        """Send ``part``, which has no line break, to all other processes soon. Equal parts of one moment are sent once."""
+        self._outgoing[part] = None
+        self._added.set()
+
+    async def run(self) -> None:
+        """Send and receive until cancelled."""
+        await asyncio.gather(
+            self._publish(),
+            repeat(self._listen, seconds=OUTAGE_SECONDS, failed=f"messages on {self._name} cannot be read"),
+            repeat(self._probe, seconds=_PROBE_SECONDS, failed=f"{self._name} cannot be probed"),
+        )
+
+    async def _probe(self) -> None:
+        """Send a message to this process itself: a connection may stand to a server that has come to a halt."""
+        if monotonic() - self._heard > _DEAF_SECONDS:
+            self._note(is_through=False)
+        self.send(_PROBE)
+
+    def _note(self, *, is_through: bool) -> None:
+        if is_through != self._is_through:
+            self._is_through = is_through
+            self._on_change(is_through)
+
+    async def _publish(self) -> None:
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            parts, self._outgoing = list(self._outgoing), {}
+            try:
+                await self._redis.publish(self._name, b"\n".join([self._sender, *parts]))
+            except (RedisError, OSError) as error:
+                log.debug("%d parts on %s are sent again: %s", len(parts), self._name, error)
+                await self._send_again(parts)
+            except Exception:
+                log.exception("%d parts on %s are sent again", len(parts), self._name)
+                await self._send_again(parts)
+
+    async def _send_again(self, parts: list[bytes]) -> None:
+        """Put the first ``_MOST_KEPT`` parts back and wait out the outage; what the others told is found in the database."""
+        self._outgoing = dict.fromkeys([*parts, *self._outgoing][:_MOST_KEPT])
+        self._added.set()
+        await asyncio.sleep(OUTAGE_SECONDS)
+
+    async def _listen(self) -> None:
+        """Subscribe and receive until the connection fails."""
+        try:
+            async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+                await pubsub.subscribe(self._name)
+                self.send(_PROBE)
+                while True:
+                    message = await pubsub.get_message(timeout=_SILENCE_SECONDS)
+                    if message is not None:
+                        self._take(message["data"])
+        except (RedisError, OSError) as error:
+            log.warning("Redis cannot be reached: %s", error)
+        finally:
+            self._note(is_through=False)
+
+    def _take(self, message: bytes) -> None:
+        sender, *parts = message.split(b"\n")
+        if sender == self._sender:
+            self._heard = monotonic()
+            self._note(is_through=True)
+            return
+        for part in parts:
+            if part != _PROBE:
+                self._receive(part)

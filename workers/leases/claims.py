@@ -1,0 +1,45 @@
+"""A trainer's claims: it leases waiting runs until it has an even part of all runs of its base model."""
+
+import logging
+from functools import partial
+
+from ledger.runtime import Runtime
+from ledger.wakeups import trainer_topic
+from store.database import after_commit
+from tenants.placements import MOST_RUNS, count_placements
+from tenants.run_leases import claim_runs
+from workers.leases.loads import read_loads
+from workers.leases.processes import WorkerIdentity
+
+log = logging.getLogger(__name__)
+
+
+class RunClaims:
+    """Claims runs for one trainer."""
+
+    def __init__(self, identity: WorkerIdentity, runtime: Runtime) -> None:
+        self._identity = identity
+        self._runtime = runtime
+
+    async def claim(self) -> int:
+        """Claim the longest waiting runs, up to an even part of all; return how many. Raises ``Unavailable``."""
+        base_model = self._identity.base_model
+        async with self._runtime.database.read() as session:
+            waiting = await count_placements(session, base_model)
+            if not waiting:
+                return 0
+            loads = await read_loads(session, self._identity, self._runtime.clock)
+        room = min(loads.room(waiting), MOST_RUNS)
+        return await self._claim_up_to(room) if room > 0 else 0
+
+    async def _claim_up_to(self, most: int) -> int:
+        async with self._runtime.database.write() as transaction:
+            found = await claim_runs(transaction, self._identity.id, self._identity.base_model, most)
+            # The API placed a run that had a trainer already: that trainer has not been woken for the operation.
+            for holder in found.holders:
+                after_commit(transaction, partial(self._runtime.wakeups.announce, trainer_topic(holder)))
+            for _ in found.claimed:
+                after_commit(transaction, partial(self._runtime.telemetry.metrics.lease_moved, "claimed"))
+        if found.claimed:
+            log.info("trainer %s has %d more runs", self._identity.id, len(found.claimed))
+        return len(found.claimed)

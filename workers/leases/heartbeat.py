@@ -1,0 +1,58 @@
+"""A worker process's heartbeat: it renews the process's lease, and tells whether the process may declare others dead."""
+
+from datetime import timedelta
+from time import monotonic
+
+from ledger.runtime import Runtime
+from workers.leases.processes import WorkerIdentity, renew
+
+RENEWALS = 4
+"""Renewals in the time of one lease: three may be late before the process counts as dead."""
+ENDLESS_LEASE = timedelta(days=3650)
+"""Lease of a process that is alone with its database: no other process watches it."""
+
+
+class Heartbeat:
+    """Heartbeat of this process; tells whether the process may declare others dead."""
+
+    def __init__(self, identity: WorkerIdentity, runtime: Runtime) -> None:
+        """Take the lease from the settings, or ``ENDLESS_LEASE`` where one process at a time has the database."""
+        lease = runtime.settings.lease
+        self.identity = identity
+        # A process that is alone renews once: an idle service does not write.
+        self.is_alone = runtime.database.has_one_service
+        self.renewal_seconds = lease.total_seconds() / RENEWALS
+        self._database = runtime.database
+        self._clock = runtime.clock
+        self._lease = ENDLESS_LEASE if self.is_alone else lease
+        self._renewed = self._unbroken_since = float("-inf")
+
+    @property
+    def is_due(self) -> bool:
+        """True when the lease should be renewed."""
+        if self.is_alone:
+            return self._renewed == float("-inf")
+        return monotonic() - self._renewed >= self.renewal_seconds / 2
+
+    @property
+    def is_given(self) -> bool:
+        """True while the lease stands, so that other processes take this one for alive."""
+        return monotonic() - self._renewed < self._lease.total_seconds()
+
+    @property
+    def may_judge(self) -> bool:
+        """True when this process may declare dead a process whose lease has ended.
+
+        It may once it has renewed without a break for one lease. Until then an outage of the database may have kept every
+        process from renewing.
+        """
+        return self.is_alone or monotonic() - self._unbroken_since >= self._lease.total_seconds()
+
+    async def renew(self) -> None:
+        """Renew the lease. Raises ``Unavailable``."""
+        async with self._database.write() as transaction:
+            await renew(transaction, self.identity, lease=self._lease, clock=self._clock)
+        now = monotonic()
+        if now - self._renewed >= self._lease.total_seconds():
+            self._unbroken_since = now
+        self._renewed = now

@@ -1,0 +1,33 @@
+"""Numbers of runs of the living trainers, by which each trainer claims and releases an even part."""
+
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from store.clock import Clock
+from tenants.run_leases import count_runs
+from workers.leases.processes import ProcessKind, WorkerIdentity, alive
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLoads:
+    """Runs of the living trainers of one base model."""
+
+    #: Runs of the trainer that asks.
+    own: int
+    #: Runs of all living trainers.
+    total: int
+    #: Living trainers, the one that asks among them.
+    trainers: int
+
+    def room(self, waiting: int) -> int:
+        """Return how many of ``waiting`` runs the trainer lacks to an even part of all; below zero when it has more."""
+        return -(-(self.total + waiting) // self.trainers) - self.own
+
+
+async def read_loads(session: AsyncSession, identity: WorkerIdentity, clock: Clock) -> TrainerLoads:
+    """Return the loads as the trainer ``identity`` sees them."""
+    living = await alive(session, ProcessKind.TRAINER, identity.base_model, clock)
+    trainers = sorted({*living, identity.id})
+    counts = await count_runs(session, trainers)
+    return TrainerLoads(counts.get(identity.id, 0), sum(counts.values()), len(trainers))

@@ -1,0 +1,53 @@
+"""A trainer's releases: the runs that it should not keep, and the end of its leases on them."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+from contracts.ids import RunId
+from ledger.runtime import Runtime
+from ledger.wakeups import placements_topic
+from store.database import after_commit
+from tenants.placements import MOST_RUNS
+from tenants.run_leases import idle_runs, release_all_runs, release_runs, runs_of_ended_sessions
+from workers.leases.loads import read_loads
+from workers.leases.processes import WorkerIdentity, remove_processes
+
+_IDLE = timedelta(seconds=30)
+"""Time without a request before a run may move: its next operation then costs a restore."""
+
+
+class RunReleases:
+    """Releases runs of one trainer. Every method raises ``Unavailable``."""
+
+    def __init__(self, identity: WorkerIdentity, runtime: Runtime) -> None:
+        self._identity = identity
+        self._runtime = runtime
+
+    async def ended(self) -> list[RunId]:
+        """Return this trainer's runs whose session has ended: no client can train them any more."""
+        async with self._runtime.database.read() as session:
+            return await runs_of_ended_sessions(session, self._identity.id)
+
+    async def surplus(self) -> list[RunId]:
+        """Return idle runs beyond an even part of all runs: other trainers have fewer."""
+        async with self._runtime.database.read() as session:
+            loads = await read_loads(session, self._identity, self._runtime.clock)
+            beyond = -loads.room(0)
+            if beyond <= 0:
+                return []
+            idle_since = self._runtime.clock() - _IDLE
+            return await idle_runs(session, self._identity.id, idle_since=idle_since, most=min(beyond, MOST_RUNS))
+
+    async def release(self, runs: Sequence[str]) -> None:
+        """Release idle runs; a run that gets work in this moment is placed for another trainer."""
+        async with self._runtime.database.write() as transaction:
+            await release_runs(transaction, self._identity.id, runs, self._runtime.clock())
+
+    async def release_all(self) -> None:
+        """Release every run at an orderly end and remove this trainer, so that others need not wait for its lease to end."""
+        async with self._runtime.database.write() as transaction:
+            await release_all_runs(transaction, self._identity.id, self._runtime.clock())
+            await remove_processes(transaction, [self._identity.id])
+            topic = placements_topic(self._identity.base_model)
+            after_commit(transaction, partial(self._runtime.wakeups.announce, topic))

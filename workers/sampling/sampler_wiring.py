@@ -1,0 +1,70 @@
+"""Wiring of the sampling of one base model: worker, replicas and everything between them, built from a ``Runtime``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from contracts.base_model import BaseModelFacts
+from contracts.ids import CheckpointId, RunId
+from contracts.vocabulary import BaseVocabulary
+from ledger.runtime import Runtime
+from tenants.checkpoints import directory_of
+from tenants.replica_directives import StandingDirective, standing_directives
+from workers.leases.pools import PoolHeartbeat
+from workers.leases.processes import ProcessKind, new_identity
+from workers.sampling.dispatch import Dispatcher
+from workers.sampling.gate_cache import GateCache
+from workers.sampling.gate_cuts import GateCuts
+from workers.sampling.in_flight_rows import InFlightRows
+from workers.sampling.open_attempts import OpenAttempts
+from workers.sampling.publishing import prepare, withdraw
+from workers.sampling.replica_pool import ReplicaPool
+from workers.sampling.replica_sources import ReplicaSource
+from workers.sampling.router import Router
+from workers.sampling.sample_runner import SampleRunner
+from workers.sampling.swap import Swap
+from workers.sampling.worker import SamplingWorker
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSampling:
+    """The sampling of one base model in one process."""
+
+    worker: SamplingWorker
+    pool: ReplicaPool
+    attempts: OpenAttempts
+    heartbeat: PoolHeartbeat
+    runtime: Runtime
+
+    async def prepare(self, run: RunId, version: CheckpointId) -> None:
+        """Load the version on every replica that samples the run. Raises ``WeftError``: then no replica has it."""
+        await prepare(self.pool.router, run, version, self.runtime.data_folder.path(directory_of(version)))
+
+    async def withdraw(self, version: CheckpointId) -> None:
+        """Unload the version from every replica once no sample uses it."""
+        await withdraw(self.pool.router, self.attempts, version)
+
+
+def wire_sampling(
+    runtime: Runtime, facts: BaseModelFacts, vocabulary: BaseVocabulary, sources: Sequence[ReplicaSource]
+) -> BaseSampling:
+    """Build the sampling of one base model on ``sources``, and start nothing."""
+    heartbeat = PoolHeartbeat(new_identity(ProcessKind.POOL, facts.name), runtime)
+    telemetry = runtime.telemetry.sampling(facts.name)
+    router = Router()
+    pool = ReplicaPool(router, sources, partial(_directives, runtime, facts.name))
+    runtime.telemetry.metrics.watch_replicas(facts.name, lambda: router.replicas)
+    gate_cache = GateCache(runtime, facts.name)
+    attempts = OpenAttempts(router, gate_cache)
+    rows = InFlightRows(runtime, facts.name, heartbeat.identity.id)
+    dispatcher = Dispatcher(runtime, attempts, rows, router, gate_cache)
+    swap = Swap(runtime, attempts, telemetry)
+    runner = SampleRunner(runtime, attempts, rows, dispatcher, swap, router, telemetry)
+    gate_cuts = GateCuts(gate_cache, attempts, telemetry)
+    worker = SamplingWorker(runtime, facts, vocabulary, runner, gate_cuts, swap, heartbeat, telemetry)
+    return BaseSampling(worker, pool, attempts, heartbeat, runtime)
+
+
+async def _directives(runtime: Runtime, base_model: str) -> Mapping[str, StandingDirective]:
+    async with runtime.database.read() as session:
+        return await standing_directives(session, base_model)

@@ -1,0 +1,60 @@
+"""Swap of a live sample to its run's newer version: the attempt on the old one is left, the sample resumes on the new one.
+
+Decision 14 (``docs/decisions/0014-a-swap-does-not-wait.md``) says why the swap does not wait for the old weights.
+"""
+
+from contracts.ledger_records import ReadyOperation
+from ledger.runtime import Runtime
+from telemetry.sampling import SamplingTelemetry
+from workers.sampling.attempt import Attempt, AttemptState
+from workers.sampling.open_attempts import OpenAttempts
+from workers.sampling.weight_source import WeightSource, WeightSources
+
+
+class Swap:
+    """Swaps of one base model's live samples in one process. Used from one event loop."""
+
+    def __init__(self, runtime: Runtime, attempts: OpenAttempts, telemetry: SamplingTelemetry) -> None:
+        self._sources = WeightSources(runtime)
+        self._attempts = attempts
+        self._telemetry = telemetry
+        self._is_on = runtime.settings.swap_policy == "continue"
+
+    async def leave_outdated(self) -> None:
+        """Leave every running attempt whose sampler follows a newer version, if ``swap_policy`` says so.
+
+        Nobody relies on the old version's being idle, so the sample resumes before the replica has aborted the rest.
+        """
+        if not self._is_on:
+            return
+        for attempt in await self.find_outdated():
+            if attempt.may_move(AttemptState.LEFT):
+                self._telemetry.cut("version")
+                attempt.move(AttemptState.LEFT)
+
+    async def find_outdated(self) -> list[Attempt]:
+        """Set ``newer`` of each open attempt whose sampler follows a newer version, and return those attempts."""
+        samplers = [attempt.operation.lane for attempt in self._attempts if attempt.source.is_live]
+        if not samplers:
+            return []
+        followed = await self._sources.followed(samplers)
+        outdated = []
+        for attempt in self._attempts:
+            newer = followed.get(attempt.operation.lane)
+            # An attempt that started during the read may be ahead of what was read.
+            if newer is not None and attempt.source.is_live and newer.publication > attempt.source.publication:
+                attempt.newer = newer
+                outdated.append(attempt)
+        return outdated
+
+    def resume(self, operation: ReadyOperation, sequences: int, newer: WeightSource) -> Attempt | None:
+        """Start an attempt on ``newer`` for a sample that is in flight and whose attempt was left and has ended.
+
+        The sample stays in flight. Nothing may be awaited between the end of the left attempt and this call: a gate
+        that closes then finds the sample's row and one of the two attempts. Return None when a gate is closed or no
+        replica takes work: then the sample must be dispatched.
+        """
+        attempt = self._attempts.start(operation, sequences, newer)
+        if attempt is not None:
+            attempt.is_row_current = False
+        return attempt

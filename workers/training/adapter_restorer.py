@@ -1,0 +1,120 @@
+"""Training states brought into the trainer's memory: a fresh one, a checkpoint's, or a run's own from before.
+
+A run's own state is rebuilt: its newest snapshot is read from disk, then the operations after the snapshot are applied
+again, in order of seq_id.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+from contracts.errors import EngineFailure, NotFound, RunUnloaded, WeftError
+from contracts.ids import RunId
+from contracts.ledger_records import ReadyOperation
+from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
+from contracts.paths import Segment, parse_path
+from engine.training.adapter_state import AdapterState, read_state
+from engine.training.checkpoint_files import read_checkpoint
+from engine.training.pass_operation import PassItem
+from engine.training.trainer import fresh_state, loaded_state
+from ledger.runtime import Runtime
+from store.tables import Run, RunState
+from tenants.checkpoints import find_checkpoint
+from tenants.runs import get_run, lora_settings
+from workers.training.training_engine import TrainingEngine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredAdapter:
+    """A rebuilt state, the last operation that the state covers, and the last one that the run's snapshot covers."""
+
+    state: AdapterState
+    applied_seq_id: int
+    snapshot_seq_id: int
+
+
+class AdapterRestorer:
+    """Makes adapters' states and puts them into one base model's trainer."""
+
+    def __init__(self, runtime: Runtime, engine: TrainingEngine, files: asyncio.Semaphore) -> None:
+        """``files`` limits the adapters read or written at the same time."""
+        self._database = runtime.database
+        self._ledger = runtime.ledger
+        self._data_folder = runtime.data_folder
+        self._clock = runtime.clock
+        self._trainer = engine.trainer
+        self._compute = engine.compute
+        self._telemetry = engine.telemetry
+        self._files = files
+
+    async def restore(self, operation: ReadyOperation) -> RestoredAdapter:
+        """Rebuild the state of the operation's run. Raises ``WeftError``; part of the state may be in memory then."""
+        run_id = RunId(operation.lane)
+        async with self._database.read() as session:
+            run = await get_run(session, operation.tenant, run_id)
+            if run.state in (RunState.UNLOADED, RunState.FAILED):
+                raise RunUnloaded(f"model {run_id} was unloaded, or never made")
+            replay = await self._ledger.operations_to_replay(
+                session, run_id, after_seq_id=run.snapshot_seq_id, before_seq_id=run.next_seq_id
+            )
+        started = perf_counter()
+        log.debug("restoring run=%s snapshot_seq=%d replay=%d", run.id, run.snapshot_seq_id, len(replay))
+        state = await self._rebuild(run, replay)
+        self._telemetry.restored(replayed=len(replay), seconds=perf_counter() - started)
+        return RestoredAdapter(state, run.next_seq_id - 1, run.snapshot_seq_id)
+
+    async def put_fresh(self, run: RunId, settings: LoraSettings) -> AdapterState:
+        """Put a fresh adapter into the trainer and return its state. Raises ``InvalidRequest``."""
+        async with self._files:
+            state = await asyncio.to_thread(fresh_state, self._trainer.base, settings)
+        await self._compute.run(partial(self._trainer.put, run, state))
+        return state
+
+    async def put_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
+        """Put a training checkpoint into the operation's adapter and return the state. Raises ``WeftError``."""
+        path = parse_path(load.path, segment=Segment.WEIGHTS)
+        async with self._database.read() as session:
+            checkpoint, source = await find_checkpoint(session, operation.tenant, path, self._clock)
+            run = await get_run(session, operation.tenant, operation.lane)
+        if source.base_model != run.base_model:
+            raise NotFound(f"checkpoint {path} is of base model {source.base_model}, this model's is {run.base_model}")
+        run_id, directory = RunId(operation.lane), self._data_folder.path(checkpoint.directory)
+        async with self._files:
+            found = await asyncio.to_thread(
+                partial(read_checkpoint, directory, self._trainer.base, optimizer=load.optimizer)
+            )
+        if not load.creates:
+            found = loaded_state(self._trainer.state(run_id), found)
+        await self._compute.run(partial(self._trainer.put, run_id, found))
+        return found
+
+    async def _rebuild(self, run: Run, replay: Sequence[ReadyOperation]) -> AdapterState:
+        run_id = RunId(run.id)
+        if run.snapshot_dir is not None:
+            directory = self._data_folder.path(run.snapshot_dir)
+            async with self._files:
+                state = await asyncio.to_thread(read_state, directory, self._trainer.base)
+            await self._compute.run(partial(self._trainer.put, run_id, state))
+        for operation in replay:
+            await self._apply_again(run, operation)
+        return await self._compute.run(partial(self._trainer.state, run_id))
+
+    async def _apply_again(self, run: Run, operation: ReadyOperation) -> None:
+        run_id = RunId(run.id)
+        match operation.payload:
+            case TrainingBatch() as batch if operation.kind is OperationKind.FORWARD_BACKWARD:
+                item = PassItem(run=run_id, batch=batch, backward=True)
+                outcome = (await self._compute.run(partial(self._trainer.run_pass, [item])))[0]
+                if isinstance(outcome, WeftError):
+                    raise EngineFailure(f"replay of operation {operation.seq_id} failed: {outcome.message}")
+            case OptimStep() as step:
+                await self._compute.run(partial(self._trainer.optim_step, run_id, step))
+            case LoadWeights() as load:
+                await self.put_checkpoint(operation, load)
+            case _ if operation.kind is OperationKind.CREATE_MODEL:
+                await self.put_fresh(run_id, lora_settings(run))

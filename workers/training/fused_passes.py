@@ -1,0 +1,244 @@
+"""Fused passes under way: as many at once as the trainer has slots, each planned when a slot is free.
+
+A slot whose pass has ended starts the next pass at once; the results of the last one are noted meanwhile. While more
+tokens wait than the free slots hold, a pass takes one slot. The last tokens that wait are computed on all free slots
+together. Called from the event loop.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from contracts.ledger_records import ReadyOperation
+from contracts.operations import OperationKind, TrainingBatch
+from contracts.pass_report import PassReport
+from engine.training.pass_operation import PassOperation, PassPiece
+from engine.training.trainer import ComputedPass
+from workers.training.lanes import Lane, Lanes
+from workers.training.operation_outcomes import OperationOutcomes, failure_of
+from workers.training.residency import AdapterResidency
+from workers.training.scheduler import Fairness, QueuedPass, parts_by_length, plan_pass
+from workers.training.training_engine import TrainingEngine
+
+log = logging.getLogger(__name__)
+
+_HEADROOM = 8
+"""A pass may exceed its token budget by one part in ``_HEADROOM``. Light work beside a full pass then pushes out no long
+sequence: without it there would be less to compute than the cores can share."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A piece of the pass, with its operation and lane."""
+
+    lane: Lane
+    operation: ReadyOperation
+    piece: PassPiece
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Pieces that are computed together. ``is_last``: nothing waited after the part when it was planned."""
+
+    chosen: list[_Chosen]
+    is_last: bool
+
+    @property
+    def tokens(self) -> int:
+        """Positions to compute, without padding."""
+        return sum(
+            len(datum.tokens)
+            for chosen in self.chosen
+            for datum in chosen.piece.operation.batch.data[chosen.piece.first :][: chosen.piece.sequences]
+        )
+
+
+class FusedPasses:
+    """Plans the passes of one base model's lanes, has them computed and completes their operations."""
+
+    def __init__(
+        self,
+        engine: TrainingEngine,
+        lanes: Lanes,
+        residency: AdapterResidency,
+        outcomes: OperationOutcomes,
+        *,
+        ended: Callable[[], None],
+    ) -> None:
+        """``ended`` hears that a pass has ended."""
+        trainer = engine.trainer
+        self._trainer = trainer
+        self._compute = engine.compute
+        self._telemetry = engine.telemetry
+        self._base_model = engine.base_model
+        self._lanes = lanes
+        self._residency = residency
+        self._outcomes = outcomes
+        self._ended = ended
+        self._slot_budget = max(1, engine.pass_token_budget // trainer.slots)
+        self._fairness = Fairness()
+        self._parts: deque[_Part] = deque()
+        self._free = trainer.slots
+        self._threads = ThreadPoolExecutor(trainer.slots, thread_name_prefix=f"pass-{self._base_model}")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._stopping = False
+
+    def begin(self) -> None:
+        """Start passes while slots are free and something may run.
+
+        Raises the error that has ended an earlier pass, if it was no ``Exception`` (``GroupLost``).
+        """
+        if self._failure is not None:
+            raise self._failure
+        while self._free and not self._stopping:
+            if not self._parts:
+                self._parts.extend(self._plan())
+            if not self._parts:
+                return
+            slots = self._slots_for(self._parts[0])
+            if slots > self._free:
+                return
+            self._start(self._parts.popleft(), slots)
+
+    async def finished(self) -> None:
+        """Begin no more passes, and wait for those under way."""
+        self._stopping = True
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self._threads.shutdown()
+
+    # --- planning --------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> list[_Part]:
+        """Return the scheduler's choice for the next pass, in parts that are computed one after another."""
+        in_order = self._may_run()
+        found = {operation.id: (lane, operation, begun) for lane, operation, begun in in_order}
+        queue = [
+            QueuedPass(operation.id, lane.run, lane.tenant, begun.lengths_left) for lane, operation, begun in in_order
+        ]
+        waiting = sum(sum(queued.lengths) for queued in queue)
+        is_last = waiting <= self._free * self._slot_budget
+        plan = plan_pass(
+            queue,
+            self._fairness,
+            shares={lane.tenant: lane.share for lane, _, _ in in_order},
+            token_budget=self._free * self._slot_budget if is_last else self._most,
+        )
+        self._fairness = plan.fairness
+        parts: list[_Part] = []
+        for part in parts_by_length(plan.pieces, queue):
+            chosen = []
+            for planned in part:
+                lane, operation, begun = found[planned.id]
+                if planned.id not in lane.started:
+                    self._telemetry.claimed([operation])
+                lane.started[planned.id] = begun
+                chosen.append(_Chosen(lane, operation, begun.next_piece(planned.sequences)))
+            parts.append(_Part(chosen, is_last=False))
+        if parts:
+            parts[-1] = _Part(parts[-1].chosen, is_last=is_last)
+        return parts
+
+    @property
+    def _most(self) -> int:
+        """Most tokens of a pass on one slot."""
+        return self._slot_budget + self._slot_budget // _HEADROOM
+
+    def _may_run(self) -> list[tuple[Lane, ReadyOperation, PassOperation]]:
+        """Return the operations that have sequences in no pass yet, in order of acceptance.
+
+        The operations of one run are in order of seq_id, even where they were accepted the other way round.
+        """
+        placed: list[tuple[int, tuple[Lane, ReadyOperation, PassOperation]]] = []
+        for lane in self._lanes:
+            if not lane.is_busy and self._residency.holds(lane.run):
+                place = 0
+                for operation in lane.passes():
+                    place = max(place, operation.position)
+                    begun = _begun(lane, operation)
+                    if begun.outcome is None and begun.lengths_left:
+                        placed.append((place, (lane, operation, begun)))
+        placed.sort(key=lambda one: one[0])
+        return [one for _, one in placed]
+
+    def _slots_for(self, part: _Part) -> int:
+        """Return the slots that the part takes.
+
+        The last part that waits takes all free slots. A sequence longer than one slot holds takes all slots there are.
+        """
+        if part.is_last:
+            return self._free
+        return self._trainer.slots if part.tokens > self._most else 1
+
+    # --- computing -------------------------------------------------------------------------------------------------
+
+    def _start(self, part: _Part, slots: int) -> None:
+        self._free -= slots
+        task = asyncio.create_task(self._run(part.chosen, slots), name=f"pass {self._base_model}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._failure = failure
+        self._ended()
+
+    async def _run(self, part: Sequence[_Chosen], slots: int) -> None:
+        try:
+            computed = await self._computed(part, slots)
+            # First the next pass: no core waits while results are noted.
+            self.begin()
+            await self._note(computed, part)
+        except Exception:
+            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
+            for chosen in part:
+                if chosen.piece.operation.outcome is None:
+                    chosen.piece.operation.end(failure_of(chosen.operation))
+        for lane in {chosen.lane.run: chosen.lane for chosen in part}.values():
+            self._complete_in_order(lane)
+
+    async def _computed(self, part: Sequence[_Chosen], slots: int) -> ComputedPass:
+        pieces = [chosen.piece for chosen in part]
+        compute = partial(self._trainer.compute, pieces, slots=slots)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, compute)
+        finally:
+            self._free += slots
+
+    async def _note(self, computed: ComputedPass, part: Sequence[_Chosen]) -> None:
+        lanes = {chosen.lane.run: chosen.lane for chosen in part}.values()
+        in_order = [begun for lane in lanes for begun in _started_in_order(lane)]
+        await self._compute.run(partial(self._trainer.finish, computed, in_order))
+        self._report(computed.report, part)
+
+    def _complete_in_order(self, lane: Lane) -> None:
+        for operation in list(lane.passes()):
+            begun = lane.started.get(operation.id)
+            if begun is None or begun.outcome is None:
+                return
+            self._outcomes.complete(lane, operation, begun.outcome)
+
+    def _report(self, report: PassReport, part: Sequence[_Chosen]) -> None:
+        tenants = len({chosen.lane.tenant for chosen in part})
+        self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
+
+
+def _begun(lane: Lane, operation: ReadyOperation) -> PassOperation:
+    """Return the operation's progress through passes: the lane's record of it, or a new one."""
+    found = lane.started.get(operation.id)
+    if found is not None:
+        return found
+    if not isinstance(operation.payload, TrainingBatch):
+        raise TypeError(f"{operation.kind} without a batch")
+    return PassOperation(lane.run, operation.payload, operation.kind is OperationKind.FORWARD_BACKWARD)
+
+
+def _started_in_order(lane: Lane) -> list[PassOperation]:
+    """Return the lane's operations that are in passes, by seq_id."""
+    return [lane.started[operation.id] for operation in lane.passes() if operation.id in lane.started]

@@ -1,0 +1,71 @@
+"""Outcomes of training operations: noted in memory at once, written to the ledger soon after.
+
+Invariants: a run's completions reach the ledger strictly by seq_id. A run whose completion cannot be written is dropped
+from memory, for its memory would stay ahead of the ledger. The run's next operation rebuilds it.
+"""
+
+from collections.abc import Callable
+
+from contracts.errors import EngineFailure, WeftError
+from contracts.ids import RunId
+from contracts.ledger_records import Completion, ReadyOperation
+from contracts.operations import Result
+from workers.training.completion_writer import CompletionWriter
+from workers.training.lanes import Lane, Lanes
+from workers.training.residency import AdapterResidency
+from workers.training.training_engine import TrainingEngine
+
+
+class OperationOutcomes:
+    """Ends the operations of one base model's lanes, and drops runs whose memory and ledger may differ."""
+
+    def __init__(
+        self,
+        engine: TrainingEngine,
+        lanes: Lanes,
+        residency: AdapterResidency,
+        writer: CompletionWriter,
+        *,
+        wake: Callable[[], None],
+    ) -> None:
+        """``wake`` has the worker look at the ledger again."""
+        self._telemetry = engine.telemetry
+        self._lanes = lanes
+        self._residency = residency
+        self._writer = writer
+        self._wake = wake
+
+    async def write(self) -> None:
+        """Write completions until the writer is closed."""
+        await self._writer.run(on_written=self._written, on_refused=self.drop)
+
+    def complete(self, lane: Lane, operation: ReadyOperation, outcome: Result | WeftError) -> None:
+        """Move the lane past an operation that was computed or has failed, and have its completion written."""
+        if lane.is_dropped:
+            return
+        self._residency.applied(operation)
+        self._telemetry.finished(operation, outcome, share=lane.share)
+        lane.finish(operation)
+        lane.unwritten += 1
+        self._writer.put([Completion(operation, outcome)])
+        if not lane.started:
+            self._residency.snapshot_if_due(lane.run)
+
+    def drop(self, run: RunId) -> None:
+        """Drop the run's lane and adapter from memory. The run is rebuilt from the ledger for its next operation."""
+        self._lanes.drop(run)
+        self._residency.forget(run)
+
+    def _written(self, completion: Completion) -> None:
+        lane = self._lanes.get(RunId(completion.operation.lane))
+        if lane is not None and lane.unwritten:
+            lane.unwritten -= 1
+            if lane.has_hole:
+                self._wake()
+
+
+def failure_of(operation: ReadyOperation) -> EngineFailure:
+    """Return the error that the operation's owner reads when weft itself failed."""
+    return EngineFailure(
+        f"weft failed to run this {operation.kind}; the service's log has the cause (request {operation.id})"
+    )

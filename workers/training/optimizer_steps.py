@@ -1,0 +1,59 @@
+"""Optimizer steps of all lanes whose next operation is one, taken together as one fused step."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+
+from contracts.errors import WeftError
+from contracts.ledger_records import ReadyOperation
+from contracts.operations import OptimStep, Result
+from workers.training.lanes import Lane, Lanes
+from workers.training.operation_outcomes import OperationOutcomes, failure_of
+from workers.training.residency import AdapterResidency
+from workers.training.training_engine import TrainingEngine
+
+log = logging.getLogger(__name__)
+
+
+class OptimizerSteps:
+    """Takes the optimizer steps of one base model's lanes."""
+
+    def __init__(
+        self, engine: TrainingEngine, lanes: Lanes, residency: AdapterResidency, outcomes: OperationOutcomes
+    ) -> None:
+        self._engine = engine
+        self._lanes = lanes
+        self._residency = residency
+        self._outcomes = outcomes
+
+    async def take(self) -> bool:
+        """Step every resident adapter whose next operation is an optimizer step. Return whether there was one."""
+        due = self._due()
+        if not due:
+            return False
+        operations = [operation for _, operation, _ in due]
+        telemetry = self._engine.telemetry
+        telemetry.claimed(operations)
+        started = perf_counter()
+        outcomes: Sequence[Result | WeftError]
+        try:
+            steps = [(lane.run, step) for lane, _, step in due]
+            outcomes = await self._engine.compute.run(partial(self._engine.trainer.optim_steps, steps))
+        except Exception:
+            log.exception("optimizer step failed base=%s operations=%d", self._engine.base_model, len(due))
+            outcomes = [failure_of(operation) for operation in operations]
+        telemetry.steps_done(operations, seconds=perf_counter() - started)
+        for (lane, operation, _), outcome in zip(due, outcomes, strict=True):
+            self._outcomes.complete(lane, operation, outcome)
+        return True
+
+    def _due(self) -> list[tuple[Lane, ReadyOperation, OptimStep]]:
+        due: list[tuple[Lane, ReadyOperation, OptimStep]] = []
+        for lane in self._lanes:
+            head = lane.head
+            if head is None or lane.is_busy or not self._residency.holds(lane.run):
+                continue
+            if isinstance(head.payload, OptimStep):
+                due.append((lane, head, head.payload))
+        return due

@@ -1,0 +1,25 @@
+"""Trainer of one base model, together with the thread that changes its states and the telemetry that hears of it."""
+
+from dataclasses import dataclass
+
+from engine.training.trainer import Trainer
+from telemetry.training import TrainingTelemetry
+from workers.compute_thread import ComputeThread
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEngine:
+    """Parts that compute one base model's training.
+
+    ``trainer`` is changed on ``compute`` only; ``pass_token_budget`` is the tokens of a pass that has all slots.
+    """
+
+    trainer: Trainer
+    compute: ComputeThread
+    telemetry: TrainingTelemetry
+    pass_token_budget: int
+
+    @property
+    def base_model(self) -> str:
+        """Served name of the base model."""
+        return self.trainer.base.facts.name

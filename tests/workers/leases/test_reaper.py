@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
-from tests.ledger.runtimes import lease_moves, make_runtime
 
 from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
@@ -26,6 +25,7 @@ from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.reaper import reap_forsaken
 from workers.leases.runs import RunLeases

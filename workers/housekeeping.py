@@ -11,8 +11,8 @@ from time import time
 
 from sqlalchemy import delete, select
 
+from ledger.pruning import PRUNE_BATCH, prune
 from ledger.runtime import Runtime
-from ledger.statements import PRUNE_BATCH
 from store.repeat import repeat
 from store.tables import Checkpoint, Run, VersionCommand
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
@@ -73,7 +73,7 @@ class Housekeeping:
         while pruned == PRUNE_BATCH:
             async with self._runtime.database.write() as transaction:
                 finished_before = now - self._runtime.settings.result_grace
-                pruned = await self._runtime.ledger.prune(transaction, finished_before=finished_before)
+                pruned = await prune(transaction, finished_before=finished_before, now=self._runtime.clock())
 
     async def _remove(self, folder: str) -> None:
         """Remove the folder of a deleted checkpoint, once no replica has the version loaded."""

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from ledger.runtime import Runtime
 from ledger.sample_claims import return_samples_of
-from ledger.wakeups import departures_topic, sampling_topic
+from ledger.wakeups import cleared_samples_topic, sampling_topic
 from store.database import after_commit
 from store.tables import VersionCommand
 from tenants.gates import clear_all_in_flight
@@ -86,5 +86,5 @@ async def remove_pools(transaction: AsyncSession, processes: Sequence[str], base
         await clear_all_in_flight(transaction, process)
     await transaction.execute(delete(VersionCommand).where(VersionCommand.process_id.in_(processes)))
     await remove_processes(transaction, processes)
-    for topic in (sampling_topic(base_model), departures_topic(base_model)):
+    for topic in (sampling_topic(base_model), cleared_samples_topic(base_model)):
         after_commit(transaction, partial(runtime.wakeups.announce, topic))

@@ -87,7 +87,7 @@ class House:
             sample = await ledger.accept(
                 transaction, NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, request, digest(request))
             )
-            await ledger.take_samples(transaction, base_model, process=pool.id, most=9)
+            await ledger.claim_samples(transaction, base_model, process=pool.id, most=9)
             await self._mark_in_flight(transaction, sample, tenant, base_model, pool.id)
             transaction.add(
                 VersionCommand(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)

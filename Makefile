@@ -13,7 +13,7 @@ TINY := .weft/models/tiny
 PYTEST_ARGS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check test demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-load vllm wire clean
+.PHONY: help setup check test docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-load vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,6 +38,11 @@ check: setup ## linters, types, import rules
 
 test: check vllm ## every check and every test, vLLM included
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# Strict: a broken link fails in zensical, a page that no list names fails in cli.pages. Warnings of libraries stay out of the way.
+docs: setup ## write the reference pages and build the site into build/site
+	$(PY) -m cli.pages
+	$(VENV)/bin/zensical build --clean --strict
 
 $(TINY): | $(STAMP)
 	$(VENV)/bin/weft model tiny $@
@@ -86,4 +91,4 @@ wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto
 
 clean: ## remove what setup and runs made
-	rm -rf $(VENV) $(VLLM_VENV) .weft .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .weft .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache build *.egg-info

@@ -29,7 +29,7 @@ async def _server(url: str, api_key: str | None) -> Finding:
     try:
         answer = await http.get("/health", _SECONDS)
     except EngineFailure:
-        told = "does not answer; start it as docs/sampling.md says, or correct WEFT_VLLM_URLS"
+        told = "does not answer; start it as docs/how-to/add-vllm-servers.md says, or correct WEFT_VLLM_URLS"
         return Finding(part, False, told)
     finally:
         await http.close()

@@ -29,7 +29,7 @@ def settings_file() -> Path:
 
 
 class Settings(BaseSettings):
-    """Settings with their defaults; ``docs/configuration.md`` is generated from this class.
+    """Settings with their defaults; ``docs/reference/settings.md`` is generated from this class.
 
     Durations are ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` that says what to change.
     """

@@ -1,0 +1,54 @@
+"""Page of every HTTP route, rendered from the API's own OpenAPI document."""
+
+import re
+from typing import Any
+from unittest.mock import create_autospec
+
+from api.app import TINKER_PREFIX, create_app
+from api.services import ApiServices
+from api.tinker.not_offered import NOT_OFFERED
+from cli.pages.errors import errors
+from cli.pages.markdown import GENERATED, prose, table
+
+_HEAD = f"""# Routes
+
+{GENERATED.format(source="api/app.py")}
+
+A route wants an API key, as `X-API-Key: tml-…` or `Authorization: Bearer tml-…`. Three kinds do not: `/healthz`, `/readyz`, and
+downloads, whose link holds a secret. A running service shows its OpenAPI document at `/openapi.json`. The page of
+[errors](errors.md) explains the codes.
+
+"""
+_NOT_OFFERED = """## Not offered
+
+Endpoints of the Tinker API that answer with a final 404 `not_implemented`.
+
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for path, methods in _document()["paths"].items():
+        for method, operation in methods.items():
+            meaning, raised = _meaning(operation.get("description", ""))
+            query = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
+            shown = f"`{method.upper()} {path}{'?' if query else ''}{'&'.join(query)}`"
+            sections.setdefault(operation["tags"][0], []).append((shown, meaning, raised))
+    pages = [
+        f"## {tag.capitalize()}\n\n{table(('route', 'what it does', 'errors'), rows)}" for tag, rows in sections.items()
+    ]
+    refused = [(f"`{one.method} {TINKER_PREFIX}{one.path}`", one.instead) for one in NOT_OFFERED]
+    return _HEAD + "\n".join(pages) + "\n" + _NOT_OFFERED + table(("route", "instead"), refused)
+
+
+def _document() -> dict[str, Any]:
+    services = create_autospec(ApiServices, instance=True)
+    return create_app(services).openapi()
+
+
+def _meaning(description: str) -> tuple[str, str]:
+    """Return a route's meaning and its errors, told apart by the docstring's "Raises"; a class becomes status and code."""
+    meaning, _, raised = prose(description).partition("Raises ")
+    shown = {kind.__name__: f"{kind.status} `{kind.code}`" for kind, _ in errors()}
+    return meaning.strip(), re.sub(r"`(\w+)`", lambda found: shown.get(found[1], found[0]), raised).removesuffix(".")

@@ -11,12 +11,12 @@ from fastapi import Response
 from api.services import ApiServices
 from contracts.base_model import BaseModelFacts
 from contracts.codec import digest
-from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
+from contracts.errors import RunUnloaded, SessionEnded, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, RejectedOperation
 from contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
 from telemetry.context import current_work
-from tenants.runs import run_standing
+from tenants.runs import RunStanding, run_standing
 
 OFF_LOOP_BYTES = 256 * 1024
 """Largest body that is decoded on the event loop; polls and heartbeats must not wait for a larger one."""
@@ -44,57 +44,59 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     """
     async with services.runtime.database.read() as session:
         run = await run_standing(session, caller, submission.model_id)
-    facts = services.base(run.base_model)
-    payload: Payload | None = None
-    error: WeftError | None = None
+    operation = await _operation(services, caller, run, submission)
+    ledger = services.runtime.ledger
+    try:
+        run.check_open()
+    except (RunUnloaded, SessionEnded):
+        async with services.runtime.database.read() as session:
+            earlier = await ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=operation.digest)
+        if earlier is None:
+            raise
+        return promise(earlier, model_id=run.id)
+    async with services.runtime.database.write() as transaction:
+        if isinstance(operation, NewOperation):
+            request_id = await ledger.accept(transaction, operation)
+        else:
+            request_id = await ledger.reject(transaction, operation)
+    return promise(request_id, model_id=run.id)
+
+
+async def _operation(
+    services: ApiServices, caller: TenantId, run: RunStanding, submission: TrainingSubmission
+) -> NewOperation | RejectedOperation:
+    """Return the operation to record: a rejected one if the payload cannot be built."""
+    facts, kind = services.base(run.base_model), submission.kind
     try:
         if len(submission.body) > OFF_LOOP_BYTES:
             payload = await asyncio.to_thread(submission.build, facts)
         else:
             payload = submission.build(facts)
-        identity = _identity(submission.kind, payload)
-    except WeftError as refusal:
-        error = refusal
-        identity = hashlib.blake2b(submission.body, digest_size=16).digest()
-    try:
-        run.check_open()
-    except (RunUnloaded, SessionEnded):
-        async with services.runtime.database.read() as session:
-            earlier = await services.runtime.ledger.find(
-                session, lane=run.id, seq_id=submission.seq_id, digest=identity
-            )
-        if earlier is None:
-            raise
-        return promise(earlier, model_id=run.id)
-    async with services.runtime.database.write() as transaction:
-        if payload is None:
-            rejected = RejectedOperation(
-                tenant=caller,
-                lane=run.id,
-                seq_id=submission.seq_id,
-                kind=submission.kind,
-                base_model=run.base_model,
-                digest=identity,
-                error=error or InvalidRequest("the request cannot run as it is"),
-                trainer=run.trainer,
-                trace_id=current_work().trace_id,
-            )
-            request_id = await services.runtime.ledger.reject(transaction, rejected)
-        else:
-            new = NewOperation(
-                tenant=caller,
-                lane=run.id,
-                seq_id=submission.seq_id,
-                kind=submission.kind,
-                base_model=run.base_model,
-                payload=payload,
-                digest=identity,
-                tokens=_tokens(payload),
-                trainer=run.trainer,
-                trace_id=current_work().trace_id,
-            )
-            request_id = await services.runtime.ledger.accept(transaction, new)
-    return promise(request_id, model_id=run.id)
+        identity = _identity(kind, payload)
+    except WeftError as error:
+        return RejectedOperation(
+            tenant=caller,
+            lane=run.id,
+            seq_id=submission.seq_id,
+            kind=kind,
+            base_model=run.base_model,
+            digest=hashlib.blake2b(submission.body, digest_size=16).digest(),
+            error=error,
+            trainer=run.trainer,
+            trace_id=current_work().trace_id,
+        )
+    return NewOperation(
+        tenant=caller,
+        lane=run.id,
+        seq_id=submission.seq_id,
+        kind=kind,
+        base_model=run.base_model,
+        payload=payload,
+        digest=identity,
+        tokens=_tokens(payload),
+        trainer=run.trainer,
+        trace_id=current_work().trace_id,
+    )
 
 
 def promise(

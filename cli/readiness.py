@@ -7,7 +7,7 @@ from alembic.script import ScriptDirectory
 
 from migrations.upgrade import alembic_config
 from store.database import Database
-from store.database_health import TakesNoWrites, schema_revision
+from store.database_health import TakesNoWrites, check_health
 from store.settings import Settings
 from telemetry.readiness import NotReady, Readiness
 
@@ -27,7 +27,7 @@ def readiness(settings: Settings, database: Database, bases: Collection[str]) ->
 async def _database(database: Database, older: frozenset[str]) -> None:
     """Raise ``NotReady`` unless the database takes writes and its schema is current or newer: newer schemas only add."""
     try:
-        revision = await schema_revision(database, seconds=_PROBE_SECONDS)
+        revision = await check_health(database, seconds=_PROBE_SECONDS)
     except TakesNoWrites as reason:
         raise NotReady(str(reason)) from reason
     if revision is None or revision in older:

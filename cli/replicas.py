@@ -51,7 +51,8 @@ def show(base: BaseOption, data: DataOption = None) -> None:
         async with database.read() as session:
             standing = await standing_directives(session, base)
         return [
-            f"{one.replica}\t{one.order}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}" for one in standing.values()
+            f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}"
+            for one in standing.values()
         ]
 
     for line in run_or_explain(lambda: on_database(load_settings(data=data), look)):

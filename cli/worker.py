@@ -50,7 +50,7 @@ async def work(settings: Settings) -> None:
         running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
         for parts in trainers:
             cluster.readiness.add(_part(parts.leases.identity.base_model), parts.leases.check)
-        celery = _celery_worker(cluster, list(bases), lambda: any(parts.leases.may_judge for parts in trainers))
+        celery = _celery_worker(cluster, list(bases), lambda: any(parts.leases.may_declare_dead for parts in trainers))
         celery.start()
         keep_pauses_short()
         for parts in trainers:
@@ -78,9 +78,11 @@ async def _trainer(runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup 
     return wire_trainer(runtime, base, group)
 
 
-def _celery_worker(cluster: ClusterRuntime, base_models: list[str], may_judge: Callable[[], bool]) -> CeleryWorker:
+def _celery_worker(
+    cluster: ClusterRuntime, base_models: list[str], may_declare_dead: Callable[[], bool]
+) -> CeleryWorker:
     runtime = cluster.runtime
-    housekeeping = Housekeeping(runtime, may_judge)
+    housekeeping = Housekeeping(runtime, may_declare_dead)
     announcer = PlacementAnnouncer(cluster.celery, runtime)
 
     async def place(base_model: str) -> None:

@@ -1,4 +1,4 @@
-"""What everyone may know of a base model without loading it: read from its ``config.json``, no torch."""
+"""Facts about a base model that can be read from its ``config.json``, without torch and without loading it."""
 
 import json
 from dataclasses import dataclass
@@ -9,8 +9,11 @@ from contracts.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BaseModelFacts:
-    """A served base. ``context_length`` and ``vocabulary_size`` in tokens; ``path`` is never sent to a client
-    unless it is the ``tokenizer_id``."""
+    """A served base model.
+
+    ``context_length`` and ``vocabulary_size`` count tokens. ``path`` is sent to clients only where it is the
+    ``tokenizer_id``.
+    """
 
     name: str
     path: Path
@@ -24,9 +27,9 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 
 
 def read_base_model_facts(name: str, path: Path, tokenizer_id: str | None) -> BaseModelFacts:
-    """Read a Hugging Face model directory's facts.
+    """Read the facts of a Hugging Face model directory.
 
-    Raises ``InvalidRequest`` naming what is missing: the folder, its ``config.json``, the context length or vocabulary.
+    Raises ``InvalidRequest`` naming what is missing: ``config.json``, the context length or the vocabulary size.
     """
     config_path = path / "config.json"
     if not config_path.is_file():

@@ -1,6 +1,6 @@
-"""Compact binary form of payloads and results: msgpack, arrays as raw little-endian buffers, keys sorted.
+"""Binary encoding of payloads and results: msgpack with sorted keys, arrays as raw little-endian buffers.
 
-The encoding is canonical (equal records give equal bytes), so its digest tells a repeated request from a conflicting one.
+The encoding is canonical: equal records give equal bytes. Its digest tells a repeated request from a conflicting one.
 """
 
 import hashlib
@@ -13,22 +13,22 @@ from contracts.operations import PAYLOAD_TYPES, RESULT_TYPES, OperationKind, Pay
 
 
 def encode(record: Payload | Result) -> bytes:
-    """Encode ``record``; raises ``NotImplementedError`` for a field type that no contract has."""
+    """Encode ``record``. Raises ``NotImplementedError`` for a field type that no contract has."""
     return msgspec.msgpack.encode(record, enc_hook=_encode_array, order="sorted")
 
 
 def decode_payload(kind: OperationKind, body: bytes) -> Payload:
-    """Inverse of ``encode`` for a payload of ``kind``; arrays are read-only views. Raises ``msgspec.DecodeError``."""
+    """Decode a payload of ``kind``. Arrays are read-only views of ``body``. Raises ``msgspec.DecodeError``."""
     return msgspec.msgpack.decode(body, type=PAYLOAD_TYPES[kind], dec_hook=_decode_array)
 
 
 def decode_result(kind: OperationKind, body: bytes) -> Result:
-    """Inverse of ``encode`` for a result of ``kind``; arrays are read-only views. Raises ``msgspec.DecodeError``."""
+    """Decode a result of ``kind``. Arrays are read-only views of ``body``. Raises ``msgspec.DecodeError``."""
     return msgspec.msgpack.decode(body, type=RESULT_TYPES[kind], dec_hook=_decode_array)
 
 
 def digest(record: Payload) -> bytes:
-    """16-byte BLAKE2b digest of the canonical encoding."""
+    """Return the 16-byte BLAKE2b digest of the canonical encoding."""
     return hashlib.blake2b(encode(record), digest_size=16).digest()
 
 

@@ -1,20 +1,35 @@
-"""The one error root.
+"""Every error that weft raises on purpose, drawn as a tree.
 
-    WeftError
-    ├── Unauthenticated        401  unauthenticated
+``tests/contracts/test_errors.py`` compares the tree with the classes. A line has the class, its HTTP status, its code, a remark.
+
+    WeftError                  500  weft_error
+    ├── Unauthenticated        401  unauthenticated      no API key, an unknown one or a revoked one
     ├── NotFound               404  not_found            unknown, or another tenant's: indistinguishable
-    ├── InvalidRequest         400  invalid_request      the caller must change something; text names the field and limit
+    ├── NotImplementedHere     404  not_implemented      a Tinker endpoint or feature that weft does not offer
+    ├── InvalidRequest         400  invalid_request      the message names the field and what to change
     │   ├── SequenceConflict   400  sequence_conflict    a seq_id was used again with another body
-    │   ├── UnknownBaseModel   400  unknown_base_model
-    │   ├── RunUnloaded        400  run_unloaded
-    │   └── SessionEnded       400  session_ended
+    │   ├── UnknownBaseModel   400  unknown_base_model   no base model of that name is served
+    │   ├── RunUnloaded        400  run_unloaded         the model was unloaded, or its creation failed
+    │   ├── SessionEnded       400  session_ended        the session was finished or timed out
+    │   └── CannotListen       400  cannot_listen        a server's address is taken; ends `weft serve`, never an answer
     ├── HeartbeatRefused       410  session_gone         the SDK stops its heartbeat quietly
     ├── FutureGone             410  future_gone          result pruned after its grace time
-    ├── PayloadTooLarge        413  payload_too_large
-    ├── NotImplementedHere     404  not_implemented
+    ├── TooManySamples         429  too_many_samples     the SDK repeats the request until others have ended
+    ├── StaleSample            400  stale_sample         the sample fell too many versions behind its run
+    ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
+    │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
+    ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
+    │   └── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
     ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
-    ├── Unavailable            503  unavailable          the database cannot be had now; the same again finds what was done
-    └── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
+    └── Unavailable            503  unavailable          no database; repeating the request finds what was recorded
+
+Errors that never become an HTTP answer have no status and no code. Each is drawn with the module that defines it.
+
+    Exception
+    ├── NotReady               telemetry.readiness           a part of the process cannot work; `/readyz` says why
+    └── TakesNoWrites          store.database_health         the database answers, but is read-only or a standby
+    BaseException
+    └── GroupLost              engine.training.executors.group  a rank is gone; the process must end
 
 The SDK retries 408, 409, 429 and 5xx for minutes, so no final answer uses them (decision 2).
 Messages never carry a path, a traceback or another tenant's data.
@@ -26,16 +41,16 @@ ErrorCategory = Literal["user", "server", "unknown"]
 
 
 class WeftError(Exception):
-    """Root of every error weft raises on purpose.
-
-    ``code`` is stable and machine-readable, ``status`` the HTTP status, ``retryable`` says whether the same request may
-    succeed later, ``category`` is what a failed future reports.
-    """
+    """Root of every error that becomes an HTTP answer or a failed operation."""
 
     code: ClassVar[str] = "weft_error"
+    """Stable and machine-readable."""
     status: ClassVar[int] = 500
+    """HTTP status."""
     retryable: ClassVar[bool] = False
+    """True when the same request may succeed later."""
     category: ClassVar[ErrorCategory] = "server"
+    """Reported by a failed future: whose fault it was."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -75,7 +90,7 @@ class InvalidRequest(WeftError):
 
 
 class SequenceConflict(InvalidRequest):
-    """The same key (run and seq_id, or its siblings) came again with another body."""
+    """The same key (run and seq_id, or another pair that names a request) came again with another body."""
 
     code = "sequence_conflict"
 
@@ -99,7 +114,7 @@ class SessionEnded(InvalidRequest):
 
 
 class HeartbeatRefused(WeftError):
-    """The session is over: the SDK stops its heartbeats."""
+    """The session has ended, so the SDK should stop its heartbeats."""
 
     code = "session_gone"
     status = 410
@@ -107,7 +122,7 @@ class HeartbeatRefused(WeftError):
 
 
 class FutureGone(WeftError):
-    """The result was delivered or waited for too long, and was pruned."""
+    """The operation's result was pruned after its grace time."""
 
     code = "future_gone"
     status = 410
@@ -115,7 +130,7 @@ class FutureGone(WeftError):
 
 
 class TooManySamples(WeftError):
-    """The tenant has as many samples pending as it may: the same request is good once some have ended."""
+    """The tenant has as many samples pending as it may have. The same request succeeds once some have ended."""
 
     code = "too_many_samples"
     status = 429
@@ -140,13 +155,13 @@ class PayloadTooLarge(WeftError):
 
 
 class EngineFailure(WeftError):
-    """Something failed inside weft while it ran an operation."""
+    """Running an operation failed inside weft."""
 
     code = "engine_failure"
 
 
 class LeaseLost(WeftError):
-    """A trainer wrote for a run that is another's by now; nothing was written."""
+    """A trainer tried to write for a run that another trainer leases by now. Nothing was written."""
 
     code = "lease_lost"
     status = 503
@@ -154,7 +169,7 @@ class LeaseLost(WeftError):
 
 
 class Unavailable(WeftError):
-    """The database cannot be had now. The same request, repeated, is answered: what was recorded is found again."""
+    """The database does not answer now. Repeating the request is safe: it finds whatever was recorded."""
 
     code = "unavailable"
     status = 503

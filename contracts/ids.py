@@ -1,4 +1,4 @@
-"""Typed identifiers. A bare ``str`` from the wire becomes one of these only after a tenant-scoped lookup."""
+"""Typed identifiers. A ``str`` from the wire becomes one only after it was looked up within its tenant."""
 
 from typing import NewType
 
@@ -9,6 +9,6 @@ RunId = NewType("RunId", str)
 SamplerId = NewType("SamplerId", str)
 """A sampling session: ``{session_id}:sample:{sampling_session_seq_id}``."""
 CheckpointId = NewType("CheckpointId", str)
-"""Row id of a checkpoint (opaque); the wire's ``checkpoint_id`` is ``{segment}/{name}`` within a run."""
+"""Opaque row id of a checkpoint. The wire's ``checkpoint_id`` is something else: ``{segment}/{name}`` within a run."""
 RequestId = NewType("RequestId", str)
-"""An operation: what ``retrieve_future`` asks for."""
+"""Id of an operation, by which ``retrieve_future`` asks for its result."""

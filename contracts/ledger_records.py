@@ -1,4 +1,4 @@
-"""Typed views of ledger rows."""
+"""Records that the ledger takes and returns: typed views of its rows."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,11 +9,11 @@ from contracts.ids import RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result
 
 UNLOAD_SEQ_ID = 2**62
-"""``unload_model`` carries no seq_id: it takes this one, after everything the lane has ready."""
+"""seq_id of every ``unload_model``, which has none on the wire. It runs after everything that is ready in its lane."""
 
 
 class OperationState(StrEnum):
-    """Life of an operation. ``done`` and ``failed`` are final."""
+    """State of an operation. ``done`` and ``failed`` are final."""
 
     PENDING = "pending"
     DONE = "done"
@@ -22,26 +22,29 @@ class OperationState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewOperation:
-    """An operation to accept. ``lane`` is the run or sampler id; ``digest`` tells a repeat from a conflict.
-
-    ``trainer`` is the one that has the run, as far as is known; ``trace_id`` is that of the request which brings it.
-    """
+    """An operation to accept."""
 
     tenant: TenantId
     lane: str
+    """Id of the run or the sampler that orders the operation."""
     seq_id: int
+    """Place in the lane; ``(lane, seq_id)`` is the idempotency key."""
     kind: OperationKind
     base_model: str
     payload: Payload
     digest: bytes
+    """Digest of the body, which tells a repeated request from a conflicting one."""
     tokens: int = 0
+    """Tokens of the training data, or of the sample's prompt."""
     trainer: str | None = None
+    """Trainer that leases the run, as far as known."""
     trace_id: str | None = None
+    """Trace of the request that brings the operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedOperation:
-    """A request that can never run but has consumed its ``seq_id``."""
+    """A request that can never run but has used up its ``seq_id``. Fields as in ``NewOperation``."""
 
     tenant: TenantId
     lane: str
@@ -56,21 +59,20 @@ class RejectedOperation:
 
 @dataclass(frozen=True, slots=True)
 class RunLease:
-    """A trainer's right to write what a run's operations do: valid while the run's row has the same trainer and token."""
+    """A trainer's right to write a run's results, valid while the run's row has the same trainer and token."""
 
     trainer: str
     token: int
+    """Fencing token of the lease; grows whenever the run changes hands."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyOperation:
-    """An operation that may run now, payload decoded. ``position`` is its order of acceptance; ``share`` its tenant's.
-
-    ``lease`` is that of its run, for what is about to be computed; None for samples and replays.
-    """
+    """An operation that may run now, with its payload decoded."""
 
     id: RequestId
     position: int
+    """Order of acceptance in the whole service."""
     tenant: TenantId
     lane: str
     seq_id: int
@@ -78,13 +80,15 @@ class ReadyOperation:
     payload: Payload
     tokens: int
     lease: RunLease | None = None
+    """Lease of the operation's run; None for samples and replays."""
     trace_id: str | None = None
     accepted_at: datetime | None = None
     share: float = 1.0
+    """Weight of the operation's tenant in the scheduler."""
 
 
 def lease_of(operation: ReadyOperation) -> RunLease:
-    """The lease under which the operation is computed. Raises ``ValueError`` for one that is not to be."""
+    """Return the lease under which the operation is computed. Raises ``ValueError`` if it has none."""
     if operation.lease is None:
         raise ValueError(f"operation {operation.id} came without its run's lease")
     return operation.lease
@@ -92,24 +96,28 @@ def lease_of(operation: ReadyOperation) -> RunLease:
 
 @dataclass(frozen=True, slots=True)
 class PendingOperation:
-    """An accepted training operation without its payload; its run's ``next_seq_id`` and lease, its tenant's ``share``."""
+    """An accepted training operation without its payload. It may run once ``seq_id`` equals ``next_seq_id``."""
 
     id: RequestId
     position: int
+    """Order of acceptance in the whole service."""
     tenant: TenantId
     run: RunId
     seq_id: int
     kind: OperationKind
     tokens: int
     next_seq_id: int
+    """seq_id that may run next in the run."""
     share: float
+    """Weight of the operation's tenant in the scheduler."""
     lease: RunLease
+    """Lease of the run, held by the trainer that asked."""
     trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How an operation ended: a result or an error, never both."""
+    """End of an operation: its result, or the error it failed with."""
 
     operation: ReadyOperation
     outcome: Result | WeftError
@@ -117,7 +125,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """What ``retrieve_future`` needs to know before it reads the result."""
+    """State of an operation, as ``retrieve_future`` reads it before the result."""
 
     id: RequestId
     tenant: TenantId
@@ -125,9 +133,11 @@ class OperationStatus:
     lane: str
     state: OperationState
     result_bytes: int | None
+    """Size of the encoded result; None unless the operation is done."""
     pruned: bool
+    """True once the result was deleted after its grace time."""
     error_code: str | None
     error_category: ErrorCategory
     error_message: str | None
     body: bytes | None = None
-    """Of a result that is small enough to be read along."""
+    """Encoded result, if it is small enough to be read together with the status."""

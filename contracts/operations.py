@@ -1,7 +1,7 @@
-"""Payloads and results of operations: what the API records and the engine computes.
+"""Payloads and results of operations. The API records a payload, the engine computes its result.
 
-Every record is a frozen dataclass, encoded by ``contracts.codec``. Arrays are C-contiguous numpy arrays;
-shapes use N (positions of a sequence), K (targets a position), V (vocabulary).
+Every record is a frozen dataclass, encoded by ``contracts.codec``. Arrays are C-contiguous numpy arrays. Shapes use
+N (positions of a sequence), K (targets at a position), P (prompt tokens) and T (sampled tokens).
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from contracts.losses import LossName
 
 
 class OperationKind(StrEnum):
-    """What an operation does; the name the wire and the logs use."""
+    """Kind of an operation, by the name that the wire and the logs use."""
 
     CREATE_MODEL = "create_model"
     FORWARD = "forward"
@@ -32,7 +32,7 @@ DEFAULT_ALPHA = 32.0
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """How an adapter is made. ``seed`` None means a fresh random initialisation; scaling is ``alpha / rank``."""
+    """Settings of a new adapter. Its scaling is ``alpha / rank``. ``seed`` None means a random initialisation."""
 
     rank: int
     alpha: float = DEFAULT_ALPHA
@@ -44,10 +44,12 @@ class LoraSettings:
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One sequence: ``tokens`` int64 (N,), ``targets`` int64 (N,) or (N, K), position i predicts ``targets[i]``.
+    """One training sequence.
 
-    ``inputs`` are float32 arrays of the shape of ``targets``: weights, or logprobs and advantages, and optional
-    per-token ``clip_low_threshold``/``clip_high_threshold``. CSR inputs arrive here already dense.
+    - ``tokens``: int64 (N,).
+    - ``targets``: int64 (N,) or (N, K). Position i predicts ``targets[i]``.
+    - ``inputs``: float32 arrays of the shape of ``targets``. They hold weights, or logprobs and advantages, and optionally
+      ``clip_low_threshold`` and ``clip_high_threshold`` for each token. The API makes sparse (CSR) inputs dense.
     """
 
     tokens: np.ndarray
@@ -57,7 +59,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A loss and its config numbers (defaults are the engine's when a key is absent)."""
+    """A loss and its config numbers. The engine has defaults for absent keys."""
 
     name: LossName
     config: dict[str, float] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class CreateModel:
 
 @dataclass(frozen=True, slots=True)
 class OptimStep:
-    """Payload of ``optim_step``: AdamW (decoupled decay); ``grad_clip_norm`` <= 0 means no clipping."""
+    """Payload of ``optim_step``: AdamW with decoupled weight decay. ``grad_clip_norm`` <= 0 means no clipping."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -104,7 +106,7 @@ class SaveWeights:
 
 @dataclass(frozen=True, slots=True)
 class SaveWeightsForSampler:
-    """Payload of ``save_weights_for_sampler``. ``name`` None makes a sampler named by ``sampling_session_seq_id``."""
+    """Payload of ``save_weights_for_sampler``. With ``name`` None it makes the sampler ``sampling_session_seq_id``."""
 
     name: str | None = None
     sampling_session_seq_id: int | None = None
@@ -115,7 +117,7 @@ class SaveWeightsForSampler:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Payload of ``load_weights``; ``creates`` when the operation also creates the run (seq 0)."""
+    """Payload of ``load_weights``. ``creates``: the operation also creates the run (it is seq 0)."""
 
     path: str
     optimizer: bool
@@ -130,11 +132,15 @@ class UnloadModel:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn.
+    """Parameters of sampling.
 
-    ``max_tokens`` None: up to the context. ``stop_strings``/``stop_tokens`` both None: the model's end-of-sequence
-    tokens stop; either one given (even empty): only those stop. ``temperature`` 0 is greedy; ``top_k`` -1 is off.
-    Reported logprobs are those of the unscaled model distribution (temperature 1, no truncation).
+    - ``max_tokens``: None means up to the context length.
+    - ``stop_strings``, ``stop_tokens``: with both None the model's end-of-sequence tokens stop. If either is given, even
+      empty, only the given ones stop.
+    - ``temperature``: 0 is greedy.
+    - ``top_k``: -1 is off.
+
+    Reported logprobs are of the model's own distribution: temperature 1, no truncation.
     """
 
     max_tokens: int | None = None
@@ -148,7 +154,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Payload of ``sample``. ``prompt`` int64 (P,), P >= 1."""
+    """Payload of ``sample``. ``prompt``: int64 (P,), P >= 1."""
 
     prompt: np.ndarray
     num_samples: int = 1
@@ -161,9 +167,9 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class TopkLogprobs:
-    """``token_ids`` int32 (length, k), ``logprobs`` float32 (length, k).
+    """Table of the likeliest tokens at each position: ``token_ids`` int32 (length, k), ``logprobs`` float32 (length, k).
 
-    Empty cells hold id 0 and ``EMPTY_LOGPROB``; a row starting with one means "not asked", as on the SDK's wire.
+    Empty cells hold id 0 and ``EMPTY_LOGPROB``. A position that starts with one was not asked for, as on the SDK's wire.
     """
 
     token_ids: np.ndarray
@@ -171,17 +177,17 @@ class TopkLogprobs:
 
 
 EMPTY_LOGPROB = -99999.0
-"""Of a cell of ``TopkLogprobs`` that holds no token."""
+"""Logprob in a cell of ``TopkLogprobs`` that holds no token."""
 
 
 def empty_topk(length: int, k: int) -> TopkLogprobs:
-    """A table (length, k) whose cells are all empty."""
+    """Return a table (length, k) of empty cells."""
     return TopkLogprobs(np.zeros((length, k), np.int32), np.full((length, k), EMPTY_LOGPROB, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class SampledSequence:
-    """``tokens`` int32 (T,), ``logprobs`` float32 (T,). A stop token is included; the text of a stop string too."""
+    """One sampled sequence: ``tokens`` int32 (T,), ``logprobs`` float32 (T,). Stop tokens and stop strings are included."""
 
     stop_reason: Literal["stop", "length"]
     tokens: np.ndarray
@@ -191,7 +197,7 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """Result of ``sample``: ``prompt_logprobs`` float32 (P,), NaN where absent (always index 0)."""
+    """Result of ``sample``. ``prompt_logprobs``: float32 (P,), NaN where absent; index 0 always is."""
 
     sequences: list[SampledSequence]
     prompt_logprobs: np.ndarray | None = None
@@ -201,9 +207,9 @@ class SampleOutput:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardOutput:
-    """Result of ``forward``/``forward_backward``: ``logprobs[i]`` float32 of datum i's target shape.
+    """Result of ``forward`` and ``forward_backward``. ``logprobs[i]``: float32 with the shape of datum i's targets.
 
-    Metric names carry exactly one colon (``loss:sum``): the SDK reduces over chunks by the suffix.
+    Each metric's name has exactly one colon (``loss:sum``). The SDK reduces over chunks by the suffix.
     """
 
     logprobs: list[np.ndarray]
@@ -219,7 +225,7 @@ class ModelCreated:
 
 @dataclass(frozen=True, slots=True)
 class OptimStepped:
-    """Result of ``optim_step``: finite numbers only."""
+    """Result of ``optim_step``. Metrics are finite numbers."""
 
     metrics: dict[str, float]
 
@@ -233,7 +239,7 @@ class WeightsSaved:
 
 @dataclass(frozen=True, slots=True)
 class SamplerWeightsSaved:
-    """Result of ``save_weights_for_sampler``: ``path`` when named, else ``sampling_session_id``."""
+    """Result of ``save_weights_for_sampler``: ``path`` if the payload had a name, else ``sampling_session_id``."""
 
     path: str | None = None
     sampling_session_id: str | None = None

@@ -1,11 +1,11 @@
-"""The figures of one fused pass, as the engine reports them and telemetry shows them."""
+"""Report of one fused training pass: the engine fills it in, telemetry shows it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What a pass did. Times are seconds; ``base`` is all that is neither low-rank nor loss."""
+    """Figures of a pass. Times are in seconds. ``tokens`` leaves padding out, ``padded_tokens`` counts it."""
 
     adapters: int
     sequences: int
@@ -17,10 +17,10 @@ class PassReport:
 
     @property
     def padding_share(self) -> float:
-        """Padded positions among all that were computed."""
+        """Share of padding among all computed positions, 0 to 1."""
         return (self.padded_tokens - self.tokens) / self.padded_tokens if self.padded_tokens else 0.0
 
     @property
     def base_seconds(self) -> float:
-        """Time of the frozen base, and of what holds the pass together."""
+        """Seconds outside the low-rank part and the loss: the frozen base, and the pass around it."""
         return self.seconds - self.low_rank_seconds - self.loss_seconds

@@ -1,4 +1,4 @@
-"""Checkpoint addresses: ``tinker://<run_id>/<segment>/<name>``, exactly three parts."""
+"""Checkpoint addresses, ``tinker://<run_id>/<segment>/<name>``: parsed and checked."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]*")
 
 
 class Segment(StrEnum):
-    """The middle part of a path: what the checkpoint is for."""
+    """Middle part of a path: the checkpoint's purpose."""
 
     WEIGHTS = "weights"
     SAMPLER_WEIGHTS = "sampler_weights"
@@ -20,7 +20,7 @@ class Segment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPath:
-    """A parsed path. ``run_id`` is unverified text: look it up within the tenant before use."""
+    """A parsed path. ``run_id`` is unchecked text: look it up within the tenant before using it."""
 
     run_id: str
     segment: Segment
@@ -31,12 +31,12 @@ class CheckpointPath:
 
     @property
     def checkpoint_id(self) -> str:
-        """The wire's ``checkpoint_id`` within the run."""
+        """Id of the checkpoint within its run, as the wire has it: ``{segment}/{name}``."""
         return f"{self.segment}/{self.name}"
 
 
 def check_name(name: str, field: str = "path") -> str:
-    """Return ``name`` if it can name a checkpoint, else raise ``InvalidRequest`` naming ``field``."""
+    """Return ``name`` if a checkpoint may have it, else raise ``InvalidRequest`` naming ``field``."""
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"{field} must be a plain checkpoint name: 1 to {MAX_NAME_LENGTH} letters, digits or . _ + = @ -, "
@@ -46,7 +46,7 @@ def check_name(name: str, field: str = "path") -> str:
 
 
 def parse_path(text: str, *, segment: Segment | None = None, field: str = "path") -> CheckpointPath:
-    """Parse ``tinker://run/segment/name``; with ``segment`` given, insist on it. Raises ``InvalidRequest``."""
+    """Parse ``tinker://run/segment/name``. Raises ``InvalidRequest``, also when the segment is not ``segment``, if given."""
     parts = text.removeprefix("tinker://").split("/")
     if not text.startswith("tinker://") or len(parts) != 3:
         raise InvalidRequest(f"{field} must be tinker://<run_id>/<segment>/<name>; got {text[:300]!r}")

@@ -1,4 +1,4 @@
-"""How a sample came about: what weft's own API tells beyond the wire's result."""
+"""Sample reports: the replicas, weight versions and times behind a sample, which weft's own API shows."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens ``[start, end)`` of a sequence came from ``version``: a published adapter version, None for the bare base."""
+    """Tokens ``[start, end)`` of a sequence and the ``version`` that produced them, None for the bare base."""
 
     version: str | None
     start: int
@@ -17,7 +17,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class SequenceReport:
-    """``stop_reason`` tells an ``abort`` from a ``length``, which the wire cannot; ``spans`` are contiguous from 0."""
+    """Report of one sequence. ``spans`` are contiguous from 0. ``stop_reason`` can be ``abort``, which the wire lacks."""
 
     stop_reason: str
     spans: list[VersionSpan]
@@ -25,9 +25,12 @@ class SequenceReport:
 
 @dataclass(frozen=True, slots=True)
 class SampleReport:
-    """``replicas`` in the order they were used; ``attempts`` counts dispatches; times in seconds.
+    """Report of a sample.
 
-    ``queue_seconds`` is all time in which no replica worked on the sample: gates, full replicas, loads of adapters.
+    - ``replicas``: in the order of use.
+    - ``attempts``: number of dispatches to a replica.
+    - ``queue_seconds``: time without a working replica, because of closed gates, full replicas or loads of adapters.
+    - ``decode_seconds``: time in which a replica worked on the sample.
     """
 
     sequences: list[SequenceReport]
@@ -37,17 +40,17 @@ class SampleReport:
     decode_seconds: float
 
     def versions(self) -> list[str | None]:
-        """Every version used, in order of first use."""
+        """Return every version used, in order of first use."""
         return list(dict.fromkeys(span.version for sequence in self.sequences for span in sequence.spans))
 
 
 def encode_report(report: SampleReport) -> bytes:
-    """Canonical bytes."""
+    """Encode the report as msgpack."""
     return msgspec.msgpack.encode(report)
 
 
 def decode_report(body: bytes) -> SampleReport:
-    """Inverse of ``encode_report``. Raises ``msgspec.DecodeError``."""
+    """Decode a report. Raises ``msgspec.DecodeError``."""
     decoded: Any = msgspec.msgpack.decode(body, type=SampleReport)
     report: SampleReport = decoded
     return report

@@ -1,4 +1,4 @@
-"""What a base model's tokens and text have to do with each other; how that is read is ``engine.sampling.vocabulary``'s."""
+"""Conversion between a base model's tokens and text. ``engine.sampling.vocabulary`` reads it from the model's folder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,12 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class BaseVocabulary:
-    """``decode`` turns token ids into their text, special tokens included; None when the folder has no tokenizer.
+    """A base model's tokens and the functions of its tokenizer.
 
-    ``encode`` makes tokens of a text, with what the tokenizer puts before one; ``chat`` makes the prompt that asks for the
-    assistant's next turn, and is None when the base has no chat template. Both raise ``InvalidRequest``.
+    - ``decode``: token ids to text, special tokens included. None when the model's folder has no tokenizer.
+    - ``encode``: text to token ids, with the tokens that the tokenizer puts first. Raises ``InvalidRequest``.
+    - ``chat``: a conversation to the prompt for the assistant's next turn. None when the base has no chat template. Raises
+      ``InvalidRequest``.
     """
 
     end_of_sequence_ids: frozenset[int]

@@ -1,4 +1,4 @@
-"""The ledger's queue depth: what is pending, by kind and base model, read on a timer for the metrics."""
+"""Queue depth for the metrics: counts pending operations by kind and base model on a timer."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from telemetry.collectors import QueueState
 from telemetry.metrics import Metrics
 
 QUEUE_SECONDS = 5.0
-"""Seconds between two reads; scrapes themselves ask nothing of the database."""
+"""Seconds between two queries. Scraping the metrics sends no query."""
 
 
 def _pending(kinds: ColumnElement[bool]) -> Select[Any]:
@@ -29,19 +29,19 @@ def _pending(kinds: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-# One for each of the partial indexes: those hold what is pending, and nothing of what is done.
+# One query for each partial index. The indexes hold pending operations only.
 _QUEUE = union_all(_pending(IS_SAMPLE), _pending(IS_TRAINING))
 
 
 async def read_queue(database: Database) -> list[QueueState]:
-    """Pending operations by kind and base model. Raises what the database raises."""
+    """Return the pending operations by kind and base model. Raises ``Unavailable``."""
     async with database.read() as session:
         rows = (await session.execute(_QUEUE)).all()
     return [QueueState(row.kind, row.base_model, row.pending, row.oldest) for row in rows]
 
 
 async def watch_queue(database: Database, metrics: Metrics, stopping: asyncio.Event) -> None:
-    """Keep the queue's metrics current until ``stopping``. One process that all scrape is enough."""
+    """Keep the queue's metrics current until ``stopping``. One process of the service is enough."""
 
     async def look() -> None:
         depth = None

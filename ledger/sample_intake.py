@@ -1,4 +1,4 @@
-"""Accepting samples: those that come in one moment go into one transaction, whoever sends them."""
+"""Acceptance of sample requests: requests that arrive together share one transaction."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -11,7 +11,8 @@ from contracts.errors import TooManySamples, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, OperationState
 from ledger import statements as sql
-from ledger.ledger import Ledger, operation_values
+from ledger.ledger import Ledger
+from ledger.rows import new_row
 from ledger.wakeups import sampling_topic
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
@@ -20,12 +21,12 @@ from telemetry.telemetry import Telemetry
 
 
 class SampleIntake:
-    """Accepts samples, each on its own terms: one that is refused does not hold up the others."""
+    """Accepts samples in batches. A sample that is refused does not affect the others of its batch."""
 
     def __init__(
         self, database: Database, ledger: Ledger, clock: Clock, telemetry: Telemetry, *, most_pending: int
     ) -> None:
-        """``most_pending`` is how many samples one tenant may have pending."""
+        """``most_pending`` is the number of samples that one tenant may have pending."""
         self._database = database
         self._ledger = ledger
         self._clock = clock
@@ -34,9 +35,9 @@ class SampleIntake:
         self._batcher: Batcher[NewOperation, RequestId] = Batcher(self._accept)
 
     async def accept(self, sample: NewOperation) -> RequestId:
-        """Record ``sample``, or find its earlier self; own transaction, committed on return.
+        """Record ``sample`` and return its request id; a repeated request gets its first id. Committed on return.
 
-        Raises ``SequenceConflict``, and ``TooManySamples``, the SDK's sign to hold back.
+        Raises ``SequenceConflict``, and ``TooManySamples``, on which the SDK sends the request again later.
         """
         started = time()
         request_id = await self._batcher.ask(sample)
@@ -65,13 +66,13 @@ class SampleIntake:
         return found
 
     async def _insert(self, transaction: AsyncSession, samples: Sequence[NewOperation]) -> dict[int, RequestId]:
-        """The new ones' request ids, by ``id`` of the sample; without those whose keys were taken."""
+        """Insert the samples and return their request ids by ``id(sample)``, leaving out samples whose keys exist."""
         if not samples:
             return {}
         now = self._clock()
-        # By key: two processes that insert the same keys must not wait for each other.
+        # Sorted by key, so that two processes that insert the same keys cannot deadlock.
         ordered = sorted(samples, key=lambda sample: (sample.lane, sample.seq_id))
-        rows = {id(sample): operation_values(sample, now, OperationState.PENDING) for sample in ordered}
+        rows = {id(sample): new_row(sample, now, OperationState.PENDING) for sample in ordered}
         statement = sql.INSERT_MANY_UNLESS_PRESENT[transaction.get_bind().dialect.name]
         await transaction.execute(statement, list(rows.values()))
         ids = few_lengths([row["id"] for row in rows.values()])

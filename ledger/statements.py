@@ -1,24 +1,23 @@
-"""The ledger's hot statements, built once: making one costs several times what the database takes to run it.
+"""SQL statements of the ledger's hot paths, built once when the module is imported.
 
-Core tables instead of mapped classes, for the same reason. Parameters are named by ``bindparam``.
+Building a SQLAlchemy statement costs several times what the database takes to run it. Core tables are used instead of
+mapped classes for the same reason. Each ``bindparam`` names a parameter. Pruning's statements are in ``ledger.pruning``.
 """
 
 from typing import Any, cast
 
-from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, literal_column, select, text, true, update
+from sqlalchemy import Select, Table, bindparam, case, func, insert, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from contracts.ledger_records import OperationState
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
-from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, RunState, Tenant
+from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, Tenant
 
 MAX_READY = 256
-"""Operations decoded in one claim: bounds memory, the rest are found by the next one."""
+"""Most operations decoded by one query: bounds memory. The next query finds the rest."""
 MAX_PENDING = 2048
-"""Rows without their payloads read in one look."""
-PRUNE_BATCH = 1000
-"""Rows of one sweep, so that it never holds the writer for long."""
+"""Most rows, without payloads, read by one query."""
 
 operations = cast(Table, Operation.__table__)
 payloads = cast(Table, OperationPayload.__table__)
@@ -35,10 +34,10 @@ _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_inse
 INSERT_UNLESS_PRESENT = {
     dialect: make(operations).on_conflict_do_nothing().returning(operations.c.id) for dialect, make in _INSERTS.items()
 }
-"""By dialect: returns no row when the key is taken."""
+"""Inserts one operation, by dialect. Returns no row when its key exists."""
 
 INSERT_MANY_UNLESS_PRESENT = {dialect: make(operations).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
-"""By dialect; ``PRESENT`` tells which of them were inserted."""
+"""Inserts operations, by dialect, and skips keys that exist. ``PRESENT`` then tells which ids were inserted."""
 PRESENT = select(operations.c.id).where(operations.c.id.in_(bindparam("ids", expanding=True)))
 PLACE_UNLESS_PRESENT = {dialect: make(placements).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
 INSERT_PAYLOAD = insert(payloads)
@@ -105,7 +104,7 @@ PENDING_SAMPLES = (
     .limit(MAX_READY)
 )
 
-TAKE_SAMPLES = (
+CLAIM_SAMPLES = (
     update(operations)
     .where(
         operations.c.position.in_(
@@ -125,7 +124,7 @@ TAKE_SAMPLES = (
     .returning(operations.c.id)
 )
 
-GIVE_BACK_SAMPLES = (
+RETURN_SAMPLES = (
     update(operations)
     .where(
         IS_PENDING,
@@ -137,12 +136,13 @@ GIVE_BACK_SAMPLES = (
     .values(taken_by=None)
 )
 
-_MINE_PENDING = (
+_PENDING_OF_TENANT = (
     select(operations.c.tenant_id)
     .where(IS_PENDING, IS_SAMPLE, operations.c.tenant_id == bindparam("tenant"))
     .limit(bindparam("at_most"))
 )
-SAMPLES_PENDING = select(func.count()).select_from(_MINE_PENDING.subquery())
+SAMPLES_PENDING = select(func.count()).select_from(_PENDING_OF_TENANT.subquery())
+"""Counts a tenant's pending samples, up to ``at_most``."""
 
 TO_REPLAY = _READY.where(
     operations.c.lane == bindparam("lane"),
@@ -171,7 +171,7 @@ STILL_PENDING = (
     .order_by(operations.c.id)
     .with_for_update()
 )
-"""Locked where rows can be: of two that complete an operation one finds it final."""
+"""Locks the rows on PostgreSQL: when two processes complete an operation, the second finds it final."""
 
 LOCK_RUNS = (
     select(runs.c.id, runs.c.trainer_id, runs.c.lease_token)
@@ -179,7 +179,7 @@ LOCK_RUNS = (
     .order_by(runs.c.id)
     .with_for_update()
 )
-"""Two transactions that finish neighbours must not both read the old ``next_seq_id``, and a lease must not move meanwhile."""
+"""Locks the runs, so that neither ``next_seq_id`` nor the lease changes before the transaction ends."""
 
 _final = (
     select(runs.c.id.label("lane"), runs.c.next_seq_id, runs.c.next_seq_id.label("seq_id"))
@@ -199,9 +199,10 @@ PAST_FINAL = (
     .group_by(_final.c.lane, _final.c.next_seq_id)
     .having(func.max(_final.c.seq_id) > _final.c.next_seq_id)
 )
-"""Of each lane whose next operation is final: the first seq_id after it that is not final, or not there.
+"""The new ``next_seq_id`` of each lane whose next operation is final: the first seq_id that is missing or not final.
 
-Goes from one seq_id to the next: a join of many long lanes with their rows would be planned as a scan of the whole ledger.
+The recursion steps from one seq_id to the next. A join of many long lanes with their rows would be planned as a scan of
+the whole ledger.
 """
 
 ADVANCE = (
@@ -211,9 +212,9 @@ ADVANCE = (
 )
 
 READ_ALONG_BYTES = 64 * 1024
-"""A result up to this size comes with its operation's status: another read would cost more."""
+"""Largest result that is read together with its operation's status; a second query would cost more."""
 
-STATUSES = (
+STATUSES: Select[Any] = (
     select(
         operations.c.id,
         operations.c.tenant_id,
@@ -234,35 +235,3 @@ STATUSES = (
 RESULT = select(results.c.body).where(
     results.c.operation_id == bindparam("operation_id"), results.c.tenant_id == bindparam("tenant")
 )
-
-STALE = (
-    select(operations.c.id)
-    .where(operations.c.finished_at < bindparam("finished_before"), operations.c.pruned_at.is_(None))
-    .order_by(operations.c.finished_at)
-    .limit(PRUNE_BATCH)
-    .with_for_update(skip_locked=True)
-)
-"""Locked where rows can be: two sweeps at once do not count an operation twice."""
-DROP_RESULTS = delete(results).where(results.c.operation_id.in_(bindparam("ids", expanding=True)))
-MARK_PRUNED = (
-    update(operations).where(operations.c.id.in_(bindparam("ids", expanding=True))).values(pruned_at=bindparam("now"))
-)
-
-# A count, since the planner would turn NOT EXISTS into a join with the whole ledger.
-_is_needless = (
-    select(func.count())
-    .select_from(operations.join(runs, runs.c.id == operations.c.lane))
-    .where(
-        operations.c.id == payloads.c.operation_id,
-        operations.c.state == OperationState.DONE,
-        operations.c.seq_id > runs.c.snapshot_seq_id,
-        runs.c.state == RunState.READY,
-    )
-    .scalar_subquery()
-) == 0
-_OF_THESE = payloads.c.operation_id.in_(bindparam("ids", expanding=True))
-DROP_PAYLOADS = delete(payloads).where(_OF_THESE, _is_needless)
-KEEP_PAYLOADS = update(payloads).where(_OF_THESE).values(kept_for_replay=true())
-# As in the partial index: for SQLite the column itself would become a comparison.
-DROP_KEPT_PAYLOADS = delete(payloads).where(text("kept_for_replay"), _is_needless)
-"""Those that a snapshot has covered since, or whose run has ended."""

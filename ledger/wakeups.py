@@ -1,4 +1,7 @@
-"""Wake-ups: a topic is announced, whoever listens is woken. They carry no truth, only a hint to look."""
+"""Wake-ups: announcing a topic wakes its listeners, which then read the database.
+
+An announcement carries no data and may be lost. Every listener also looks by itself from time to time.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,52 +11,55 @@ PLACEMENTS = "placements:"
 
 
 def trainer_topic(trainer: str) -> str:
-    """Work of runs that the trainer has may be ready."""
+    """Topic: runs that the trainer leases may have work ready."""
     return f"trainer:{trainer}"
 
 
 def placements_topic(base_model: str) -> str:
-    """Runs of a base model have work and no trainer. Told inside one process; between processes a queue tells one of them."""
+    """Topic: runs of a base model have work and no trainer.
+
+    Announced inside one process only. Between processes a queue tells a single trainer.
+    """
     return f"{PLACEMENTS}{base_model}"
 
 
 def sampling_topic(base_model: str) -> str:
-    """Sampling work for a base model may be ready."""
+    """Topic: samples of a base model may be ready."""
     return f"sampling:{base_model}"
 
 
 def gates_topic(base_model: str) -> str:
-    """Gates have changed."""
+    """Topic: gates of a base model have changed."""
     return f"gates:{base_model}"
 
 
 def versions_topic(base_model: str) -> str:
-    """Live samplers follow other versions."""
+    """Topic: live samplers of a base model follow other versions."""
     return f"versions:{base_model}"
 
 
-def departures_topic(base_model: str) -> str:
-    """Samples are no longer in flight."""
+def cleared_samples_topic(base_model: str) -> str:
+    """Topic: samples of a base model are no longer in flight."""
     return f"departures:{base_model}"
 
 
 def version_commands_topic(process: str) -> str:
-    """A sampling process is asked to load or forget versions."""
+    """Topic: a sampling process has a new version command."""
     return f"version-orders:{process}"
 
 
-def version_command_topic(order: str) -> str:
-    """An order is carried out, or could not be."""
-    return f"version-order:{order}"
+def version_command_topic(command: str) -> str:
+    """Topic: a version command was carried out or has failed."""
+    return f"version-order:{command}"
 
 
 def operation_topic(request_id: str) -> str:
-    """The operation has finished."""
+    """Topic: the operation has finished."""
     return f"operation:{request_id}"
 
 
 class Wakeups:
-    """Topics and their listeners, all of one event loop."""
+    """Topics and their listeners. Used from one event loop."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, set[asyncio.Event]] = {}
@@ -61,7 +67,7 @@ class Wakeups:
 
     @contextmanager
     def listen(self, *topics: str) -> Iterator[asyncio.Event]:
-        """An event that is set by every announcement from now on; look at the truth once before waiting for it."""
+        """Return an event that every announcement from now on sets. Read the database once before waiting for it."""
         event = asyncio.Event()
         for topic in topics:
             self._listeners.setdefault(topic, set()).add(event)
@@ -80,16 +86,16 @@ class Wakeups:
             event.set()
 
     def topics(self) -> list[str]:
-        """Those that somebody listens to, the latest last."""
+        """Return the topics that have listeners, the latest last."""
         return list(self._listeners)
 
     def announce_all(self) -> None:
-        """Wake every listener: something may have been missed."""
+        """Wake every listener, since announcements may have been lost."""
         for listeners in self._listeners.values():
             for event in listeners:
                 event.set()
 
     def close(self) -> None:
-        """At shutdown nobody should be held."""
+        """Wake every listener for good: the process shuts down."""
         self.is_closed = True
         self.announce_all()

@@ -1,6 +1,7 @@
-"""Many callers' questions in one go: what is asked while a round runs goes into the next one.
+"""Batching of concurrent calls: many callers' questions are answered by one call of ``work``.
 
-A round begins after each of its questions was asked, so an answer is never older than its question: nothing is cached.
+Questions that arrive while a batch runs go into the next batch. Nothing is cached: a batch begins after all of its
+questions were asked, so no answer is older than its question.
 """
 
 import asyncio
@@ -16,60 +17,61 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 MOST = 128
-"""Questions of one round: bounds how long one statement, and what follows each answer, keeps the event loop."""
+"""Most questions of a batch: bounds the time for which one batch occupies the event loop."""
 
 
 class Batcher(Generic[Q, A]):
-    """Answers questions in rounds, one round at a time. Used from one event loop."""
+    """Answers questions in batches, one batch at a time. Used from one event loop."""
 
     def __init__(self, work: Callable[[Sequence[Q]], Awaitable[Sequence[A | WeftError]]], *, most: int = MOST) -> None:
-        """``work`` answers every question of a round, in order; an answer that is an error is raised to who asked.
+        """``work`` returns one answer for each question of a batch, in order, and at most ``most`` questions make a batch.
 
-        What it raises itself, everybody is told when it is a ``WeftError``, such as ``Unavailable``. After anything
-        else each question is tried alone: one that can never be answered must not take others' down with it.
+        - An answer that is a ``WeftError`` is raised to the caller who asked.
+        - A ``WeftError`` that ``work`` raises, such as ``Unavailable``, is raised to every caller of the batch.
+        - After any other exception each question is asked alone, so that one bad question fails only its own caller.
         """
         self._work = work
         self._most = most
         self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
-        self._rounds: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
 
     async def ask(self, question: Q) -> A:
-        """The answer. Raises what the work does, and what it answers."""
+        """Return the batch's answer to ``question``; raise its error."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
-        if self._rounds is None:
-            # Of no caller's own context: what it logs is about many.
-            self._rounds = asyncio.create_task(self._run(), name="batcher", context=Context())
+        if self._running is None:
+            # An empty context: the log lines of a batch belong to no single caller.
+            self._running = asyncio.create_task(self._run(), name="batcher", context=Context())
         return await answer
 
     async def settle(self) -> None:
-        """Wait until no round runs: one goes on when all who asked have left."""
-        while self._rounds is not None:
-            await asyncio.wait([self._rounds])
+        """Wait until no batch runs; a batch goes on after its callers were cancelled."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
 
     async def _run(self) -> None:
         try:
             while self._waiting:
                 current, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-                # Who has left needs no answer.
+                # Cancelled callers need no answer.
                 current = [one for one in current if not one[1].done()]
                 if current:
-                    await self._round(current)
+                    await self._answer(current)
         finally:
-            self._rounds = None
+            self._running = None
             abandoned, self._waiting = self._waiting, []
             for _, answer in abandoned:
                 answer.cancel()
 
-    async def _round(self, current: Sequence[tuple[Q, "asyncio.Future[A]"]]) -> None:
+    async def _answer(self, current: Sequence[tuple[Q, "asyncio.Future[A]"]]) -> None:
         try:
             found: Sequence[A | Exception] = await self._work([question for question, _ in current])
         except WeftError as error:
             found = [error] * len(current)
-        except Exception as error:  # noqa: BLE001 - who asked is told
+        except Exception as error:  # noqa: BLE001 - raised to the callers
             if len(current) > 1:
                 for one in current:
-                    await self._round([one])
+                    await self._answer([one])
                 return
             found = [error]
         except BaseException:
@@ -86,7 +88,10 @@ class Batcher(Generic[Q, A]):
 
 
 def few_lengths(values: Sequence[T]) -> list[T]:
-    """``values``, the last one repeated up to a power of two: each length of an ``IN`` is a statement of its own."""
+    """Return ``values`` with the last one repeated up to a power of two.
+
+    Each length of an ``IN`` list is a statement of its own to the database, so few lengths mean few statements.
+    """
     if not values:
         return []
     wanted = 1 << (len(values) - 1).bit_length()

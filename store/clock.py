@@ -1,4 +1,4 @@
-"""The one place that reads the wall clock; passed in, so that tests can move it."""
+"""The wall clock. It is passed to whatever needs the time, so that tests can move it."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -8,5 +8,5 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The system's time, aware, in UTC."""
+    """Return the system's time as an aware UTC datetime."""
     return datetime.now(UTC)

@@ -1,29 +1,29 @@
-"""The data folder: checkpoints and snapshots, addressed relative to its root so that it can be moved."""
+"""The data folder, which holds checkpoints and snapshots. Paths in it are relative, so that it can be moved."""
 
 import shutil
 from pathlib import Path
 
 
 class DataFolder:
-    """Resolves and removes folders under ``root``."""
+    """Resolves, lists and removes folders under ``root``."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
     def path(self, relative: str) -> Path:
-        """The absolute path. Raises ``ValueError`` for one outside the root."""
+        """Return the absolute path of ``relative``. Raises ``ValueError`` if it lies outside the root."""
         path = (self._root / relative).resolve()
         if not path.is_relative_to(self._root.resolve()):
             raise ValueError("path leaves the data folder")
         return path
 
     def folders(self, parent: str) -> list[str]:
-        """The folders in ``parent``, half-written ones too, relative to the root."""
+        """Return the folders in ``parent``, half-written ones included, relative to the root."""
         path = self.path(parent)
         if not path.is_dir():
             return []
         return [f"{parent}/{child.name}" for child in path.iterdir() if child.is_dir()]
 
     def remove(self, relative: str) -> None:
-        """Remove a folder; one that is gone already is fine."""
+        """Remove a folder, if it exists."""
         shutil.rmtree(self.path(relative), ignore_errors=True)

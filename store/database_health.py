@@ -1,4 +1,4 @@
-"""Whether the database can be read and would be written now, asked so that the event loop does not stand still meanwhile."""
+"""Health check of the database: can it be read, and does it take writes? The check never blocks the event loop."""
 
 import asyncio
 import sqlite3
@@ -11,25 +11,25 @@ from sqlalchemy.engine import make_url
 from store.database import Database
 
 _REVISION = "SELECT version_num FROM alembic_version"
-_STATE = f"SELECT ({_REVISION}), pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
+_POSTGRES_STATE = f"SELECT ({_REVISION}), pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
 
 
 class TakesNoWrites(Exception):
-    """The database answers, but only reads. Says why, in words for anybody."""
+    """The database answers but takes no writes. The message is safe to show to anybody."""
 
 
-async def schema_revision(database: Database, *, seconds: float) -> str | None:
-    """The schema's revision, None for an empty database.
+async def check_health(database: Database, *, seconds: float) -> str | None:
+    """Check that the database takes writes. Return its schema's Alembic revision, or None for an empty database.
 
-    SQLite is asked for its writer, within about ``seconds``; PostgreSQL says whether it is a standby or set to read only, and
-    is not written to: a full disk shows in what fails, not here. Raises ``TakesNoWrites``, ``sqlite3.Error`` or SQLAlchemy's
-    errors, ``Unavailable``.
+    SQLite: take the write lock, waiting about ``seconds``. PostgreSQL: ask whether it is a standby or read-only; nothing is
+    written, so a full disk is not noticed here. Raises ``TakesNoWrites``, ``Unavailable``, ``sqlite3.Error`` or
+    SQLAlchemy's errors.
     """
     url = make_url(database.engine.url)
     if url.get_backend_name() == "sqlite" and url.database is not None:
         return await asyncio.to_thread(_sqlite_revision, Path(url.database), seconds)
     async with database.read() as session:
-        revision, is_standby, only_reads = (await session.execute(text(_STATE))).one()
+        revision, is_standby, only_reads = (await session.execute(text(_POSTGRES_STATE))).one()
     if is_standby:
         raise TakesNoWrites("the database is a standby, which takes no writes")
     if only_reads:
@@ -38,7 +38,7 @@ async def schema_revision(database: Database, *, seconds: float) -> str | None:
 
 
 def _sqlite_revision(path: Path, seconds: float) -> str | None:
-    """By a connection of its own: the service's own would wait on the event loop, and still see a file that is gone."""
+    """Ask over a new connection. The service's own would block the event loop, and would not notice a deleted file."""
     uri = f"{path.absolute().as_uri()}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -1,8 +1,8 @@
 """SQLite statements on the event loop's own thread.
 
-aiosqlite hands every statement to a thread and back. A statement of weft's takes tens of microseconds, the two hand-overs
-several times that, and up to the interpreter's switch interval each while the trainer's thread computes. This connection
-runs them where they are asked for; SQLAlchemy sees an ordinary aiosqlite connection.
+aiosqlite hands every statement to a thread and back. A statement takes tens of microseconds and the two hand-overs several
+times that; while a trainer's thread computes, each hand-over takes up to the interpreter's switch interval. This connection
+runs statements in the calling thread. SQLAlchemy sees an ordinary aiosqlite connection (decision 6).
 """
 
 import sqlite3
@@ -17,7 +17,7 @@ _FETCH_ROWS = 64
 
 
 class InlineConnection(aiosqlite.Connection):
-    """An aiosqlite connection without its thread; await it to connect."""
+    """An aiosqlite connection without its thread. Await it to connect."""
 
     def __init__(self, path: str, *, busy_seconds: float) -> None:
         def connect() -> sqlite3.Connection:
@@ -39,11 +39,11 @@ class InlineConnection(aiosqlite.Connection):
         return fn(*args, **kwargs)
 
     async def close(self) -> None:
-        """Close; again is a no-op."""
+        """Close the connection. A second call does nothing."""
         self.stop()
 
     def stop(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

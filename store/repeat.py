@@ -1,4 +1,4 @@
-"""Periodic loops: one ``repeat`` for all of them, and waits for an event that have a limit."""
+"""Periodic loops (``repeat``) and waits for events with a time limit."""
 
 import asyncio
 import logging
@@ -17,14 +17,15 @@ async def repeat(
 ) -> None:
     """Run ``work`` until ``stopping``: at once, then after each ``wake`` and at the latest ``seconds`` after it ended.
 
-    Without ``stopping`` it runs until cancelled. ``seconds`` may be asked for anew each time; None means no limit. A
-    failure of ``work`` is logged as ``failed`` and the loop goes on: this is the one broad ``except`` of periodic work.
+    Without ``stopping`` it runs until cancelled. ``seconds`` may be a function, called before each wait; None means no
+    limit. A failure of ``work`` is logged as ``failed`` and the loop goes on. This is the one broad ``except`` of periodic
+    work.
     """
     stopping = stopping or asyncio.Event()
     events = [stopping] if wake is None else [stopping, wake]
     while not stopping.is_set():
         if wake is not None:
-            # Before the work: a wake-up that comes while it runs is about something it may not have seen.
+            # Cleared before the work: a wake-up during the work may be about something that the work did not see.
             wake.clear()
         try:
             await work()

@@ -1,4 +1,4 @@
-"""Every setting of a weft process: command-line options before ``WEFT_*`` environment variables before ``weft.toml``."""
+"""Settings of a weft process. Command-line options win over ``WEFT_*`` environment variables, and these over ``weft.toml``."""
 
 import os
 from datetime import timedelta
@@ -14,13 +14,13 @@ from pydantic_settings import (
 )
 
 SETTINGS_FILE = "weft.toml"
-"""Read in the current folder, unless the environment's ``WEFT_CONFIG`` names another one."""
+"""Settings file in the current folder; the environment variable ``WEFT_CONFIG`` names another one."""
 
 
 def settings_file() -> Path:
-    """The file that settings come from; the default one need not be there.
+    """Return the settings file's path. The default file need not exist.
 
-    Raises ``FileNotFoundError`` for one that is named and is not there.
+    Raises ``FileNotFoundError`` when ``WEFT_CONFIG`` names a file that does not exist.
     """
     named = os.environ.get("WEFT_CONFIG")
     if named is not None and not Path(named).is_file():
@@ -31,18 +31,22 @@ def settings_file() -> Path:
 class Settings(BaseSettings):
     """Settings with their defaults; ``docs/reference/settings.md`` is generated from this class.
 
-    Durations accept ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` saying what to change.
+    Durations are ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` that says what to change.
     """
 
     model_config = SettingsConfigDict(env_prefix="WEFT_", extra="forbid", frozen=True)
 
-    data_dir: Path = Field(default=Path(".weft"), description="Folder of the database, checkpoints and snapshots.")
+    data_dir: Path = Field(
+        default=Path(".weft"), description="Folder of the database, the checkpoints and the snapshots."
+    )
     database_url: str | None = Field(
         default=None,
-        description="SQLAlchemy URL (sqlite+aiosqlite or postgresql+asyncpg); default: SQLite in the data folder.",
+        description="SQLAlchemy URL (sqlite+aiosqlite or postgresql+asyncpg). Default: SQLite in the data folder.",
     )
     database_pool: int = Field(
-        default=16, ge=2, description="Connections to PostgreSQL that one process holds at most; requests wait for one."
+        default=16,
+        ge=2,
+        description="Most connections of one process to PostgreSQL. Further requests wait for a free connection.",
     )
     redis_url: str | None = Field(
         default=None,
@@ -50,27 +54,34 @@ class Settings(BaseSettings):
         repr=False,
     )
     redis_namespace: str = Field(
-        default="weft", pattern="^[A-Za-z0-9_.-]+$", description="What keeps services apart that share a Redis."
+        default="weft",
+        pattern="^[A-Za-z0-9_.-]+$",
+        description="Prefix of all names in Redis. Services that share a Redis need different ones.",
     )
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8642, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
-    base_models: tuple[str, ...] = Field(default=(), description="Served base models, each `[NAME=]PATH`.")
+    host: str = Field(default="127.0.0.1", description="Address on which the API listens.")
+    port: int = Field(default=8642, ge=0, le=65535, description="Port on which the API listens. 0 picks a free one.")
+    base_models: tuple[str, ...] = Field(default=(), description="Served base models, each as `[NAME=]PATH`.")
     base_dtype: str = Field(
         default="auto", pattern="^(auto|float32|bfloat16|float16)$", description="Precision of the frozen base weights."
     )
     device: str = Field(default="auto", description="Torch device of trainer and sampler: auto, cpu, cuda, cuda:1 ...")
 
-    max_rank: int = Field(default=128, ge=1, description="Largest LoRA rank accepted.")
+    max_rank: int = Field(default=128, ge=1, description="Largest LoRA rank that is accepted.")
     max_body_bytes: int = Field(
-        default=64 * 2**20, ge=1024, description="Largest request body, and the most that a zstd body may expand to."
+        default=64 * 2**20, ge=1024, description="Largest request body in bytes, also after zstd decompression."
     )
-    max_datums: int = Field(default=4096, ge=1, description="Most sequences in one forward_backward request.")
-    max_targets_per_position: int = Field(default=1024, ge=1, description="Largest K of (N, K) target_tokens.")
+    max_datums: int = Field(
+        default=4096, ge=1, description="Most sequences in one forward or forward_backward request."
+    )
+    max_targets_per_position: int = Field(
+        default=1024, ge=1, description="Largest K of target_tokens with the shape (N, K)."
+    )
     max_samples: int = Field(default=1024, ge=1, description="Largest num_samples of one sample request.")
     max_pending_samples: int = Field(
         default=4096,
         ge=1,
-        description="Sample requests that one tenant may have pending; the next is answered 429, which the SDK repeats.",
+        description="Most pending sample requests of one tenant. Further requests are answered 429, and the "
+        "SDK repeats them.",
     )
     max_topk_logprobs: int = Field(
         default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs."
@@ -78,128 +89,150 @@ class Settings(BaseSettings):
     pass_token_budget: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens of one fused training pass, which light work beside it may exceed by an eighth; what is computed "
-        "at once never does, padding included. Default: 2048 on a CPU, 16384 on a GPU.",
+        description="Tokens of one fused training pass. Light work that joins the pass may exceed the budget "
+        "by an eighth. Tokens computed at once, padding included, never exceed it. Default: 2048 "
+        "on a CPU, 16384 on a GPU.",
     )
     adapter_memory_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Memory of adapters in training (weights, gradient, moments) of one base model; beyond it the least "
-        "recently used are paged out to disk. Default: a quarter of the memory that is free once the base is loaded.",
+        description="Memory in bytes for the adapters in training of one base model: weights, gradients and "
+        "moments. Beyond it the least recently used adapters are paged out to disk. Default: a "
+        "quarter of the memory that is free once the base is loaded.",
     )
     max_adapters: int | None = Field(
         default=None,
         ge=1,
-        description="Open models of one base model; a creation beyond it waits until one is unloaded. Default: no limit.",
+        description="Most open models of one base model. Further creations wait until a model is unloaded. "
+        "Default: no limit.",
     )
     gradient_checkpointing: bool = Field(
         default=False,
-        description="Keep only each layer's input for the backward pass: less memory, a third more compute.",
+        description="Keep only each layer's input for the backward pass. It takes less memory and a third "
+        "more compute.",
     )
     sampler_batch_sequences: int = Field(
-        default=64, ge=1, description="Sequences decoded together by the torch sampler."
+        default=64, ge=1, description="Most sequences that the torch sampler decodes together."
     )
     pool_samples: int = Field(
         default=1024,
         ge=1,
-        description="Samples that one of several sampling processes takes at a time; the others are left to the rest.",
+        description="Most samples that one of several sampling processes claims at a time. Other processes "
+        "claim the rest.",
     )
     pool_name: str = Field(
         default="",
         pattern="^[A-Za-z0-9_.-]*$",
         max_length=64,
-        description="What stands before the names of this process's replicas, so that each is one of a kind in a cluster. "
-        "Default: the host's name in `weft pool`, `pool-0`, `pool-1` and so on under `weft up`, nothing in `weft serve`.",
+        description="Prefix of this process's replica names, which makes them unique in a cluster. Default: "
+        "the host's name in `weft pool`; `pool-0`, `pool-1` and so on under `weft up`; none in "
+        "`weft serve`.",
     )
     sampler_resident_adapters: int = Field(
         default=64,
         ge=1,
-        description="Adapter versions kept in the torch sampler's memory; least recently used go first.",
+        description="Most adapter versions in the torch sampler's memory. The least recently used version is "
+        "dropped first.",
     )
     vllm_urls: tuple[str, ...] = Field(
         default=(),
-        description="vLLM servers to sample on instead of this process, each `[NAME=]URL`; NAME is the base model it serves, "
-        "all of them by default.",
+        description="vLLM servers that sample instead of this process, each as `[NAME=]URL`. NAME is the "
+        "base model that the server serves. Default of NAME: every base model.",
     )
     vllm_api_key: str | None = Field(default=None, description="API key of the vLLM servers.", repr=False)
-    vllm_replicas: int = Field(default=0, ge=0, description="vLLM servers that weft starts itself for each base model.")
+    vllm_replicas: int = Field(
+        default=0, ge=0, description="Number of vLLM servers that weft starts itself for each base model."
+    )
     vllm_command: tuple[str, ...] = Field(
-        default=(), description="How to start one, as a list; default: the vLLM in `.venv-vllm` (`make vllm`)."
+        default=(),
+        description="Command that starts a vLLM server, as a list. Default: the vLLM in `.venv-vllm` (`make vllm`).",
     )
     vllm_arguments: tuple[str, ...] = Field(
-        default=(), description="More arguments for it, such as `--tensor-parallel-size`, `2`."
+        default=(), description="Further arguments of that command, such as `--tensor-parallel-size`, `2`."
     )
     vllm_max_loras: int = Field(
-        default=8, ge=2, description="Adapters in one batch of a vLLM server; one of them stands for the bare base."
+        default=8,
+        ge=2,
+        description="Most adapters in one batch of a vLLM server. One of them stands for the bare base.",
     )
     vllm_context_length: int | None = Field(
-        default=None, ge=1, description="Context of the vLLM servers in tokens; default: the base model's own."
+        default=None, ge=1, description="Context length of the vLLM servers in tokens. Default: the base model's own."
     )
     vllm_prompt_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens of prompts that one vLLM server computes at a time, longer ones alone: less makes others wait less "
-        "for the prompts and continuations of a few. For servers that do not split prompts, as on a CPU. Default: no limit.",
+        description="Most prompt tokens that one vLLM server computes at a time; a longer prompt is computed "
+        "alone. A smaller number makes other samples wait less behind long prompts. Meant for "
+        "servers that do not split prompts, as on a CPU. Default: no limit.",
     )
     vllm_head_adapters: bool = Field(
         default=True,
-        description="Adapters may change the output head (`train_unembed`). Prompts are then scored with nothing else on the "
-        "server, which a build of vLLM for the CPU needs.",
+        description="Accept adapters that change the output head (`train_unembed`). While prompts are scored "
+        "the server then does nothing else, which a CPU build of vLLM needs.",
     )
     vllm_tune_cpu: bool = Field(
         default=True,
-        description="On a machine without an accelerator, a vLLM server that weft starts keeps engine and model in one process, "
-        "and the first one keeps off the last core. Off: as vLLM does it.",
+        description="Tune vLLM servers that weft starts on a machine without an accelerator: engine and model share a "
+        "process, and the first server leaves the last core free. Off: vLLM's own way.",
     )
     swap_policy: Literal["continue", "finish"] = Field(
         default="continue",
-        description="What samples in flight of a live sampler do when a newer version is published: go on with it, or end "
-        "on the old one.",
+        description="What samples in flight of a live sampler do when a newer version is published: "
+        "`continue` on it, or `finish` on the old one.",
     )
 
     poll_hold: timedelta = Field(
-        default=timedelta(seconds=25), description="Longest hold of a retrieve_future poll before it answers 408."
+        default=timedelta(seconds=25),
+        description="Longest time that a retrieve_future poll is held before it is answered 408; at most 30 s.",
     )
     metadata_only_bytes: int = Field(
-        default=2**20, ge=0, description="Results larger than this are announced by size first to SDKs that ask for it."
+        default=2**20,
+        ge=0,
+        description="Size in bytes above which a result is first announced by its size, to SDKs that ask for it.",
     )
     result_grace: timedelta = Field(
-        default=timedelta(hours=1), description="How long a finished future's result stays retrievable."
+        default=timedelta(hours=1), description="Time for which the result of a finished future can be retrieved."
     )
     session_timeout: timedelta = Field(
         default=timedelta(hours=1),
-        description="A session without heartbeat or training request for this long is ended.",
+        description="Time without a heartbeat or training request after which a session is ended.",
     )
     housekeeping_interval: timedelta = Field(
-        default=timedelta(seconds=30), description="Time between sweeps for expired checkpoints, futures and sessions."
+        default=timedelta(seconds=30),
+        description="Time between two sweeps for expired checkpoints, futures and sessions.",
     )
     lease: timedelta = Field(
         default=timedelta(seconds=3),
-        description="A trainer or pool that gives no sign of life for this long is dead: others take its work over.",
+        description="Time without a heartbeat after which a trainer or pool counts as dead. Others then take "
+        "its work over.",
     )
     snapshot_operations: int = Field(
-        default=64, ge=1, description="A run is snapshotted after this many training operations, which bounds replay."
+        default=64,
+        ge=1,
+        description="Number of training operations after which a run is snapshotted. It bounds the replay "
+        "after a crash.",
     )
     log_level: str = Field(
-        default="info", pattern="^(debug|info|warning|error)$", description="Least severe log shown."
+        default="info", pattern="^(debug|info|warning|error)$", description="Least severe level that is logged."
     )
     log_format: Literal["text", "json"] = Field(
         default="text",
-        description="Log lines for people, or one JSON object a line with trace, tenant and operation of the work in hand.",
+        description="Lines of text for people, or one JSON object a line with trace, tenant and operation of "
+        "the current work.",
     )
     metrics_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="Port of `/metrics`, `/healthz` and `/readyz` of this process, apart from the API's, which tenants can "
-        "reach; 0 picks a free one and logs it. Default: off.",
+        description="Port of this process's `/metrics`, `/healthz` and `/readyz`, apart from the API's port, "
+        "which tenants can reach. 0 picks a free one and logs it. Default: off.",
     )
-    metrics_host: str = Field(default="127.0.0.1", description="Address to listen on for them.")
+    metrics_host: str = Field(default="127.0.0.1", description="Address on which the metrics port listens.")
     otlp_endpoint: str | None = Field(
         default=None,
         pattern="^https?://",
-        description="Base URL of an OpenTelemetry collector that takes traces over HTTP, such as `http://localhost:4318`; "
-        "needs the extra `traces`. Default: no traces.",
+        description="Base URL of an OpenTelemetry collector that takes traces over HTTP, such as "
+        "`http://localhost:4318`. Needs the extra `traces`. Default: no traces.",
     )
 
     @classmethod
@@ -211,7 +244,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Options, then the environment, then the file."""
+        """Return the sources, the strongest first: options, the environment, the file."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=settings_file())
 
@@ -222,5 +255,5 @@ class Settings(BaseSettings):
         return self
 
     def resolved_database_url(self) -> str:
-        """The database URL, the data folder's SQLite file by default."""
+        """Return the database URL; by default the SQLite file in the data folder."""
         return self.database_url or f"sqlite+aiosqlite:///{(self.data_dir / 'weft.db').absolute()}"

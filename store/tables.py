@@ -1,80 +1,25 @@
-"""Tables. The schema itself is Alembic's (``migrations/``); a test proves that both agree.
+"""The database's tables as SQLAlchemy classes.
 
-Every row has a tenant. Times are aware UTC. Hot rows (operations) and cold bytes (payloads, results) are apart.
+Alembic makes the schema (``migrations/``); ``tests/migrations`` proves that both agree. Every row that belongs to a tenant
+names it. Times are UTC. Hot rows (operations) and large bytes (payloads, results) are in separate tables.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    DateTime,
-    Dialect,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Text,
-    TextClause,
-    TypeDecorator,
-    UniqueConstraint,
-    false,
-    text,
-)
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, false, text
+from sqlalchemy.orm import Mapped, mapped_column
 
 from contracts.ledger_records import OperationState
 
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """Aware UTC datetimes on every database (SQLite forgets the zone)."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
-        """Refuse naive times, store UTC."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError("naive datetime")
-        return value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
-        """Give UTC back."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class Base(DeclarativeBase):
-    """Declarative base with a naming convention, so that constraints have the same names everywhere."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(column_0_label)s",
-            "uq": "uq_%(table_name)s_%(column_0_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {
-        datetime: UtcDateTime(),
-        dict[str, Any]: JSON(),
-        dict[str, str]: JSON(),
-        list[str]: JSON(),
-        bytes: LargeBinary(),
-    }
+# Re-exported: ``Base.metadata`` knows every table once this module is imported.
+from store.table_base import Base as Base
+from store.table_base import partial_index
 
 
 class RunState(StrEnum):
-    """Life of a run's adapter."""
+    """State of a run's adapter."""
 
     CREATING = "creating"
     READY = "ready"
@@ -83,7 +28,7 @@ class RunState(StrEnum):
 
 
 class Tenant(Base):
-    """An owner of sessions, runs and checkpoints. ``share`` weighs it against others in the scheduler."""
+    """An owner of sessions, runs and checkpoints. ``share`` is its weight against other tenants in the scheduler."""
 
     __tablename__ = "tenants"
 
@@ -94,7 +39,7 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
-    """An API key: only the SHA-256 of the secret is stored; ``prefix`` finds the row and names the key to people."""
+    """An API key. Only the secret's SHA-256 is stored. ``prefix`` finds the row and names the key to people."""
 
     __tablename__ = "api_keys"
 
@@ -108,7 +53,7 @@ class ApiKey(Base):
 
 
 class Session(Base):
-    """One SDK client's session."""
+    """A session of one SDK client."""
 
     __tablename__ = "sessions"
 
@@ -131,9 +76,9 @@ class Session(Base):
 class Run(Base):
     """A training run: one adapter over one base model.
 
-    ``next_seq_id`` is the seq_id of the operation that may run next; ``snapshot_seq_id`` is the last one covered by the
-    durable snapshot in ``snapshot_dir`` (relative to the data folder), -1 before the first. ``trainer_id`` is the process
-    that may write what the run's operations do; ``lease_token`` grows whenever it changes.
+    ``next_seq_id``: seq_id of the operation that may run next. ``snapshot_seq_id``: the last operation in the durable
+    snapshot, -1 before the first. ``snapshot_dir``: that snapshot's folder, relative to the data folder. ``trainer_id``:
+    process that leases the run and alone may write its results. ``lease_token``: fencing token; grows with every lease.
     """
 
     __tablename__ = "runs"
@@ -166,9 +111,9 @@ class Run(Base):
 
 
 class Checkpoint(Base):
-    """A saved version of an adapter: an immutable folder ``directory``, relative to the data folder.
+    """A saved version of an adapter. ``directory`` is its immutable folder, relative to the data folder.
 
-    ``listed`` is false for the nameless versions behind ``save_weights_and_get_sampling_client``.
+    ``listed`` is false for versions without a name, made by ``save_weights_and_get_sampling_client``.
     """
 
     __tablename__ = "checkpoints"
@@ -193,10 +138,11 @@ class Checkpoint(Base):
 
 
 class Sampler(Base):
-    """A sampling session. Pinned to ``checkpoint_id``, or follows ``live_run_id``, or samples the bare base.
+    """A sampling session, which samples from one of three things.
 
-    ``publications`` counts the versions that a live one has followed; its samples may fall ``max_version_lag`` of them
-    behind (None: any number), or else ``on_stale`` says what becomes of them.
+    Pinned: ``checkpoint_id``. Live: the newest version of ``live_run_id``, which ``checkpoint_id`` then names. Neither set:
+    the bare base. ``publications`` counts the versions that a live sampler has followed. A sample of it that falls more
+    than ``max_version_lag`` publications behind (None: no limit) is handled as ``on_stale`` says.
     """
 
     __tablename__ = "samplers"
@@ -223,16 +169,11 @@ _IS_UNPRUNED = text("finished_at IS NOT NULL AND pruned_at IS NULL")
 _IS_KEPT = text("kept_for_replay")
 
 
-def _partial(name: str, *columns: str, where: TextClause) -> Index:
-    """An index of the few rows that are looked for, however long the ledger grows."""
-    return Index(name, *columns, sqlite_where=where, postgresql_where=where)
-
-
 class Operation(Base):
-    """The ledger's row. ``lane`` is the run or sampler that orders it; ``(lane, seq_id)`` is the idempotency key.
+    """An accepted request: the ledger's row.
 
-    ``position`` is the order of acceptance over the whole service; ``trace_id`` that of the request that brought it.
-    ``taken_by`` is the process that works on a sample.
+    ``position``: order of acceptance in the whole service. ``lane``: the run or sampler that orders it. ``(lane, seq_id)``:
+    idempotency key. ``trace_id``: trace of the request that brought it. ``taken_by``: process that claimed the sample.
     """
 
     __tablename__ = "operations"
@@ -261,17 +202,17 @@ class Operation(Base):
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),
-        _partial("ix_operations_pending_training", "base_model", "position", where=_IS_PENDING_TRAINING),
-        _partial("ix_operations_pending_samples_of_base", "base_model", "position", where=_IS_PENDING_SAMPLE),
-        _partial("ix_operations_pending_samples", "tenant_id", where=_IS_PENDING_SAMPLE),
-        _partial("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
+        partial_index("ix_operations_pending_training", "base_model", "position", where=_IS_PENDING_TRAINING),
+        partial_index("ix_operations_pending_samples_of_base", "base_model", "position", where=_IS_PENDING_SAMPLE),
+        partial_index("ix_operations_pending_samples", "tenant_id", where=_IS_PENDING_SAMPLE),
+        partial_index("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
     )
 
 
 class OperationPayload(Base):
-    """What was asked: ``contracts.codec`` bytes. Kept until a snapshot covers the operation.
+    """An operation's payload as ``contracts.codec`` bytes, kept until a snapshot covers the operation.
 
-    ``kept_for_replay`` once the operation's result is pruned and the payload is still needed.
+    ``kept_for_replay`` is set when the operation's result is pruned while a replay still needs the payload.
     """
 
     __tablename__ = "operation_payloads"
@@ -281,11 +222,11 @@ class OperationPayload(Base):
     body: Mapped[bytes]
     kept_for_replay: Mapped[bool] = mapped_column(server_default=false())
 
-    __table_args__ = (_partial("ix_operation_payloads_kept", "operation_id", where=_IS_KEPT),)
+    __table_args__ = (partial_index("ix_operation_payloads_kept", "operation_id", where=_IS_KEPT),)
 
 
 class OperationResult(Base):
-    """What came out: ``contracts.codec`` bytes. Pruned after the grace time."""
+    """An operation's result as ``contracts.codec`` bytes, pruned after the grace time."""
 
     __tablename__ = "operation_results"
 
@@ -295,10 +236,10 @@ class OperationResult(Base):
 
 
 class AdapterGate(Base):
-    """Whether samples of a run's adapter may run; ``run_id`` is ``pool:`` and the base's name for all of a base.
+    """A gate before the samples of one run's adapter, or of a whole base model (``run_id`` is then ``pool:NAME``).
 
-    ``mode`` is None while it is open, and then nothing but ``generation`` counts: it grows with every change. A gate whose
-    ``expires_at`` has passed is open.
+    The gate is open while ``mode`` is None, or once ``expires_at`` has passed. ``generation`` grows with every change; the
+    other columns mean nothing while the gate is open.
     """
 
     __tablename__ = "adapter_gates"
@@ -314,7 +255,7 @@ class AdapterGate(Base):
 
 
 class DirectedReplica(Base):
-    """What operators want of one replica of a base model; without a row it works."""
+    """An operator's directive for one replica of a base model. A replica without a row works normally."""
 
     __tablename__ = "ordered_replicas"
 
@@ -326,7 +267,7 @@ class DirectedReplica(Base):
 
 
 class SampleInFlight(Base):
-    """A sample that a replica works on now, on ``version`` (a checkpoint's id, None for the base) of ``run_id``."""
+    """A sample that a replica computes now. ``version`` is a checkpoint's id of ``run_id``; both are None for the bare base."""
 
     __tablename__ = "samples_in_flight"
 
@@ -341,7 +282,7 @@ class SampleInFlight(Base):
 
 
 class SampleReport(Base):
-    """How a sample came about: ``contracts.sample_report`` bytes, pruned with the result."""
+    """A sample's report as ``contracts.sample_report`` bytes, pruned with the result."""
 
     __tablename__ = "sample_reports"
 
@@ -351,7 +292,7 @@ class SampleReport(Base):
 
 
 class WorkerProcess(Base):
-    """A process that trains or samples ``base_model``. It is dead once ``expires_at``, in the database's time, has passed."""
+    """A process that trains or samples ``base_model``. Its lease ends at ``expires_at``, by the database's clock."""
 
     __tablename__ = "worker_processes"
 
@@ -365,7 +306,7 @@ class WorkerProcess(Base):
 
 
 class Placement(Base):
-    """A run with work and without a trainer: the outbox of what is announced. ``announced_at``: last given to the broker."""
+    """A run that has work and no trainer, to be announced until one claims it. ``announced_at``: last sent to the broker."""
 
     __tablename__ = "placements"
 
@@ -377,9 +318,9 @@ class Placement(Base):
 
 
 class VersionCommand(Base):
-    """What the sampling process ``process_id`` shall do with a version: load it beside others, or forget it.
+    """A command to the sampling process ``process_id`` to load or to forget a version.
 
-    ``done_at`` is None while it is asked; ``error_message`` says why it could not be done.
+    ``done_at`` is None until the command is carried out. ``error_message`` says why it failed.
     """
 
     __tablename__ = "version_orders"
@@ -395,7 +336,7 @@ class VersionCommand(Base):
 
 
 class UsageDay(Base):
-    """What a tenant did on ``day`` (ISO, UTC): operations that ended well, and tokens that they trained or sampled."""
+    """A tenant's usage on ``day`` (ISO, UTC): successful operations, and tokens that they trained or sampled."""
 
     __tablename__ = "usage_days"
 
@@ -408,7 +349,7 @@ class UsageDay(Base):
 
 
 class DownloadLink(Base):
-    """Leave to read a checkpoint's files, for whoever has the secret: only its SHA-256 is stored, as hexadecimal."""
+    """A link to a checkpoint's files that needs no API key. Only the SHA-256 of its secret is stored, as hexadecimal."""
 
     __tablename__ = "download_links"
 

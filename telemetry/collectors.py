@@ -1,4 +1,4 @@
-"""Figures that are read where they are when Prometheus asks: nothing to keep up to date. No I/O here."""
+"""Prometheus collectors: figures that are read from their owners at each scrape. Scrapes do no I/O."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from telemetry.labels import base_label, replica_label
 
 
 class ReplicaState(Protocol):
-    """What the router knows of a replica."""
+    """State of a replica, as the router knows it."""
 
     sequences: int
     is_alive: bool
@@ -23,27 +23,31 @@ class ReplicaState(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique within its base model."""
+        """Name of the replica, unique within its base model."""
         ...
 
 
 class ReplicaCollector(Collector):
-    """Health and load of every replica that this process sends samples to."""
+    """Health and load of every replica to which this process sends samples."""
 
     def __init__(self) -> None:
         self._sources: list[tuple[str, Callable[[], Iterable[ReplicaState]]]] = []
 
     def watch(self, base_model: str, replicas: Callable[[], Iterable[ReplicaState]]) -> None:
-        """Show what ``replicas`` returns from now on."""
+        """Show the replicas that ``replicas()`` returns at each scrape."""
         self._sources.append((base_model, replicas))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See ``Collector``."""
+        """Yield the metrics of one scrape."""
         labels = ("base", "replica")
-        up = GaugeMetricFamily("weft_replica_up", "1 while the replica answers.", labels=labels)
-        draining = GaugeMetricFamily("weft_replica_draining", "1 while it gets no new samples.", labels=labels)
-        asleep = GaugeMetricFamily("weft_replica_asleep", "1 while it sleeps, or may.", labels=labels)
-        load = GaugeMetricFamily("weft_replica_sequences", "Sequences this process has there now.", labels=labels)
+        up = GaugeMetricFamily("weft_replica_up", "1 while the replica answers health checks.", labels=labels)
+        draining = GaugeMetricFamily("weft_replica_draining", "1 while the replica gets no new samples.", labels=labels)
+        asleep = GaugeMetricFamily(
+            "weft_replica_asleep", "1 while the replica sleeps or its sleep state is unknown.", labels=labels
+        )
+        load = GaugeMetricFamily(
+            "weft_replica_sequences", "Sequences of this process that run on the replica.", labels=labels
+        )
         for base_model, replicas in self._sources:
             for one in replicas():
                 values = (base_label(base_model), replica_label(one.name, base_model))
@@ -55,18 +59,20 @@ class ReplicaCollector(Collector):
 
 
 class ResidentCollector(Collector):
-    """Adapters in trainers' memory."""
+    """Number of adapters in each trainer's memory."""
 
     def __init__(self) -> None:
         self._sources: dict[str, Callable[[], int]] = {}
 
     def watch(self, base_model: str, count: Callable[[], int]) -> None:
-        """Show what ``count`` returns from now on."""
+        """Show the number that ``count()`` returns at each scrape."""
         self._sources[base_model] = count
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See ``Collector``."""
-        resident = GaugeMetricFamily("weft_adapters_resident", "Adapters in the trainer's memory.", labels=("base",))
+        """Yield the metrics of one scrape."""
+        resident = GaugeMetricFamily(
+            "weft_adapters_resident", "Adapters that are in the trainer's memory.", labels=("base",)
+        )
         for base_model, count in self._sources.items():
             resident.add_metric((base_label(base_model),), count())
         yield resident
@@ -74,7 +80,7 @@ class ResidentCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """Pending operations of one kind on one base model, and when the oldest was accepted."""
+    """Number of pending operations of one kind on one base model, and the acceptance time of the oldest."""
 
     kind: str
     base_model: str
@@ -83,7 +89,7 @@ class QueueState:
 
 
 class QueueCollector(Collector):
-    """The queue as it was last read. Shows no depth while the database does not answer: an old one would mislead."""
+    """Queue depth as last read. While the database does not answer no depth is shown, since an old one would mislead."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -91,22 +97,26 @@ class QueueCollector(Collector):
         self._is_up: bool | None = None
 
     def put(self, states: Sequence[QueueState] | None) -> None:
-        """Show these from now on; None: the database did not answer."""
+        """Show ``states`` from now on; None means that the database did not answer."""
         self._is_up = states is not None
-        # What was pending once is shown as 0, so that a drained queue is not a missing one.
+        # Kinds seen before are shown as 0, so that an empty queue differs from a missing one.
         self._states = dict.fromkeys(self._states) if states is not None else self._states
         self._states |= {(one.kind, one.base_model): one for one in states or ()}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See ``Collector``."""
+        """Yield the metrics of one scrape."""
         if self._is_up is None:
             return
         yield GaugeMetricFamily("weft_database_up", "1 while the database answers.", value=float(self._is_up))
         if not self._is_up:
             return
         labels, now = ("kind", "base"), self._clock()
-        pending = GaugeMetricFamily("weft_pending_operations", "Accepted operations not final yet.", labels=labels)
-        oldest = GaugeMetricFamily("weft_oldest_pending_seconds", "Age of the oldest of them.", labels=labels)
+        pending = GaugeMetricFamily(
+            "weft_pending_operations", "Operations that are accepted and not final yet.", labels=labels
+        )
+        oldest = GaugeMetricFamily(
+            "weft_oldest_pending_seconds", "Age of the oldest pending operation, in seconds.", labels=labels
+        )
         for (kind, base_model), state in self._states.items():
             values = (kind, base_label(base_model))
             age = 0.0 if state is None else max(0.0, (now - state.oldest).total_seconds())
@@ -116,7 +126,10 @@ class QueueCollector(Collector):
 
 
 class PoolCollector(Collector):
-    """The database's connections. SQLAlchemy does not count who waits: all in use for long is the sign of it."""
+    """The database's connection pool.
+
+    SQLAlchemy does not count waiting callers. A pool that is fully in use for long shows that there are some.
+    """
 
     def __init__(self) -> None:
         self._pool: Pool | None = None
@@ -126,17 +139,17 @@ class PoolCollector(Collector):
         self._pool = pool
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See ``Collector``."""
+        """Yield the metrics of one scrape."""
         pool = self._pool
         if not isinstance(pool, QueuePool):
             return
-        # SQLAlchemy has no public name for it.
+        # SQLAlchemy has no public name for the overflow limit.
         most = pool.size() + max(pool._max_overflow, 0)
         for name, text, value in (
-            ("checked_out", "Connections in use.", pool.checkedout()),
-            ("idle", "Connections open and not in use.", pool.checkedin()),
-            ("overflow", "Connections open beyond the pool's size.", max(pool.overflow(), 0)),
-            ("size", "Connections kept open.", pool.size()),
-            ("limit", "Most connections at once; who comes then waits.", most),
+            ("checked_out", "Database connections in use.", pool.checkedout()),
+            ("idle", "Database connections that are open and not in use.", pool.checkedin()),
+            ("overflow", "Database connections open beyond the pool's size.", max(pool.overflow(), 0)),
+            ("size", "Database connections that the pool keeps open.", pool.size()),
+            ("limit", "Most database connections at once; further callers wait.", most),
         ):
             yield GaugeMetricFamily(f"weft_database_pool_{name}", text, value=value)

@@ -1,4 +1,7 @@
-"""What the current task works on, for logs and traces: it crosses the queue with the operation's row."""
+"""Work context: ids of the work that the current task does, for logs and traces.
+
+The trace id travels between processes in the operation's row.
+"""
 
 import re
 from collections.abc import Iterator
@@ -14,9 +17,10 @@ _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})
 
 @dataclass(frozen=True, slots=True)
 class WorkContext:
-    """Ids of the work in hand; None where there is none.
+    """Ids of the current work; None where there is none.
 
-    ``trace_id`` is 32 hexadecimal digits; ``span_id``, 16, is that of the request in hand where traces are wanted.
+    ``trace_id`` has 32 hexadecimal digits. ``span_id`` has 16 and names the current request's span; it is set only while
+    traces are on.
     """
 
     trace_id: str | None = None
@@ -27,7 +31,7 @@ class WorkContext:
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """What the W3C header ``traceparent`` says: whose trace goes on, and after which of its spans."""
+    """Content of the W3C header ``traceparent``: the caller's trace, and the span that is the parent of the next one."""
 
     trace_id: str
     span_id: str
@@ -38,24 +42,24 @@ _current: ContextVar[WorkContext] = ContextVar("weft_work", default=_NONE)
 
 
 def current_work() -> WorkContext:
-    """Of the running task."""
+    """Return the running task's context."""
     return _current.get()
 
 
 def begin_work(trace_id: str, span_id: str | None = None) -> None:
-    """The running task begins something new; call it once at the edge, in a task of its own."""
+    """Start a new context in the running task. Call it once, at the edge, in a task of its own."""
     _current.set(WorkContext(trace_id=trace_id, span_id=span_id))
 
 
 def note_tenant(tenant: str) -> None:
-    """The work is the tenant's, from now to the end of the task."""
+    """Add the tenant to the running task's context."""
     work = _current.get()
     _current.set(WorkContext(work.trace_id, tenant, work.operation, work.span_id))
 
 
 @contextmanager
 def working_on(operation: ReadyOperation) -> Iterator[None]:
-    """What is logged meanwhile is about the operation."""
+    """Attribute everything logged inside to the operation."""
     token = _current.set(WorkContext(operation.trace_id, operation.tenant, operation.id))
     try:
         yield
@@ -64,11 +68,11 @@ def working_on(operation: ReadyOperation) -> Iterator[None]:
 
 
 def parse_traceparent(header: bytes) -> TraceParent | None:
-    """The header's ids, None for one that is not as the standard says: the trace then begins here."""
+    """Return the header's ids, or None for an invalid header: a new trace then begins here."""
     found = _TRACEPARENT.match(header)
     return None if found is None else TraceParent(found[1].decode(), found[2].decode())
 
 
 def new_trace_id() -> str:
-    """A random one: it names, it guards nothing."""
+    """Return a random trace id. It is no secret."""
     return f"{getrandbits(128) or 1:032x}"

@@ -1,4 +1,4 @@
-"""``/metrics``, ``/healthz`` and ``/readyz`` of any process, on a port of their own that tenants cannot reach."""
+"""HTTP server for ``/metrics``, ``/healthz`` and ``/readyz`` of any process, on a port apart from the tenants'."""
 
 import asyncio
 import logging
@@ -22,19 +22,19 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever composes the process."""
+    """A uvicorn server that leaves signals to the process around it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """See ``uvicorn.Server``."""
+        """Capture no signals."""
         yield
 
 
 class Exposition:
-    """A small HTTP server in the process's own event loop: one that stands still is seen to."""
+    """A small HTTP server in the process's own event loop, so that a blocked loop is noticed."""
 
     def __init__(self, registry: CollectorRegistry, readiness: Readiness, *, host: str, port: int) -> None:
-        """``port`` 0 takes a free one; see ``port`` once started."""
+        """``port`` 0 takes a free port; after ``start`` the attribute ``port`` has it."""
         self._metrics = make_asgi_app(registry)
         self._readiness = readiness
         self._host = host
@@ -43,7 +43,7 @@ class Exposition:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen. Raises ``InvalidRequest``."""
+        """Start to listen. Raises ``InvalidRequest`` if the port cannot be bound."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +75,7 @@ class Exposition:
             await self._serving
 
     async def answer(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """The ASGI application."""
+        """Answer one ASGI request."""
         match scope["path"]:
             case "/metrics":
                 await self._metrics(scope, receive, send)

@@ -1,7 +1,7 @@
-"""What may stand in a metric's label: few values, no tenant, no path, no secret.
+"""Values of metric labels: few, and without tenants, paths or secrets.
 
-Every value of a label is a time series that the process keeps and Prometheus stores for ever. Tenants come and go, so they
-are told apart by their share only: what operators tune, and what fairness promises something about.
+The process and Prometheus keep a time series for every value of a label. Tenants come and go, so metrics tell them apart
+only by their share, which operators tune and fairness is promised for.
 """
 
 import math
@@ -10,17 +10,17 @@ from hashlib import blake2b
 
 _LEAST_SHARE, _GREATEST_SHARE = -4, 6
 _POOL = re.compile(r"[A-Za-z0-9_.-]+/(?=vllm-|torch:)")
-"""What stands before a replica's own name."""
+"""Pool prefix before a replica's own name."""
 
 
 def share_class(share: float) -> str:
-    """The power of two next to a tenant's share, from 1/16 to 64: eleven classes however many tenants there are."""
+    """Return the power of two nearest to a tenant's share, from 1/16 to 64: eleven classes for any number of tenants."""
     exponent = round(math.log2(share)) if share > 0 else _LEAST_SHARE
     return f"{2.0 ** min(max(exponent, _LEAST_SHARE), _GREATEST_SHARE):g}"
 
 
 def base_label(name: str) -> str:
-    """A base model's served name; of one that is named by its folder the last part, and what tells it from its likes."""
+    """Return the label of a base model. A name that is a path is cut to its last part and a short hash."""
     if not name.startswith(("/", ".", "~")):
         return name
     digest = blake2b(name.encode(), digest_size=3).hexdigest()
@@ -28,7 +28,7 @@ def base_label(name: str) -> str:
 
 
 def replica_label(name: str, base_model: str) -> str:
-    """A replica's name without the base model, and without what a URL may have beside host and port."""
+    """Return the label of a replica: its name without base model and, for a URL, without all but host and port."""
     pool = _POOL.match(name)
     prefix = pool.group() if pool else ""
     own = name.removeprefix(prefix).removesuffix(f":{base_model}")

@@ -1,4 +1,4 @@
-"""How a process logs: text for people or one JSON object a line, with the ids of the work in hand."""
+"""Log formats: text for people, or one JSON object a line. Both carry the ids of the current work."""
 
 import logging
 import sys
@@ -13,26 +13,26 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class TextFormatter(logging.Formatter):
-    """A line, the ids at its end."""
+    """Formats a record as a line of text with the ids at its end."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """Return the formatted record."""
         shown = "".join(f" {name}={value}" for name, value in _ids(current_work()).items())
         return super().formatMessage(record) + shown
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, process, then what is known of trace_id, tenant and operation."""
+    """Formats a record as a JSON object: time, level, logger, message, process, and trace_id, tenant, operation if known."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """Return the formatted record."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -45,14 +45,14 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        # Text may hold what UTF-8 cannot, such as file names of another encoding.
+        # Text may hold characters that UTF-8 cannot encode, such as file names of another encoding.
         return orjson.dumps({name: _encodable(value) for name, value in line.items()}).decode()
 
 
 def configure_logging(
     level: str, log_format: Literal["text", "json"], process: str, stream: TextIO = sys.stderr
 ) -> None:
-    """Send everything that this process logs from ``level`` on to ``stream``. Once, by whoever starts the process."""
+    """Send this process's logs from ``level`` up to ``stream``. Call it once, where the process is composed."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""The event loop's lag: how late the loop comes back to a timer."""
+"""Event loop lag: the delay between a timer's due time and its run."""
 
 import asyncio
 from collections import deque
@@ -8,11 +8,12 @@ from store.repeat import wait_for
 from telemetry.metrics import Metrics
 
 LAG_SECONDS = 0.5
+"""Seconds between two measurements."""
 _LAGS_KEPT = 20
 
 
 async def watch_loop_lag(metrics: Metrics, stopping: asyncio.Event) -> None:
-    """Measure the event loop's lag in seconds until ``stopping``; the metric shows the largest of the last looks."""
+    """Measure the event loop's lag in seconds until ``stopping``. The metric shows the largest recent lag."""
     lags: deque[float] = deque(maxlen=_LAGS_KEPT)
     began = monotonic()
     while not await wait_for(stopping, LAG_SECONDS):

@@ -1,4 +1,4 @@
-"""Spans to an OpenTelemetry collector over HTTP. Imported only where the setting ``otlp_endpoint`` asks for it."""
+"""Export of spans to an OpenTelemetry collector over HTTP. Imported only when ``otlp_endpoint`` is set."""
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -14,16 +14,16 @@ _EXPORT_SECONDS = 5.0
 
 
 class OtlpSink:
-    """A ``SpanSink`` that sends in batches from a thread of its own and drops what a slow collector leaves no room for."""
+    """A ``SpanSink`` that sends batches from its own thread. When a slow collector fills the queue, spans are dropped."""
 
     def __init__(self, endpoint: str, process: str) -> None:
-        """``endpoint`` is the collector's base URL, without ``/v1/traces``."""
+        """``endpoint`` is the collector's base URL, without ``/v1/traces``; ``process`` names this service instance."""
         self._resource = Resource.create({"service.name": "weft", "service.instance.id": process})
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_EXPORT_SECONDS)
         self._processor = BatchSpanProcessor(exporter)
 
     def put(self, span: Span) -> None:
-        """See ``SpanSink``."""
+        """Queue the span to be sent."""
         self._processor.on_end(
             ReadableSpan(
                 span.name,
@@ -40,7 +40,7 @@ class OtlpSink:
         )
 
     def close(self) -> None:
-        """See ``SpanSink``."""
+        """Send the queued spans. Blocking."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 

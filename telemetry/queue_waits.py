@@ -1,4 +1,4 @@
-"""How long accepted operations wait until their work begins."""
+"""Queue waits: the time from an operation's acceptance until its work begins."""
 
 from prometheus_client import CollectorRegistry, Histogram
 
@@ -11,14 +11,14 @@ _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 
 class QueueWaits:
-    """Of one process, by kind and base model."""
+    """Queue waits of one process, by kind and base model."""
 
     def __init__(self, registry: CollectorRegistry, traces: Traces, clock: Clock) -> None:
         self._traces = traces
         self._clock = clock
         self._seconds = Histogram(
             "weft_queue_wait_seconds",
-            "Seconds from an operation's acceptance to the begin of its work.",
+            "Seconds from an operation's acceptance until its work begins.",
             ("kind", "base"),
             buckets=_SECONDS,
             registry=registry,
@@ -26,7 +26,7 @@ class QueueWaits:
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def ended(self, operation: ReadyOperation, base_model: str) -> None:
-        """The operation's work begins."""
+        """Record that the operation's wait has ended: its work begins now."""
         if operation.accepted_at is None:
             return
         key = (operation.kind.value, base_model)

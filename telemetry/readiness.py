@@ -1,4 +1,4 @@
-"""Whether a process is able to do its work, part by part."""
+"""Readiness of a process: named checks tell which of its parts can work. ``/readyz`` shows the verdict."""
 
 import asyncio
 import logging
@@ -11,66 +11,66 @@ log = logging.getLogger(__name__)
 
 READY = "ok"
 Check = Callable[[], Awaitable[None]]
-"""Returns when a part is able. Raises ``NotReady`` with text for anybody; any other exception is only named in the log."""
+"""Returns when a part can work. Raises ``NotReady`` with a public reason. Other exceptions are logged, not shown."""
 
 
 class NotReady(Exception):
-    """Says what is wrong, in words without secrets or paths."""
+    """A part of the process cannot work. The message is public: without secrets or paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``parts`` is ``ok`` or what is wrong, by name; work goes on without those that are ``spared``."""
+    """Result of all checks. ``parts`` maps each name to ``ok`` or to a reason. The process works without ``optional`` parts."""
 
     parts: dict[str, str]
-    spared: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
 
     @property
     def is_ready(self) -> bool:
-        """Whether every part that is needed is able."""
-        return all(text == READY for name, text in self.parts.items() if name not in self.spared)
+        """True when every required part can work."""
+        return all(text == READY for name, text in self.parts.items() if name not in self.optional)
 
     @property
     def status(self) -> int:
-        """Of the HTTP answer."""
+        """HTTP status of the answer."""
         return 200 if self.is_ready else 503
 
     def content(self) -> dict[str, object]:
-        """Of the HTTP answer."""
+        """Return the JSON body of the answer."""
         return {"ready": self.is_ready, "parts": self.parts}
 
 
 @dataclass
 class Readiness:
-    """Named checks, run side by side, each for at most ``seconds``.
+    """Named checks, run concurrently, each for at most ``seconds``.
 
-    An answer is given again for ``kept_seconds``: whoever asks, and anybody may, cannot make the database work.
+    A verdict is reused for ``kept_seconds``, so that anonymous callers cannot put load on the database.
     """
 
     checks: dict[str, Check] = field(default_factory=dict)
     seconds: float = 2.0
     kept_seconds: float = 1.0
-    _spared: set[str] = field(default_factory=set, init=False)
+    _optional: set[str] = field(default_factory=set, init=False)
     _verdict: Verdict | None = field(default=None, init=False)
     _looked_at: float = field(default=0.0, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def add(self, name: str, check: Check, *, is_needed: bool = True) -> None:
-        """Ask this, too, or instead of what was expected by that name; a part that is not needed is only told of."""
+        """Add a check, or replace the one of that name. A part that is not needed is shown, but does not count."""
         self.checks[name] = check
-        (self._spared.discard if is_needed else self._spared.add)(name)
+        (self._optional.discard if is_needed else self._optional.add)(name)
 
     def expect(self, name: str, reason: str) -> None:
-        """Not able, for ``reason``, until a check is added by that name."""
+        """Report the part as not ready, for ``reason``, until ``add`` replaces it."""
         self.add(name, partial(_not_yet, reason))
 
     async def look(self) -> Verdict:
-        """What is able now, or was a moment ago; many callers share one look. Does not raise."""
+        """Return the verdict, at most ``kept_seconds`` old. Concurrent callers share one run of the checks. Does not raise."""
         async with self._looking:
             if self._verdict is None or monotonic() - self._looked_at >= self.kept_seconds:
                 asked = dict(self.checks)
                 texts = await asyncio.gather(*(self._ask(name, check) for name, check in asked.items()))
-                self._verdict = Verdict(dict(zip(asked, texts, strict=True)), frozenset(self._spared))
+                self._verdict = Verdict(dict(zip(asked, texts, strict=True)), frozenset(self._optional))
                 self._looked_at = monotonic()
             return self._verdict
 
@@ -82,7 +82,7 @@ class Readiness:
             return str(reason)
         except TimeoutError:
             return f"no answer in {self.seconds:g} s"
-        except Exception as failure:  # noqa: BLE001 - the edge: whatever fails is what is not ready
+        except Exception as failure:  # noqa: BLE001 - an edge: a check that fails is a part that is not ready
             log.warning("readiness check %s failed: %s", name, failure)
             return f"failed ({type(failure).__name__})"
         return READY

@@ -1,4 +1,4 @@
-"""What the parts of a process are handed to tell what happens in them."""
+"""Telemetry of a process: metrics, traces and queue waits in one record, handed to its parts."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from telemetry.training import TrainingTelemetry
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """One per process."""
+    """Metrics, traces and queue waits of one process."""
 
     metrics: Metrics
     traces: Traces
@@ -25,35 +25,38 @@ class Telemetry:
 
     @classmethod
     def of(cls, process: str, clock: Clock, traces: Traces | None = None) -> "Telemetry":
-        """With a registry of its own, and without traces unless given."""
+        """Make the telemetry with its own registry; without ``traces`` no spans are made."""
         metrics, traces = Metrics(process, clock), traces or Traces()
         return cls(metrics, traces, QueueWaits(metrics.registry, traces, clock))
 
     def accepted(self, operation_id: str, kind: OperationKind, *, started: float) -> None:
-        """The request in hand brought an operation, which is recorded now; ``started`` is in seconds since the epoch."""
+        """Make the span of an operation's acceptance under the current request. ``started``: seconds since the epoch."""
         work = current_work()
         if work.trace_id is not None:
             self.traces.accepted(operation_id, kind.value, work.trace_id, work.span_id, started=started)
 
     def finished(self, operation: ReadyOperation, outcome: Result | WeftError) -> None:
-        """The operation's row is final."""
+        """Count the operation, whose row became final."""
         name = outcome.code if isinstance(outcome, WeftError) else "done"
         self.metrics.operation_finished(operation.kind.value, name)
 
     def training(self, base_model: str) -> TrainingTelemetry:
-        """For the trainer of a base model."""
+        """Return the telemetry of a base model's trainer."""
         return TrainingTelemetry(base_model, self.metrics.training, self.waits, self.traces)
 
     def sampling(self, base_model: str) -> SamplingTelemetry:
-        """For those who sample from a base model."""
+        """Return the telemetry of a base model's samplers."""
         return SamplingTelemetry(base_model, self.metrics.sampling, self.waits, self.traces)
 
 
 def open_telemetry(settings: Settings, process: str, clock: Clock) -> Telemetry:
-    """As the settings say. Raises ``ImportError`` when traces are wanted and their libraries are not installed."""
+    """Make the telemetry that the settings ask for.
+
+    Raises ``ImportError`` when ``otlp_endpoint`` is set and the libraries for traces are not installed.
+    """
     if settings.otlp_endpoint is None:
         return Telemetry.of(process, clock)
-    # Only now: the libraries are an optional extra, and slow to import.
+    # Imported late: the libraries are an optional extra and slow to import.
     from telemetry.otlp import OtlpSink
 
     return Telemetry.of(process, clock, Traces(OtlpSink(settings.otlp_endpoint, process)))

@@ -1,7 +1,7 @@
-"""Spans of what happened, made when it is over; they go to a sink, or nowhere.
+"""Traces: a span is made when a piece of work has ended and goes to a sink, if there is one.
 
-Only an operation's trace id crosses the queue: the span of its acceptance has an id made from the operation's own, so every
-process knows what its spans belong under.
+Of a trace only its id travels with the operation's row. The id of the acceptance span is derived from the operation's id,
+so every process knows the parent of its spans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Figures = Mapping[str, str | int | float]
 
 @dataclass(frozen=True, slots=True)
 class SpanIds:
-    """Which span: 32 and 16 hexadecimal digits."""
+    """Ids of a span: ``trace_id`` has 32 hexadecimal digits, ``span_id`` 16."""
 
     trace_id: str
     span_id: str
@@ -26,7 +26,7 @@ class SpanIds:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that is over. Times are seconds since the epoch; ``links`` name spans of other traces."""
+    """A finished piece of work. Times are seconds since the epoch. ``links`` name spans of other traces."""
 
     name: str
     ids: SpanIds
@@ -40,32 +40,32 @@ class Span:
 
 
 class SpanSink(Protocol):
-    """Where spans go; neither method waits for the network, except ``close`` for a few seconds."""
+    """Destination of spans. ``put`` never waits for the network; ``close`` may, for a few seconds."""
 
     def put(self, span: Span) -> None:
-        """Take one; it may be dropped when there are too many."""
+        """Accept a span. It may be dropped when there are too many."""
         ...
 
     def close(self) -> None:
-        """Send what is left. Blocking."""
+        """Send the remaining spans. Blocking."""
         ...
 
 
 class Traces:
-    """Makes spans for ``sink``; without one every method does nothing."""
+    """Makes spans for ``sink``. Without a sink every method does nothing."""
 
     def __init__(self, sink: SpanSink | None = None) -> None:
         self._sink = sink
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody wants spans."""
+        """True when there is a sink."""
         return self._sink is not None
 
     def request_done(
         self, ids: SpanIds, parent: SpanIds | None, *, route: str, method: str, status: int, seconds: float
     ) -> None:
-        """An HTTP request was answered."""
+        """Make the span of an HTTP request that was answered just now."""
         if self._sink is not None:
             now = time()
             figures: Figures = {"http.route": route, "http.request.method": method, "http.response.status_code": status}
@@ -73,19 +73,19 @@ class Traces:
             self._sink.put(Span(name, ids, parent, now - seconds, now, figures, is_request=True, has_failed=failed))
 
     def accepted(self, operation_id: str, kind: str, trace_id: str, parent: str | None, *, started: float) -> None:
-        """An operation was recorded; ``parent`` is the request's span."""
+        """Make the span of an operation's acceptance; ``parent`` is the request's span id."""
         if self._sink is not None:
             ids = SpanIds(trace_id, span_id_of(operation_id))
             above = None if parent is None else SpanIds(trace_id, parent)
             self._sink.put(Span(f"accept {kind}", ids, above, started, time(), {"operation": operation_id}))
 
     def waited(self, operation: ReadyOperation) -> None:
-        """The operation's work begins now."""
+        """Make the span of an operation's wait, from its acceptance until now."""
         if operation.accepted_at is not None:
             self.worked(operation, f"wait {operation.kind}", started=operation.accepted_at.timestamp(), figures={})
 
     def worked(self, operation: ReadyOperation, name: str, *, started: float, figures: Figures) -> None:
-        """Something for one operation began at ``started`` and has just ended."""
+        """Make the span of work for one operation, from ``started`` until now."""
         above = _ids_of(operation)
         if self._sink is not None and above is not None:
             ids = SpanIds(above.trace_id, new_span_id())
@@ -95,25 +95,25 @@ class Traces:
     def pass_done(
         self, operations: Sequence[ReadyOperation], *, seconds: float, figures: Figures, name: str = "pass"
     ) -> None:
-        """Something for several operations at once has just ended: a trace of its own that links to theirs."""
+        """Make the span of work for several operations that ended just now, in a new trace with links to theirs."""
         if self._sink is not None:
             links = [ids for operation in operations if (ids := _ids_of(operation)) is not None]
             ids = SpanIds(new_trace_id(), new_span_id())
             self._sink.put(Span(name, ids, None, time() - seconds, time(), figures, links))
 
     def close(self) -> None:
-        """Send what is left. Blocking."""
+        """Send the remaining spans. Blocking."""
         if self._sink is not None:
             self._sink.close()
 
 
 def new_span_id() -> str:
-    """A random one."""
+    """Return a random span id."""
     return f"{getrandbits(64) or 1:016x}"
 
 
 def span_id_of(operation_id: str) -> str:
-    """The id of the span of an operation's acceptance."""
+    """Return the id of the operation's acceptance span."""
     return operation_id.replace("-", "")[:16]
 
 

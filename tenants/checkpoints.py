@@ -1,4 +1,7 @@
-"""Checkpoints: rows over immutable folders. Removing the files is the caller's, after the commit."""
+"""Checkpoints: database rows, each for one immutable folder of saved weights.
+
+Functions that delete rows return the folders. The caller removes the files after the commit.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ MAX_TTL = timedelta(days=3653)
 
 @dataclass(frozen=True, slots=True)
 class NewCheckpoint:
-    """A written folder to be recorded; ``ttl_seconds`` None never expires."""
+    """A written folder to be recorded. With ``ttl_seconds`` None it never expires."""
 
     id: CheckpointId
     run_id: RunId
@@ -32,10 +35,10 @@ class NewCheckpoint:
 
 
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
-"""Where their folders lie in the data folder."""
+"""Parent folders, relative to the data folder."""
 
-_IS_LEFT = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
-# Built once: a swap waits for both.
+_IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
+# Built once: every swap waits for both queries.
 _AT_PATH = (
     select(Checkpoint, Run)
     .join(Run, Run.id == Checkpoint.run_id)
@@ -44,31 +47,31 @@ _AT_PATH = (
         Checkpoint.run_id == bindparam("run"),
         Checkpoint.segment == bindparam("segment"),
         Checkpoint.name == bindparam("name"),
-        _IS_LEFT,
+        _IS_UNEXPIRED,
     )
 )
 _BY_ID = select(Checkpoint).where(
-    Checkpoint.id == bindparam("id"), Checkpoint.tenant_id == bindparam("tenant"), _IS_LEFT
+    Checkpoint.id == bindparam("id"), Checkpoint.tenant_id == bindparam("tenant"), _IS_UNEXPIRED
 )
 
 
 def new_checkpoint_id() -> CheckpointId:
-    """A fresh id; it also names the folder and the adapter version on replicas, so it is never used again."""
+    """Return a fresh id. It also names the folder and the adapter version on replicas, so it is never reused."""
     return CheckpointId(uuid4().hex)
 
 
 def directory_of(checkpoint: CheckpointId) -> str:
-    """The folder, relative to the data folder."""
+    """Return the checkpoint's folder, relative to the data folder."""
     return f"{CHECKPOINTS}/{checkpoint}"
 
 
 def checkpoint_in(directory: str) -> CheckpointId:
-    """Whose folder it is: the inverse of ``directory_of``."""
+    """Return the checkpoint of a folder: the inverse of ``directory_of``."""
     return CheckpointId(directory.rpartition("/")[2])
 
 
 def check_ttl(ttl_seconds: int | None, field: str = "ttl_seconds") -> int | None:
-    """Return ``ttl_seconds`` or raise ``InvalidRequest``."""
+    """Return ``ttl_seconds`` if it is None or allowed, else raise ``InvalidRequest`` naming ``field``."""
     if ttl_seconds is not None and not 0 < ttl_seconds <= MAX_TTL.total_seconds():
         raise InvalidRequest(
             f"{field} must be 1 to {int(MAX_TTL.total_seconds())} seconds, or null to keep; got {ttl_seconds}"
@@ -81,14 +84,14 @@ def _unexpired(now: datetime) -> ColumnElement[bool]:
 
 
 def path_of(checkpoint: Checkpoint) -> CheckpointPath:
-    """Its ``tinker://`` address."""
+    """Return the checkpoint's ``tinker://`` address."""
     return CheckpointPath(checkpoint.run_id, Segment(checkpoint.segment), checkpoint.name)
 
 
 async def record_checkpoint(
     transaction: AsyncSession, tenant: TenantId, new: NewCheckpoint, clock: Clock
 ) -> str | None:
-    """Insert the row, replacing one of the same address; returns the replaced folder, to be removed after the commit."""
+    """Insert the row in place of one with the same address. Return the replaced folder, to be removed after the commit."""
     now = clock()
     address = (
         Checkpoint.run_id == new.run_id,
@@ -122,7 +125,7 @@ async def record_checkpoint(
 async def find_checkpoint(
     session: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock
 ) -> tuple[Checkpoint, Run]:
-    """The tenant's unexpired checkpoint at ``path`` and its run. Raises ``NotFound``."""
+    """Return the tenant's unexpired checkpoint at ``path`` and its run. Raises ``NotFound``."""
     keys = {"tenant": tenant, "run": path.run_id, "segment": path.segment, "name": path.name, "now": clock()}
     row = (await session.execute(_AT_PATH, keys)).one_or_none()
     if row is None:
@@ -131,7 +134,7 @@ async def find_checkpoint(
 
 
 async def get_checkpoint(session: AsyncSession, tenant: TenantId, checkpoint_id: str, clock: Clock) -> Checkpoint:
-    """The tenant's unexpired checkpoint by row id. Raises ``NotFound``."""
+    """Return the tenant's unexpired checkpoint by row id. Raises ``NotFound``."""
     found = await session.scalar(_BY_ID, {"tenant": tenant, "id": checkpoint_id, "now": clock()})
     if found is None:
         raise NotFound("the checkpoint was deleted or has expired; make a sampler from another")
@@ -139,7 +142,7 @@ async def get_checkpoint(session: AsyncSession, tenant: TenantId, checkpoint_id:
 
 
 async def newest_sampler_checkpoint(session: AsyncSession, tenant: TenantId, run: RunId, clock: Clock) -> CheckpointId:
-    """The run's newest version for samplers, listed or not. Raises ``NotFound``."""
+    """Return the run's newest sampler weights, listed or not. Raises ``NotFound``."""
     found = await session.scalar(
         select(Checkpoint.id)
         .where(
@@ -166,7 +169,7 @@ async def list_checkpoints(
     limit: int | None = None,
     offset: int = 0,
 ) -> tuple[list[Checkpoint], int]:
-    """Listed, unexpired checkpoints, newest first, and how many there are; of one run if ``run_id`` is given."""
+    """Return a page of listed, unexpired checkpoints, newest first, and their total; only of ``run_id`` if given."""
     wanted = [
         Checkpoint.tenant_id == tenant,
         Checkpoint.listed.is_(True),
@@ -183,7 +186,7 @@ async def list_checkpoints(
 async def latest_checkpoints(
     session: AsyncSession, tenant: TenantId, run_ids: Sequence[str], clock: Clock
 ) -> dict[tuple[str, str], Checkpoint]:
-    """The newest listed, unexpired checkpoint of each ``(run_id, segment)`` of these runs, in one query."""
+    """Return the newest listed, unexpired checkpoint of each ``(run_id, segment)`` of the runs, in one query."""
     age = func.row_number().over(
         partition_by=(Checkpoint.run_id, Checkpoint.segment),
         order_by=(Checkpoint.created_at.desc(), Checkpoint.id),
@@ -203,7 +206,7 @@ async def latest_checkpoints(
 
 
 async def delete_checkpoint(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> str:
-    """Delete the row; returns the folder to remove after the commit. Raises ``NotFound``."""
+    """Delete the row. Return its folder, to be removed after the commit. Raises ``NotFound``."""
     found, _ = await find_checkpoint(transaction, tenant, path, clock)
     await transaction.delete(found)
     await transaction.flush()
@@ -213,7 +216,7 @@ async def delete_checkpoint(transaction: AsyncSession, tenant: TenantId, path: C
 async def set_ttl(
     transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, *, ttl_seconds: int | None, clock: Clock
 ) -> None:
-    """Let the checkpoint expire ``ttl_seconds`` from now, or never. Raises ``NotFound``, ``InvalidRequest``."""
+    """Set the checkpoint to expire ``ttl_seconds`` from now, or never. Raises ``NotFound``, ``InvalidRequest``."""
     check_ttl(ttl_seconds)
     found, _ = await find_checkpoint(transaction, tenant, path, clock)
     found.expires_at = None if ttl_seconds is None else clock() + timedelta(seconds=ttl_seconds)
@@ -221,10 +224,10 @@ async def set_ttl(
 
 
 async def delete_expired(transaction: AsyncSession, *, now: datetime, orphaned_before: datetime) -> list[str]:
-    """Delete expired rows, and nameless versions that nobody samples any more; returns their folders.
+    """Delete expired and orphaned checkpoints. Return their folders, to be removed after the commit.
 
-    A nameless version is orphaned when its session ended before ``orphaned_before``, or when it is older than that and
-    no sampler points at it (a newer ``inflight`` version took its place).
+    An unlisted version is orphaned when its session ended before ``orphaned_before``, or when it is older than
+    ``orphaned_before`` and no sampler points at it because a newer ``inflight`` version took its place.
     """
     in_use = select(Sampler.checkpoint_id).where(Sampler.checkpoint_id.is_not(None))
     replaced = and_(Checkpoint.created_at < orphaned_before, Checkpoint.id.not_in(in_use))

@@ -1,4 +1,4 @@
-"""Links to a checkpoint's files that need no key: who has the secret may read, for an hour."""
+"""Download links to a checkpoint's files. The secret in a link replaces the API key and is valid for an hour."""
 
 import hashlib
 import secrets
@@ -21,7 +21,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """``secret`` is shown once; ``directory`` is the checkpoint's, relative to the data folder."""
+    """A new link. ``secret`` is shown once; ``directory`` is the checkpoint's folder, relative to the data folder."""
 
     secret: str
     directory: str
@@ -29,7 +29,7 @@ class Link:
 
 
 async def make_link(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> Link:
-    """A link to the tenant's checkpoint. Raises ``NotFound``."""
+    """Make a link to the tenant's checkpoint. Raises ``NotFound``."""
     checkpoint, _ = await find_checkpoint(transaction, tenant, path, clock)
     secret, now = secrets.token_urlsafe(_SECRET_BYTES), clock()
     link = DownloadLink(
@@ -45,7 +45,7 @@ async def make_link(transaction: AsyncSession, tenant: TenantId, path: Checkpoin
 
 
 async def linked_directory(session: AsyncSession, secret: str, clock: Clock) -> str:
-    """The folder that the link leads to. Raises ``NotFound`` when it has expired, or the checkpoint has."""
+    """Return the folder behind the link. Raises ``NotFound`` when the link or its checkpoint has expired."""
     now = clock()
     row = (
         await session.execute(
@@ -61,7 +61,7 @@ async def linked_directory(session: AsyncSession, secret: str, clock: Clock) -> 
 
 
 async def delete_expired_links(transaction: AsyncSession, clock: Clock) -> None:
-    """Forget links whose time is over."""
+    """Delete expired links."""
     await transaction.execute(delete(DownloadLink).where(DownloadLink.expires_at <= clock()))
 
 

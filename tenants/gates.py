@@ -1,11 +1,11 @@
-"""The gate of an adapter, shared by every process through the database.
+"""Gates: a closed gate keeps new samples of an adapter, or of a whole base model, from starting.
 
-A gate is open, or closed in one of three modes until it is resumed or expires. Whoever changes it last wins: pausing what
-is paused takes over mode, reason and expiry. ``generation`` grows with every change, so that a controller can tell that
-another one came between, and can resume only what it paused itself.
+Every process shares the gates through the database. A gate is open, or closed in one of three modes until it is resumed or
+expires. The last change wins: a second pause replaces mode, reason and expiry. ``generation`` grows with every change.
+A controller that names the generation resumes only its own pause.
 
-A sample may run while a row in ``samples_in_flight`` says so; that row is written in a transaction that has seen the gate
-open and holds it. So once a pause has committed, only the rows that are there then remain to be waited for.
+A sample runs only while its row is in ``samples_in_flight``. The row is written by a transaction that holds a lock on the
+open gate. Once a pause has committed, therefore, no new row can appear, and a drain waits only for the rows already there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,14 +21,16 @@ from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, TenantId
 from store.batcher import few_lengths
 from store.clock import Clock
-from store.database import insert_unless_present, replacing_insert
+from store.inserts import insert_unless_present, replacing_insert
 from store.tables import AdapterGate, SampleInFlight
 
 
 class GateMode(StrEnum):
-    """What a pause does to samples in flight; new ones wait in every mode.
+    """Effect of a pause on samples in flight. New samples wait in every mode.
 
-    ``abort`` ends them with the tokens so far, ``wait`` lets them end, ``keep`` cuts them and goes on after the resume.
+    - ``abort``: samples end with the tokens drawn so far.
+    - ``wait``: samples run to their end.
+    - ``keep``: samples are cut, and continue after the resume.
     """
 
     ABORT = "abort"
@@ -38,7 +40,7 @@ class GateMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A gate as it stands. ``mode`` None: open."""
+    """State of a gate. ``mode`` None means open."""
 
     generation: int = 0
     mode: GateMode | None = None
@@ -49,7 +51,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A sample that goes to a replica now; ``run`` None samples the bare base."""
+    """A sample about to be sent to a replica. ``run`` None samples the bare base."""
 
     operation: RequestId
     tenant: TenantId
@@ -62,20 +64,20 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What a controller asks for."""
+    """A controller's request to close a gate; ``ttl`` None never expires."""
 
     mode: GateMode
     reason: str | None = None
     ttl: timedelta | None = None
 
 
-_HELD = (
+_LOCK = (
     select(AdapterGate.run_id, AdapterGate.mode, AdapterGate.expires_at)
     .where(AdapterGate.run_id.in_(bindparam("keys", expanding=True)))
     .order_by(AdapterGate.run_id)
     .with_for_update(read=True)
 )
-_LEAVE = (
+_CLEAR = (
     delete(SampleInFlight)
     .where(
         SampleInFlight.operation_id.in_(bindparam("operations", expanding=True)),
@@ -84,8 +86,8 @@ _LEAVE = (
     .returning(SampleInFlight.operation_id)
     .execution_options(synchronize_session=False)
 )
-# Rows that another transaction has are about to be deleted, or written anew: they need no note, and are not waited for.
-_MOVE = (
+# Skips locked rows without waiting: the transaction that holds the lock is about to delete or to replace the row.
+_UPDATE = (
     update(cast(Table, SampleInFlight.__table__))
     .where(
         SampleInFlight.operation_id.in_(
@@ -102,18 +104,18 @@ _MOVE = (
 
 
 def pool_gate(base_model: str) -> str:
-    """The key of the gate before every sample of a base model."""
+    """Return the key of the gate for all samples of a base model."""
     return f"pool:{base_model}"
 
 
 async def gate_of(session: AsyncSession, key: str, clock: Clock) -> Gate:
-    """The gate of a run, or of a pool; open when nobody ever touched it."""
+    """Return the gate of a run or of a base model. A gate without a row is open."""
     row = await session.get(AdapterGate, key, populate_existing=True)
     return Gate() if row is None else _gate(row, clock())
 
 
 async def closed_gates(session: AsyncSession, base_model: str, clock: Clock) -> dict[str, Gate]:
-    """Every closed gate of the base model by its key."""
+    """Return every closed gate of the base model by its key."""
     now = clock()
     rows = await session.scalars(
         select(AdapterGate)
@@ -126,9 +128,9 @@ async def closed_gates(session: AsyncSession, base_model: str, clock: Clock) -> 
 async def pause_gate(
     transaction: AsyncSession, key: str, *, tenant: TenantId | None, base_model: str, pause: Pause, clock: Clock
 ) -> Gate:
-    """Close the gate, or take over one that is closed."""
+    """Close the gate. On a closed gate, replace mode, reason and expiry."""
     now = clock()
-    await _make(transaction, {key: (tenant, base_model)}, now)
+    await _insert_missing(transaction, {key: (tenant, base_model)}, now)
     row = await _locked(transaction, key)
     row.since = row.since if _gate(row, now).mode else now
     row.generation, row.mode, row.reason = row.generation + 1, pause.mode, pause.reason
@@ -138,7 +140,7 @@ async def pause_gate(
 
 
 async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | None, clock: Clock) -> Gate:
-    """Open the gate; open already is fine. Raises ``InvalidRequest`` when ``generation`` is given and is not the gate's."""
+    """Open the gate, if it is closed. Raises ``InvalidRequest`` when ``generation`` is given and is not the gate's."""
     now = clock()
     found = await transaction.scalar(
         select(AdapterGate).where(AdapterGate.run_id == key).with_for_update().execution_options(populate_existing=True)
@@ -158,9 +160,9 @@ async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | 
 
 
 async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[bool]:
-    """Note which of the samples are in flight: those without a closed gate before them; says so for each, in order.
+    """Record the samples whose gates are open as in flight. Return for each dispatch, in order, whether it was recorded.
 
-    Takes the place of a note that there is, also of one by a process that has lost the sample.
+    An existing row of the sample is replaced, including the row of another process that has lost the sample.
     """
     now = clock()
     keys: dict[str, tuple[TenantId | None, str]] = {}
@@ -168,11 +170,11 @@ async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatc
         keys[pool_gate(dispatch.base_model)] = (None, dispatch.base_model)
         if dispatch.run is not None:
             keys[dispatch.run] = (dispatch.tenant, dispatch.base_model)
-    is_open = await _held(transaction, keys, now)
-    if missing := {key: whose for key, whose in keys.items() if key not in is_open}:
-        await _make(transaction, missing, now)
-        is_open = await _held(transaction, keys, now)
-    entering = {
+    is_open = await _lock(transaction, keys, now)
+    if missing := {key: owner for key, owner in keys.items() if key not in is_open}:
+        await _insert_missing(transaction, missing, now)
+        is_open = await _lock(transaction, keys, now)
+    recorded = {
         dispatch.operation: dispatch
         for dispatch in dispatches
         if is_open[pool_gate(dispatch.base_model)] and (dispatch.run is None or is_open[dispatch.run])
@@ -188,43 +190,43 @@ async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatc
             "process": dispatch.process,
             "since": now,
         }
-        for _, dispatch in sorted(entering.items())
+        for _, dispatch in sorted(recorded.items())
     ]
     if rows:
         await transaction.execute(replacing_insert(transaction, SampleInFlight), rows)
-    return [dispatch.operation in entering for dispatch in dispatches]
+    return [dispatch.operation in recorded for dispatch in dispatches]
 
 
 async def clear_in_flight(transaction: AsyncSession, operations: Sequence[RequestId], process: str) -> set[str]:
-    """The samples are no longer in flight in that process; returns which of them were."""
+    """Delete the process's in-flight rows of the samples. Return the samples that had one."""
     if not operations:
         return set()
-    left = await transaction.scalars(_LEAVE, {"operations": few_lengths(operations), "process": process})
-    return set(left)
+    cleared = await transaction.scalars(_CLEAR, {"operations": few_lengths(operations), "process": process})
+    return set(cleared)
 
 
 async def update_in_flight(
     session: AsyncSession, operations: Sequence[RequestId], process: str, *, version: str | None, replica: str
 ) -> None:
-    """The samples, in flight in that process, are drawn from ``version`` on ``replica`` now. A single statement."""
+    """Set version and replica of the process's in-flight samples, in a single statement."""
     keys = {"operations": few_lengths(operations), "of_process": process, "to_version": version, "to_replica": replica}
-    await session.execute(_MOVE, keys)
+    await session.execute(_UPDATE, keys)
 
 
 async def clear_all_in_flight(transaction: AsyncSession, process: str) -> None:
-    """Nothing is in flight in that process: it begins, or is dead."""
+    """Delete every in-flight row of a process, which starts now or is dead."""
     await transaction.execute(delete(SampleInFlight).where(SampleInFlight.process == process))
 
 
 async def in_flight(session: AsyncSession, key: str) -> int:
-    """How many samples of a run, or of a whole base model, replicas work on now."""
+    """Return how many samples of a run, or of a whole base model, are in flight."""
     is_pool = key.startswith("pool:")
     where = SampleInFlight.base_model == key.removeprefix("pool:") if is_pool else SampleInFlight.run_id == key
     return await session.scalar(select(func.count()).select_from(SampleInFlight).where(where)) or 0
 
 
 async def versions_in_flight(session: AsyncSession, run: RunId) -> dict[str, list[str]]:
-    """Versions of the run that each replica works on now, by the replica's name."""
+    """Return the run's versions that have samples in flight, by the replica's name."""
     rows = await session.execute(
         select(SampleInFlight.replica, SampleInFlight.version)
         .where(SampleInFlight.run_id == run, SampleInFlight.version.is_not(None))
@@ -237,9 +239,9 @@ async def versions_in_flight(session: AsyncSession, run: RunId) -> dict[str, lis
 
 
 async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[str, str]]:
-    """Open every gate whose time is over; returns key and base model of each."""
+    """Open every expired gate. Return key and base model of each."""
     now = clock()
-    # In the order in which dispatches hold them: neither can wait for the other in a circle.
+    # Locked in the same order as dispatches lock them, which prevents deadlocks.
     expired = (
         select(AdapterGate.run_id)
         .where(AdapterGate.mode.is_not(None), AdapterGate.expires_at <= now)
@@ -256,14 +258,16 @@ async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[st
     return [(row.run_id, row.base_model) for row in rows]
 
 
-async def _held(transaction: AsyncSession, keys: Collection[str], now: datetime) -> dict[str, bool]:
-    """Whether each gate is open, by key; none of them changes before the transaction ends. Only those that have a row."""
-    rows = await transaction.execute(_HELD, {"keys": few_lengths(list(keys))})
+async def _lock(transaction: AsyncSession, keys: Collection[str], now: datetime) -> dict[str, bool]:
+    """Lock the gates that have a row until the transaction ends. Return for each key whether the gate is open."""
+    rows = await transaction.execute(_LOCK, {"keys": few_lengths(list(keys))})
     return {row.run_id: row.mode is None or _is_over(row.expires_at, now) for row in rows}
 
 
-async def _make(transaction: AsyncSession, keys: Mapping[str, tuple[TenantId | None, str]], now: datetime) -> None:
-    """Gates by key, each with whose it is and its base model; those that are there stay."""
+async def _insert_missing(
+    transaction: AsyncSession, keys: Mapping[str, tuple[TenantId | None, str]], now: datetime
+) -> None:
+    """Insert missing gate rows. ``keys`` maps each key to its tenant and base model."""
     rows = [
         {"run_id": key, "tenant_id": tenant, "base_model": base_model, "generation": 0, "since": now}
         for key, (tenant, base_model) in sorted(keys.items())

@@ -1,4 +1,7 @@
-"""Tenants and their API keys. A key is shown once; only its SHA-256 is kept (a random 256-bit secret needs no slow hash)."""
+"""Tenants and their API keys: creates, lists, revokes and checks them.
+
+A key is shown once and stored as its SHA-256. A random 256-bit secret needs no slow hash.
+"""
 
 import hashlib
 import hmac
@@ -19,21 +22,21 @@ from store.database import Database
 from store.tables import ApiKey, Tenant
 
 KEY_PREFIX = "tml-"
-"""The SDK refuses keys that start otherwise."""
+"""Start of every key; the SDK refuses others."""
 _PREFIX_BYTES = 6
 _SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A fresh key: ``secret`` is the whole ``tml-…`` string, seen here and never again; ``prefix`` names it."""
+    """A new key. ``secret`` is the whole ``tml-…`` string, shown only now; ``prefix`` names the key to people."""
 
     prefix: str
     secret: str
 
 
 async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -> TenantId:
-    """Make a tenant. Raises ``InvalidRequest`` when the name is empty, too long or taken."""
+    """Create a tenant. Raises ``InvalidRequest`` when the name is empty, too long or taken."""
     if not 0 < len(name) <= 100:
         raise InvalidRequest("tenant name must have 1 to 100 characters")
     if await transaction.scalar(select(Tenant.id).where(Tenant.name == name)):
@@ -45,7 +48,7 @@ async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -
 
 
 async def find_tenant(session: AsyncSession, *, name: str) -> TenantId:
-    """The tenant of that name. Raises ``NotFound``."""
+    """Return the tenant of that name. Raises ``NotFound``."""
     found = await session.scalar(select(Tenant.id).where(Tenant.name == name))
     if found is None:
         raise NotFound(f"no tenant is named {name!r}; `weft tenant list` shows them")
@@ -53,12 +56,12 @@ async def find_tenant(session: AsyncSession, *, name: str) -> TenantId:
 
 
 async def list_tenants(session: AsyncSession) -> list[Tenant]:
-    """Every tenant, oldest first."""
+    """Return every tenant, oldest first."""
     return list(await session.scalars(select(Tenant).order_by(Tenant.created_at)))
 
 
 async def create_key(transaction: AsyncSession, *, tenant: TenantId, note: str, clock: Clock) -> NewKey:
-    """Make a key for ``tenant``."""
+    """Create an API key for ``tenant``."""
     prefix = KEY_PREFIX + secrets.token_hex(_PREFIX_BYTES)
     secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
     transaction.add(
@@ -69,12 +72,12 @@ async def create_key(transaction: AsyncSession, *, tenant: TenantId, note: str, 
 
 
 async def list_keys(session: AsyncSession, *, tenant: TenantId) -> list[ApiKey]:
-    """The keys of ``tenant``, oldest first, revoked ones included."""
+    """Return the keys of ``tenant``, oldest first, revoked ones included."""
     return list(await session.scalars(select(ApiKey).where(ApiKey.tenant_id == tenant).order_by(ApiKey.id)))
 
 
 async def describe_key(session: AsyncSession, tenant: TenantId, secret: str) -> tuple[ApiKey, Tenant]:
-    """The key that ``secret`` is and its tenant. Raises ``NotFound`` unless it is the tenant's."""
+    """Return the row of the key ``secret`` and its tenant. Raises ``NotFound`` unless the key is the tenant's."""
     row = (
         await session.execute(
             select(ApiKey, Tenant)
@@ -88,7 +91,7 @@ async def describe_key(session: AsyncSession, tenant: TenantId, secret: str) -> 
 
 
 async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) -> None:
-    """Revoke the key whose shown prefix (or whole secret) is ``prefix``, at once; again is a no-op. Raises ``NotFound``."""
+    """Revoke a key at once, given its shown prefix or its whole secret. Revoking again does nothing. Raises ``NotFound``."""
     shown = _prefix_of(prefix)
     found = await transaction.scalar(select(ApiKey.id).where(ApiKey.prefix == shown))
     if found is None:
@@ -98,7 +101,7 @@ async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) ->
     )
 
 
-# Built once: every request begins with it.
+# Built once: every request begins with this query.
 _BY_PREFIX = select(
     ApiKey.__table__.c.prefix,
     ApiKey.__table__.c.tenant_id,
@@ -108,14 +111,14 @@ _BY_PREFIX = select(
 
 
 class KeyReader:
-    """Tells whose key came with a request. Each is looked up after it came, so a revoked one is refused at once."""
+    """Authenticates requests. Keys are not cached, so a revoked key is refused at once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._rows: Batcher[str, Any] = Batcher(self._read)
 
     async def authenticate(self, secret: str | None) -> TenantId:
-        """The tenant whose live key ``secret`` is. Raises ``Unauthenticated``; one message for every cause."""
+        """Return the tenant of the live key ``secret``. Raises ``Unauthenticated``, with one message for every cause."""
         refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
         if not secret or not secret.startswith(KEY_PREFIX):
             raise refusal

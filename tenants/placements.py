@@ -12,7 +12,7 @@ from sqlalchemy import exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ledger_records import OperationState
-from store.database import insert_unless_present
+from store.inserts import insert_unless_present
 from store.pending_operations import IS_PENDING, IS_TRAINING
 from store.tables import Operation, Placement, Run
 

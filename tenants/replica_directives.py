@@ -1,4 +1,4 @@
-"""What operators want of single replicas, shared by every process through the database."""
+"""Replica directives: an operator tells one replica to drain or to sleep. Every process reads them from the database."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,12 +8,16 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.clock import Clock
-from store.database import insert_unless_present
+from store.inserts import insert_unless_present
 from store.tables import DirectedReplica
 
 
 class ReplicaDirective(StrEnum):
-    """``drain``: no new samples; what is there ends. ``sleep``: besides, it gives its accelerator's memory back."""
+    """State that an operator wants of a replica.
+
+    - ``drain``: the replica gets no new samples and finishes its running ones.
+    - ``sleep``: the replica drains, then frees its accelerator's memory.
+    """
 
     DRAIN = "drain"
     SLEEP = "sleep"
@@ -21,35 +25,40 @@ class ReplicaDirective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StandingDirective:
-    """An order until it is lifted."""
+    """A directive that holds until it is lifted."""
 
     replica: str
-    order: ReplicaDirective
+    directive: ReplicaDirective
     reason: str | None
     since: datetime
 
 
 async def direct_replica(
-    transaction: AsyncSession, base_model: str, replica: str, order: ReplicaDirective, reason: str | None, clock: Clock
+    transaction: AsyncSession,
+    base_model: str,
+    replica: str,
+    directive: ReplicaDirective,
+    reason: str | None,
+    clock: Clock,
 ) -> None:
-    """Give the order, in place of the one that stood."""
+    """Set the replica's directive, replacing an earlier one."""
     await lift_directive(transaction, base_model, replica)
     await transaction.execute(
         insert_unless_present(transaction, DirectedReplica).values(
-            base_model=base_model, replica=replica, wanted=order, reason=reason, since=clock()
+            base_model=base_model, replica=replica, wanted=directive, reason=reason, since=clock()
         )
     )
 
 
 async def lift_directive(transaction: AsyncSession, base_model: str, replica: str) -> None:
-    """Let it work again; harmless without an order."""
+    """Delete the replica's directive, if there is one: the replica works again."""
     await transaction.execute(
         delete(DirectedReplica).where(DirectedReplica.base_model == base_model, DirectedReplica.replica == replica)
     )
 
 
 async def standing_directives(session: AsyncSession, base_model: str) -> dict[str, StandingDirective]:
-    """Every order for the base model's replicas, by the replica's name."""
+    """Return every directive for the base model's replicas, by the replica's name."""
     rows = await session.scalars(
         select(DirectedReplica).where(DirectedReplica.base_model == base_model).order_by(DirectedReplica.replica)
     )

@@ -1,4 +1,4 @@
-"""Training runs: one adapter each."""
+"""Training runs: each is one adapter over one base model, owned by one tenant."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from contracts.errors import NotFound, RunUnloaded, SessionEnded
 from contracts.ids import RunId, SessionId, TenantId
 from contracts.operations import LoraSettings
 from store.clock import Clock
-from store.database import insert_unless_present
+from store.inserts import insert_unless_present
 from store.tables import Run, RunState, Session
 
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be; ``lora.seed`` is resolved (never None)."""
+    """A run to be created. ``lora.seed`` is resolved, never None."""
 
     session_id: SessionId
     model_seq_id: int
@@ -25,12 +25,12 @@ class NewRun:
 
 
 def run_id_for(session_id: str, model_seq_id: int) -> RunId:
-    """The id that SDK 0.38 derives by itself."""
+    """Return the run's id, in the form that SDK 0.38 derives by itself."""
     return RunId(f"{session_id}:train:{model_seq_id}")
 
 
 async def create_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, clock: Clock) -> RunId:
-    """Insert the run's row, state ``creating``, unless it is there; its create operation is seq 0 of its lane."""
+    """Insert the run's row in state ``creating``, unless it exists. Its create operation is seq 0 of its lane."""
     now = clock()
     if new.lora.seed is None:
         raise ValueError("resolve the seed first")
@@ -59,7 +59,7 @@ async def create_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, c
 
 
 def lora_settings(run: Run) -> LoraSettings:
-    """The adapter's settings as recorded, seed resolved."""
+    """Return the adapter's recorded settings, with the seed resolved."""
     return LoraSettings(
         rank=run.rank,
         alpha=run.alpha,
@@ -71,7 +71,7 @@ def lora_settings(run: Run) -> LoraSettings:
 
 
 async def get_run(session: AsyncSession, tenant: TenantId, run_id: str) -> Run:
-    """The tenant's run, whatever its state. Raises ``NotFound``."""
+    """Return the tenant's run in any state. Raises ``NotFound``."""
     found = await session.scalar(select(Run).where(Run.id == run_id, Run.tenant_id == tenant))
     if found is None:
         raise NotFound(f"no model {run_id[:150]!r}")
@@ -80,7 +80,7 @@ async def get_run(session: AsyncSession, tenant: TenantId, run_id: str) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """What a request for a run must know of it; ``trainer`` is the process that has it."""
+    """State of a run as a request needs it. ``trainer`` is the process that leases the run."""
 
     id: RunId
     base_model: str
@@ -89,7 +89,7 @@ class RunStanding:
     trainer: str | None
 
     def check_open(self) -> None:
-        """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run can take work."""
+        """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run accepts work."""
         if self.state is RunState.UNLOADED:
             raise RunUnloaded(f"model {self.id} was unloaded; create another, or load a checkpoint of it")
         if self.state is RunState.FAILED:
@@ -98,7 +98,7 @@ class RunStanding:
             raise SessionEnded(f"the session of model {self.id} has ended ({self.session_end_reason}); open a new one")
 
 
-# Built once: making a statement costs several times what SQLite takes to run it.
+# Built once: every training request begins with this query.
 _STANDING = (
     select(
         Run.__table__.c.base_model, Run.__table__.c.state, Run.__table__.c.trainer_id, Session.__table__.c.end_reason
@@ -109,7 +109,7 @@ _STANDING = (
 
 
 async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> RunStanding:
-    """How the tenant's run stands. Raises ``NotFound``."""
+    """Return the state of the tenant's run. Raises ``NotFound``."""
     row = (await session.execute(_STANDING, {"run": run_id, "tenant": tenant})).one_or_none()
     if row is None:
         raise NotFound(f"no model {run_id[:150]!r}")
@@ -117,7 +117,7 @@ async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> 
 
 
 async def open_runs(session: AsyncSession, base_model: str) -> int:
-    """How many runs of the base model, of all tenants, can be trained: made, not unloaded, their session open."""
+    """Count all tenants' trainable runs of the base model: ready, in a session that has not ended."""
     query = (
         select(func.count())
         .select_from(Run)
@@ -128,7 +128,7 @@ async def open_runs(session: AsyncSession, base_model: str) -> int:
 
 
 async def list_runs(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> tuple[list[Run], int]:
-    """A page of the tenant's runs, newest first, and how many there are."""
+    """Return a page of the tenant's runs, newest first, and their total."""
     owned = Run.tenant_id == tenant
     total = await session.scalar(select(func.count()).select_from(Run).where(owned)) or 0
     page = select(Run).where(owned).order_by(Run.created_at.desc(), Run.id).limit(limit).offset(offset)

@@ -1,4 +1,4 @@
-"""Reports of samples: written with their results, gone with them."""
+"""Sample reports: written in the transaction of a sample's result, and pruned with it."""
 
 from collections.abc import Collection
 from typing import cast
@@ -18,7 +18,7 @@ _RECORD = insert(cast(Table, Row.__table__))
 async def record_reports(
     transaction: AsyncSession, reports: Collection[tuple[TenantId, RequestId, SampleReport]]
 ) -> None:
-    """Keep the reports of samples."""
+    """Insert the samples' reports."""
     rows = [
         {"operation_id": operation, "tenant_id": tenant, "body": encode_report(report)}
         for tenant, operation, report in reports
@@ -28,7 +28,10 @@ async def record_reports(
 
 
 async def report_of(session: AsyncSession, tenant: TenantId, operation: str) -> tuple[SampleReport, list[str]]:
-    """The report and the versions it names that still exist, oldest first. Raises ``NotFound``."""
+    """Return the report and the versions it names: first deleted versions, then the others, oldest first.
+
+    Raises ``NotFound``.
+    """
     body = await session.scalar(select(Row.body).where(Row.operation_id == operation, Row.tenant_id == tenant))
     if body is None:
         raise NotFound(f"no report of a sample {operation[:100]!r}: unknown, not finished or pruned")
@@ -42,5 +45,5 @@ async def report_of(session: AsyncSession, tenant: TenantId, operation: str) -> 
 
 
 async def prune_reports(transaction: AsyncSession, operations: Collection[str]) -> None:
-    """Forget the reports of those operations."""
+    """Delete the operations' reports."""
     await transaction.execute(delete(Row).where(Row.operation_id.in_(operations)))

@@ -1,4 +1,7 @@
-"""Sampling sessions: what a sampler samples from."""
+"""Samplers: the wire's sampling sessions, each with the weights that it samples from.
+
+A sampler is pinned to a checkpoint, follows a run's newest version (live), or samples the bare base model.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +15,13 @@ from contracts.errors import InvalidRequest, NotFound, SequenceConflict, Session
 from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
-from store.database import Database, insert_unless_present
+from store.database import Database
+from store.inserts import insert_unless_present
 from store.tables import Checkpoint, Sampler, Session
 
 
 class OnStale(StrEnum):
-    """What becomes of a sample that is too old: an error, or all of it is drawn again on the newest version."""
+    """Treatment of a sample that fell too far behind: ``fail`` it, or ``restart`` it on the newest version."""
 
     FAIL = "fail"
     RESTART = "restart"
@@ -25,7 +29,7 @@ class OnStale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How many publications a live sampler's samples may fall behind, from their first token on."""
+    """Bound on the number of publications by which a live sampler's samples may fall behind after their first token."""
 
     max_version_lag: int
     on_stale: OnStale
@@ -33,7 +37,7 @@ class Staleness:
 
 @dataclass(frozen=True, slots=True)
 class NewSampler:
-    """A sampler to be: of a checkpoint, live on a run, or of the bare base (both None)."""
+    """A sampler to be created: of a checkpoint, live on a run, or of the bare base (both None)."""
 
     session_id: SessionId
     sampling_session_seq_id: int
@@ -45,9 +49,10 @@ class NewSampler:
 
 @dataclass(frozen=True, slots=True)
 class SampledVersion:
-    """What a sampler samples now. ``checkpoint`` None: the bare base. ``is_live``: it follows its run's newest version.
+    """Version that a sampler samples now. ``checkpoint`` None means the bare base.
 
-    ``publications`` counts the versions that the sampler has followed.
+    ``is_live``: the sampler follows its run's newest version. ``publications``: how many versions it has followed.
+    ``directory``: the version's folder, relative to the data folder.
     """
 
     checkpoint: CheckpointId | None
@@ -60,14 +65,14 @@ class SampledVersion:
 
 @dataclass(frozen=True, slots=True)
 class SamplerStanding:
-    """What a sampler samples, and why it takes no new work: its session has ended or its checkpoint is gone."""
+    """State of a sampler as a request needs it. ``obstacle`` says why it accepts no new samples."""
 
     id: SamplerId
     base_model: str
     obstacle: SessionEnded | NotFound | None
 
 
-_IS_LEFT = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
+_IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
 _STANDING = (
     select(
         Sampler.id,
@@ -77,12 +82,12 @@ _STANDING = (
         Sampler.checkpoint_id,
         Session.ended_at,
         Session.end_reason,
-        Checkpoint.id.label("held"),
+        Checkpoint.id.label("unexpired_checkpoint"),
     )
     .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
     .outerjoin(
         Checkpoint,
-        and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_LEFT),
+        and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_UNEXPIRED),
     )
     .where(Sampler.id.in_(bindparam("ids", expanding=True)))
 )
@@ -95,14 +100,14 @@ _SAMPLERS = select(
     Sampler.max_version_lag,
     Sampler.on_stale,
 ).where(Sampler.id.in_(bindparam("ids", expanding=True)))
-_SAMPLERS_HELD = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True)
+_SAMPLERS_LOCKED = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True)
 _CHECKPOINTS = select(Checkpoint.id, Checkpoint.tenant_id, Checkpoint.run_id, Checkpoint.directory).where(
-    Checkpoint.id.in_(bindparam("ids", expanding=True)), _IS_LEFT
+    Checkpoint.id.in_(bindparam("ids", expanding=True)), _IS_UNEXPIRED
 )
 _FOLLOWED = _SAMPLERS.add_columns(Checkpoint.run_id, Checkpoint.directory).join(
-    Checkpoint, and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_LEFT)
+    Checkpoint, and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_UNEXPIRED)
 )
-# In the order in which dispatches hold them: neither can wait for the other in a circle.
+# Locked in the same order as dispatches lock them, which prevents deadlocks.
 _BEHIND = (
     select(Sampler.id)
     .where(
@@ -117,7 +122,9 @@ _PUBLISH = (
     update(cast(Table, Sampler.__table__))
     .where(
         Sampler.id.in_(_BEHIND),
-        exists().where(Checkpoint.id == bindparam("version"), Checkpoint.tenant_id == bindparam("tenant"), _IS_LEFT),
+        exists().where(
+            Checkpoint.id == bindparam("version"), Checkpoint.tenant_id == bindparam("tenant"), _IS_UNEXPIRED
+        ),
     )
     .values(checkpoint_id=bindparam("version"), publications=Sampler.publications + 1)
     .returning(Sampler.id)
@@ -125,12 +132,12 @@ _PUBLISH = (
 
 
 def sampler_id_for(session_id: str, sampling_session_seq_id: int) -> SamplerId:
-    """The id, in the form that the public docs show."""
+    """Return the sampler's id, in the form that the public docs show."""
     return SamplerId(f"{session_id}:sample:{sampling_session_seq_id}")
 
 
 async def get_sampler(session: AsyncSession, tenant: TenantId, sampler_id: str) -> Sampler:
-    """The tenant's sampler. Raises ``NotFound``."""
+    """Return the tenant's sampler. Raises ``NotFound``."""
     found = await session.scalar(select(Sampler).where(Sampler.id == sampler_id, Sampler.tenant_id == tenant))
     if found is None:
         raise NotFound(f"no sampling session {sampler_id[:150]!r}")
@@ -138,7 +145,7 @@ async def get_sampler(session: AsyncSession, tenant: TenantId, sampler_id: str) 
 
 
 class SamplerReader:
-    """Looks up samplers for new samples, many in one query."""
+    """Looks up samplers for new sample requests, many in one query."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -146,7 +153,7 @@ class SamplerReader:
         self._batcher: Batcher[tuple[TenantId, str], SamplerStanding] = Batcher(self._read)
 
     async def standing(self, tenant: TenantId, sampler_id: str) -> SamplerStanding:
-        """Of the tenant's sampler. Raises ``NotFound``."""
+        """Return the state of the tenant's sampler. Raises ``NotFound``."""
         return await self._batcher.ask((tenant, sampler_id))
 
     async def _read(self, asked: Sequence[tuple[TenantId, str]]) -> list[SamplerStanding | WeftError]:
@@ -161,13 +168,13 @@ def _standing(row: Any) -> SamplerStanding:
     obstacle: SessionEnded | NotFound | None = None
     if row.ended_at is not None:
         obstacle = SessionEnded(f"session {row.session_id} has ended ({row.end_reason}); open a new one")
-    elif row.checkpoint_id is not None and row.held is None:
+    elif row.checkpoint_id is not None and row.unexpired_checkpoint is None:
         obstacle = NotFound("the checkpoint was deleted or has expired; make a sampler from another")
     return SamplerStanding(SamplerId(row.id), row.base_model, obstacle)
 
 
 async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSampler, clock: Clock) -> SamplerId:
-    """Insert the sampler; the same key with the same content returns the same id. Raises ``SequenceConflict``."""
+    """Insert the sampler and return its id. Repeating is allowed; other content raises ``SequenceConflict``."""
     sampler_id = sampler_id_for(new.session_id, new.sampling_session_seq_id)
     values = {
         "id": sampler_id,
@@ -199,9 +206,9 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
 async def publish_live(
     transaction: AsyncSession, tenant: TenantId, run_id: RunId, version: CheckpointId, clock: Clock
 ) -> bool:
-    """Point every live sampler of the run at ``version``; for those that are not there yet, that is one publication.
+    """Point every live sampler of the run at ``version``, which counts as one publication to each. Return whether any moved.
 
-    Says whether there were any; none is moved to a version that has expired or been deleted.
+    No sampler moves to a version that has expired or was deleted, and samplers already at ``version`` stay as they are.
     """
     moved = await transaction.execute(_PUBLISH, {"tenant": tenant, "run": run_id, "version": version, "now": clock()})
     return moved.first() is not None
@@ -210,7 +217,7 @@ async def publish_live(
 async def version_published(
     session: AsyncSession, tenant: TenantId, run_id: RunId, *, beside: SessionId
 ) -> CheckpointId | None:
-    """The version that live samplers of the run follow, those of session ``beside`` left out; None when there are none."""
+    """Return the version followed by the run's live samplers outside session ``beside``, or None without any."""
     found = await session.scalar(
         select(Sampler.checkpoint_id)
         .where(Sampler.tenant_id == tenant, Sampler.live_run_id == run_id, Sampler.session_id != beside)
@@ -220,7 +227,7 @@ async def version_published(
 
 
 async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> bool:
-    """Point one live sampler at ``version``; says whether it was not there already."""
+    """Point one live sampler at ``version``. Return False if it was there already."""
     moved = await transaction.execute(
         update(Sampler)
         .where(Sampler.id == sampler_id, Sampler.checkpoint_id.is_distinct_from(version))
@@ -233,7 +240,7 @@ async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, versio
 async def bound_staleness(
     transaction: AsyncSession, tenant: TenantId, sampler_id: str, bound: Staleness | None
 ) -> Sampler:
-    """Set or lift the bound of a live sampler. Raises ``NotFound``, ``InvalidRequest`` for one that is pinned."""
+    """Set or remove a live sampler's bound. Raises ``NotFound``, and ``InvalidRequest`` for a pinned sampler."""
     sampler = await get_sampler(transaction, tenant, sampler_id)
     if sampler.live_run_id is None:
         raise InvalidRequest("this sampler is pinned to its version: its samples never fall behind")
@@ -246,14 +253,15 @@ async def bound_staleness(
 async def sampled_versions(
     session: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock, *, hold: bool = False
 ) -> list[SampledVersion | NotFound]:
-    """What each sampler, given with its tenant, samples now; ``hold``: none is published to them before the transaction ends.
+    """Return for each (tenant, sampler) the version that it samples now, in order.
 
-    ``NotFound`` stands for one that is not there, and for one whose checkpoint has been deleted or has expired.
+    ``NotFound`` stands for an unknown sampler, or one whose checkpoint was deleted or has expired. With ``hold`` the
+    samplers are locked, so that no version is published to them before the transaction ends.
     """
-    statement = _SAMPLERS_HELD if hold else _SAMPLERS
+    statement = _SAMPLERS_LOCKED if hold else _SAMPLERS
     samplers = await session.execute(statement, {"ids": few_lengths(sorted({sampler for _, sampler in asked}))})
     found = {(row.tenant_id, row.id): row for row in samplers}
-    # Not joined: a row that was waited for is matched with what the statement saw when it began.
+    # Two queries, not a join: after waiting for a lock, a join would see the other table as it was before the wait.
     drawn = sorted({row.checkpoint_id for row in found.values() if row.checkpoint_id is not None})
     checkpoints = {}
     if drawn:
@@ -286,7 +294,7 @@ def _version_of(sampler: Any, checkpoint: Any) -> SampledVersion:
 
 
 def staleness_of(sampler: Sampler) -> Staleness | None:
-    """The sampler's bound."""
+    """Return the sampler's bound, or None."""
     if sampler.max_version_lag is None:
         return None
     return Staleness(sampler.max_version_lag, OnStale(sampler.on_stale or OnStale.FAIL))
@@ -295,6 +303,6 @@ def staleness_of(sampler: Sampler) -> Staleness | None:
 async def versions_followed(
     session: AsyncSession, samplers: Collection[str], clock: Clock
 ) -> dict[str, SampledVersion]:
-    """What each of the samplers samples now, by the sampler's id; not those on the bare base or on a version that is gone."""
+    """Return the version that each sampler samples now, leaving out the bare base and versions that are gone."""
     rows = await session.execute(_FOLLOWED, {"ids": few_lengths(sorted(set(samplers))), "now": clock()})
     return {row.id: _version_of(row, row) for row in rows}

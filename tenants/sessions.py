@@ -1,4 +1,4 @@
-"""Sessions of SDK clients."""
+"""Sessions of SDK clients: opened, kept alive by heartbeats, and ended."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import HeartbeatRefused, NotFound, SessionEnded
 from contracts.ids import SessionId, TenantId
 from store.clock import Clock
-from store.database import insert_unless_present
+from store.inserts import insert_unless_present
 from store.tables import Run, Sampler, Session
 
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """What a client tells of itself."""
+    """A client's description of itself."""
 
     tags: list[str]
     user_metadata: dict[str, Any] | None
@@ -43,7 +43,7 @@ _BEAT = (
 async def create_session(
     transaction: AsyncSession, tenant: TenantId, new: NewSession, clock: Clock, *, idempotency_key: str | None = None
 ) -> SessionId:
-    """Open a session. The same tenant's same ``idempotency_key`` (the SDK repeats it when it re-sends) finds it again."""
+    """Open a session. A repeated ``idempotency_key`` of the tenant, as the SDK re-sends it, returns the same session."""
     now = clock()
     session_id = uuid4().hex if idempotency_key is None else _derived_id(tenant, idempotency_key)
     values = {
@@ -62,7 +62,7 @@ async def create_session(
 
 
 async def standing_session(transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock) -> SessionId:
-    """The tenant's session of that name, for clients that open none: made when it is first needed, and open again now."""
+    """Return the tenant's session ``name``, created or reopened as needed. It serves clients that open no session."""
     new = NewSession([name], None, sdk_version="", project_id=None, display_name=name)
     session_id = await create_session(transaction, tenant, new, clock, idempotency_key=_standing_key(name))
     await transaction.execute(
@@ -74,7 +74,7 @@ async def standing_session(transaction: AsyncSession, tenant: TenantId, name: st
 
 
 def standing_session_id(tenant: TenantId, name: str) -> SessionId:
-    """The id that ``standing_session`` gives."""
+    """Return the id of ``standing_session``."""
     return SessionId(_derived_id(tenant, _standing_key(name)))
 
 
@@ -87,7 +87,7 @@ def _derived_id(tenant: TenantId, idempotency_key: str) -> str:
 
 
 async def get_session(session: AsyncSession, tenant: TenantId, session_id: str) -> Session:
-    """The tenant's session. Raises ``NotFound``."""
+    """Return the tenant's session. Raises ``NotFound``."""
     found = await session.scalar(select(Session).where(Session.id == session_id, Session.tenant_id == tenant))
     if found is None:
         raise NotFound(f"no session {session_id[:100]!r}")
@@ -95,7 +95,7 @@ async def get_session(session: AsyncSession, tenant: TenantId, session_id: str) 
 
 
 async def live_session(session: AsyncSession, tenant: TenantId, session_id: str) -> Session:
-    """The tenant's session, if it goes on. Raises ``NotFound``, ``SessionEnded``."""
+    """Return the tenant's session. Raises ``NotFound``, and ``SessionEnded`` once it has ended."""
     found = await get_session(session, tenant, session_id)
     if found.ended_at is not None:
         raise SessionEnded(f"session {found.id} has ended ({found.end_reason}); open a new one")
@@ -103,7 +103,7 @@ async def live_session(session: AsyncSession, tenant: TenantId, session_id: str)
 
 
 async def heartbeat(session: AsyncSession, tenant: TenantId, session_id: str, clock: Clock) -> None:
-    """Note that the client lives, in one statement. Raises ``NotFound``, ``HeartbeatRefused`` when the session has ended."""
+    """Record the client's heartbeat, in one statement. Raises ``NotFound``, ``HeartbeatRefused`` for an ended session."""
     beat = await session.execute(_BEAT, {"session_id": session_id, "tenant": tenant, "now": clock()})
     if beat.first() is None:
         found = await get_session(session, tenant, session_id)
@@ -113,9 +113,9 @@ async def heartbeat(session: AsyncSession, tenant: TenantId, session_id: str, cl
 async def finish_session(
     transaction: AsyncSession, tenant: TenantId, session_id: str, *, reason: str, detail: str | None, clock: Clock
 ) -> None:
-    """End a session; the first reason stays. Raises ``NotFound``."""
+    """End a session. If it has ended already, the first reason stays. Raises ``NotFound``."""
     found = await get_session(transaction, tenant, session_id)
-    # Guarded in the statement itself: two that finish at once have both read it as open.
+    # The statement itself checks ``ended_at``: two concurrent calls may both have read the session as open.
     await transaction.execute(
         update(Session)
         .where(Session.id == found.id, Session.ended_at.is_(None))
@@ -124,7 +124,7 @@ async def finish_session(
 
 
 async def end_silent_sessions(transaction: AsyncSession, *, silent_since: datetime, clock: Clock) -> None:
-    """End every session whose client sent neither heartbeat nor training request since ``silent_since``."""
+    """End every session without a heartbeat or training request since ``silent_since``."""
     trained = select(Run.id).where(Run.session_id == Session.id, Run.last_request_at >= silent_since)
     await transaction.execute(
         update(Session)
@@ -134,13 +134,13 @@ async def end_silent_sessions(transaction: AsyncSession, *, silent_since: dateti
 
 
 async def list_sessions(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> list[str]:
-    """Ids of the tenant's sessions, newest first."""
+    """Return a page of the tenant's session ids, newest first."""
     query = select(Session.id).where(Session.tenant_id == tenant).order_by(Session.created_at.desc(), Session.id)
     return list(await session.scalars(query.limit(limit).offset(offset)))
 
 
 async def session_members(session: AsyncSession, tenant: TenantId, session_id: str) -> tuple[list[str], list[str]]:
-    """Run ids and sampler ids of a session, in order of making."""
+    """Return the session's run ids and sampler ids, each in order of creation."""
     runs = await session.scalars(
         select(Run.id).where(Run.tenant_id == tenant, Run.session_id == session_id).order_by(Run.model_seq_id)
     )

@@ -1,4 +1,4 @@
-"""What tenants used, by day: added up when operations are pruned, each once, so that their rows may go."""
+"""Tenants' usage by day: operations and tokens, added up once for each operation when it is pruned."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ _STALE = select(
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
-    """What one tenant did on a day (UTC): operations that ended well, and tokens trained, or sampled, by them."""
+    """A tenant's usage on one day (UTC): successful operations, and their tokens (for samples: prompt and drawn ones)."""
 
     tenant: str
     day: date
@@ -33,7 +33,7 @@ class UsageLine:
 
 
 async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
-    """Add operations, by id, to their tenants' days. Once for each operation: the caller marks them in ``transaction``."""
+    """Add the operations to their tenants' days. The caller marks them as pruned in the same transaction, so each counts once."""
     operations: Counter[tuple[str, str, str, str]] = Counter()
     tokens: Counter[tuple[str, str, str, str]] = Counter()
     for row in await transaction.execute(_STALE, {"ids": list(ids)}):
@@ -52,7 +52,7 @@ async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
                 "operations": count,
                 "tokens": tokens[(tenant, day, base_model, kind)],
             }
-            # In one order, so that two who add do not wait for each other in a circle.
+            # Sorted, so that two transactions lock the rows in the same order and cannot deadlock.
             for (tenant, day, base_model, kind), count in sorted(operations.items())
         ]
     )
@@ -68,7 +68,7 @@ async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
 
 
 async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
-    """Every tenant's days from ``since`` on: what is rolled up, and what is not pruned yet."""
+    """Return every tenant's usage from ``since`` on, including operations that are not pruned yet."""
     added = await session.execute(
         select(Tenant.name, UsageDay)
         .join(Tenant, Tenant.id == UsageDay.tenant_id)

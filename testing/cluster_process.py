@@ -1,4 +1,4 @@
-"""A cluster of one's own: a Redis, a throw-away PostgreSQL database and ``weft up``, whose processes can be killed."""
+"""A cluster as child processes, which can be killed: a Redis, ``weft up``, and a temporary PostgreSQL database."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ _START_SECONDS = 20.0
 
 @contextmanager
 def throwaway_database(server: str = DEFAULT_SERVER) -> Iterator[str]:
-    """The async URL of an empty database on the server, dropped afterwards."""
+    """Create an empty database on the server, yield its async URL, and drop it afterwards."""
     name = f"weft_{uuid4().hex}"
     with psycopg.connect(server, autocommit=True, connect_timeout=5) as connection:
         connection.execute(f'CREATE DATABASE "{name}"'.encode())
@@ -38,7 +38,7 @@ def throwaway_database(server: str = DEFAULT_SERVER) -> Iterator[str]:
 
 
 class RedisProcess:
-    """A Redis that keeps nothing: killed and started again, it is empty. Use as a context manager."""
+    """A Redis server that stores nothing on disk: restarted, it is empty. Use as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -53,7 +53,7 @@ class RedisProcess:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start, and wait until it answers. Raises ``RuntimeError`` when it does not."""
+        """Start the server and wait until it answers. Raises ``RuntimeError`` when it does not."""
         self._folder.mkdir(parents=True, exist_ok=True)
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         with (self._folder / "redis.log").open("ab") as log:
@@ -70,18 +70,18 @@ class RedisProcess:
                     time.sleep(0.02)
 
     def kill(self) -> None:
-        """End it the hard way."""
+        """Kill the server (SIGKILL) and wait until it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def freeze(self) -> None:
-        """Let it stand still: connections stay, nothing is answered."""
+        """Stop the server (SIGSTOP): connections stay open, no request is answered."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue a frozen server."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -99,7 +99,7 @@ class RedisProcess:
 
 
 class ClusterProcess(ServiceProcess):
-    """``weft up``, and its children by what they are: ``api``, ``worker``, ``pool``, ``beat``."""
+    """A ``weft up`` and its child processes of each kind: ``api``, ``worker``, ``pool``, ``beat``."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ClusterProcess(ServiceProcess):
         self.database_url = database_url
 
     def children(self, kind: str) -> list[psutil.Process]:
-        """The running processes of that kind."""
+        """Return the running processes of a kind."""
         found = []
         for child in psutil.Process(self.pid).children():
             try:
@@ -133,11 +133,11 @@ class ClusterProcess(ServiceProcess):
         return found
 
     def kill_child(self, process: psutil.Process) -> None:
-        """End one the hard way; the supervisor starts another."""
+        """Kill a child (SIGKILL); the supervisor starts another."""
         process.send_signal(signal.SIGKILL)
 
     def query(self, statement: str, *parameters: object) -> list[tuple[object, ...]]:
-        """Rows of the cluster's database."""
+        """Return the rows of a statement on the cluster's database."""
         url = self.database_url.replace("postgresql+asyncpg", "postgresql")
         with psycopg.connect(url) as connection:
             return connection.execute(statement.encode(), parameters).fetchall()
@@ -152,7 +152,7 @@ def started_service(
     environment: Mapping[str, str] | None = None,
     is_cluster: bool = False,
 ) -> Iterator[tuple[ServiceProcess, list[str]]]:
-    """``weft serve``, or ``weft up`` on services of its own, and a key of each new tenant."""
+    """Start ``weft serve``, or ``weft up`` on services of its own; yield it with a key for each new tenant."""
     with ExitStack() as stack:
         if not is_cluster:
             keys = make_tenants(data, list(tenants))

@@ -1,7 +1,7 @@
-"""A server that answers at once: it asks a real service the first time and repeats that answer ever after.
+"""A replay server: it forwards each request to a real service once and repeats that answer from then on.
 
-``python -m testing.replay_server --upstream URL`` prints its own address like ``weft serve``. The SDK's calls against it take
-the time of the client and of HTTP alone, which is the floor for any service that speaks the same wire.
+``python -m testing.replay_server --upstream URL`` prints its own address. A call of the SDK against it takes the time of the
+client and of HTTP alone, which is the floor for any service that speaks the same wire.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _OK = 200
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response as it is repeated."""
+    """A response that is repeated."""
 
     status: int
     content_type: bytes
@@ -33,9 +33,9 @@ class Answer:
 
 
 class ReplayApp:
-    """ASGI app over ``upstream``. One answer for each route; ``retrieve_future`` has one for each request id.
+    """ASGI app over ``upstream`` that keeps one answer for each route, and for ``retrieve_future`` one for each body.
 
-    Only successes are kept, so a poll that came too early is asked again.
+    Only successes are kept, so a poll that came too early is forwarded again.
     """
 
     def __init__(self, upstream: httpx.AsyncClient) -> None:
@@ -72,7 +72,7 @@ async def _read(receive: Receive) -> bytes:
 
 
 class _Server(uvicorn.Server):
-    """A server that says where it listens once it does."""
+    """A uvicorn server that prints its address once it listens."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
         super().__init__(config)
@@ -86,7 +86,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(upstream: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        # asyncio sets it only on sockets that name their protocol; without it each answer waits for the client's delayed ACK.
+        # asyncio sets TCP_NODELAY only on sockets that name their protocol. Without it an answer waits for the delayed ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with httpx.AsyncClient(base_url=upstream, timeout=_UPSTREAM_SECONDS) as client:
             config = uvicorn.Config(ReplayApp(client), lifespan="off", access_log=False, log_level="warning")

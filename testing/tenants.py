@@ -1,4 +1,4 @@
-"""Tenants with keys, made straight in a service's database: what a test or a benchmark starts with."""
+"""Tenants with keys for tests and benchmarks, made directly in a service's database."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from store.settings import Settings
 
 
 def make_tenants(data: Path, names: list[str], *, database_url: str | None = None) -> list[str]:
-    """A tenant and its key for each name, in the data folder, or the database, of a service that runs or will run."""
+    """Make a tenant for each name in a service's database and return their keys. The service need not run yet."""
 
     async def make(database: Database) -> list[str]:
         return [await new_tenant(database, name) for name in names]

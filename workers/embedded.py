@@ -46,7 +46,7 @@ class EmbeddedRunner:
         self._vocabularies = vocabularies
         self._workers: list[_BaseWorkers] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._housekeeping = Housekeeping(runtime, self._may_judge)
+        self._housekeeping = Housekeeping(runtime, self._may_declare_dead)
 
     async def start(self) -> None:
         """Load every base model and start its workers, which go on with operations of earlier runs. Raises ``WeftError``."""
@@ -79,8 +79,8 @@ class EmbeddedRunner:
         self._publication.register(facts.name, sampling.prepare, sampling.withdraw)
         return _BaseWorkers(wire_trainer(self._runtime, base), sampling)
 
-    def _may_judge(self) -> bool:
-        return any(workers.training.leases.may_judge for workers in self._workers)
+    def _may_declare_dead(self) -> bool:
+        return any(workers.training.leases.may_declare_dead for workers in self._workers)
 
     async def check(self) -> None:
         """Raise ``NotReady`` unless every worker runs."""

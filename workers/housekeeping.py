@@ -11,8 +11,8 @@ from time import time
 
 from sqlalchemy import delete, select
 
+from ledger.pruning import PRUNE_BATCH, prune
 from ledger.runtime import Runtime
-from ledger.statements import PRUNE_BATCH
 from store.repeat import repeat
 from store.tables import Checkpoint, Run, VersionCommand
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
@@ -32,10 +32,10 @@ _STALE_COMMAND = timedelta(hours=1)
 class Housekeeping:
     """The periodic sweep of one service."""
 
-    def __init__(self, runtime: Runtime, may_judge: Callable[[], bool]) -> None:
-        """``may_judge``: whether this process may declare dead a process whose lease has ended (``reap_forsaken``)."""
+    def __init__(self, runtime: Runtime, may_declare_dead: Callable[[], bool]) -> None:
+        """``may_declare_dead``: whether this process may declare dead a process whose lease has ended (``reap_forsaken``)."""
         self._runtime = runtime
-        self._may_judge = may_judge
+        self._may_declare_dead = may_declare_dead
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -51,7 +51,7 @@ class Housekeeping:
         """Sweep once: rows first, then the folders of the deleted rows. Raises ``Unavailable``."""
         now = self._runtime.clock()
         folders = await self._delete_expired(now)
-        await reap_forsaken(self._runtime, may_judge=self._may_judge)
+        await reap_forsaken(self._runtime, may_declare_dead=self._may_declare_dead)
         for begin in range(0, len(folders), _FOLDERS_AT_ONCE):
             await asyncio.gather(*(self._remove(folder) for folder in folders[begin : begin + _FOLDERS_AT_ONCE]))
         await self._prune(now)
@@ -73,7 +73,7 @@ class Housekeeping:
         while pruned == PRUNE_BATCH:
             async with self._runtime.database.write() as transaction:
                 finished_before = now - self._runtime.settings.result_grace
-                pruned = await self._runtime.ledger.prune(transaction, finished_before=finished_before)
+                pruned = await prune(transaction, finished_before=finished_before, now=self._runtime.clock())
 
     async def _remove(self, folder: str) -> None:
         """Remove the folder of a deleted checkpoint, once no replica has the version loaded."""

@@ -15,7 +15,7 @@ from api.wire.request_model import RequestModel
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
-from ledger.wakeups import departures_topic, gates_topic
+from ledger.wakeups import cleared_samples_topic, gates_topic
 from store.repeat import wait_for
 from store.tables import Run
 from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
@@ -173,7 +173,7 @@ async def _version(
 async def _drained(services: ApiServices, base_model: str, run: RunId, paused: Gate, *, seconds: float) -> GateState:
     """Return the state once nothing is in flight, another request has changed the gate, or ``seconds`` are over."""
     deadline = monotonic() + seconds
-    with services.runtime.ledger.wakeups.listen(gates_topic(base_model), departures_topic(base_model)) as event:
+    with services.runtime.ledger.wakeups.listen(gates_topic(base_model), cleared_samples_topic(base_model)) as event:
         while True:
             async with services.runtime.database.read() as session:
                 state = await _state(services, session, run)

@@ -15,6 +15,7 @@ from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest
 from ledger.ledger import Ledger
+from ledger.pruning import prune
 from ledger.queue_depth import read_queue
 from ledger.statements import SAMPLES_PENDING
 from ledger.wakeups import Wakeups
@@ -126,8 +127,8 @@ class LedgerCalls:
         """The hot calls that no part of a life is; what they write is rolled back."""
         return {
             "poll_any_age": self._poll_any_age,
-            "take_samples": self._take_samples,
-            "give_back_samples": self._give_back_samples,
+            "take_samples": self._claim_samples,
+            "give_back_samples": self._return_samples,
             "pending_samples": lambda: self._samples(self.last_position),
             "has_room": self._has_room,
             "accept_sample": self._accept_sample,
@@ -151,13 +152,13 @@ class LedgerCalls:
         async with self.database.read() as session:
             await self.ledger.pending_samples(session, BASE_MODEL, after_position=after_position)
 
-    async def _take_samples(self) -> None:
+    async def _claim_samples(self) -> None:
         async with self._undone() as transaction:
-            await self.ledger.take_samples(transaction, BASE_MODEL, process="a pool", most=64)
+            await self.ledger.claim_samples(transaction, BASE_MODEL, process="a pool", most=64)
 
-    async def _give_back_samples(self) -> None:
+    async def _return_samples(self) -> None:
         async with self._undone() as transaction:
-            await self.ledger.give_back_samples(transaction, BASE_MODEL, process="a pool", but=["one in hand"])
+            await self.ledger.return_samples(transaction, BASE_MODEL, process="a pool", but=["one in hand"])
 
     async def samples_from_start(self) -> None:
         """The look of a sampler that has just started."""
@@ -188,7 +189,7 @@ class LedgerCalls:
 
     async def _prune(self) -> None:
         async with self._undone() as transaction:
-            await self.ledger.prune(transaction, finished_before=self._made.now - GRACE)
+            await prune(transaction, finished_before=self._made.now - GRACE, now=self._made.now)
 
     async def complete_undone(self, operations: Sequence[ReadyOperation]) -> None:
         """``complete`` without a commit."""

@@ -10,6 +10,7 @@ from contracts.errors import EngineFailure
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, LossSpec, OperationKind, OptimStepped, TrainingBatch
 from ledger.ledger import Ledger
+from ledger.pruning import prune
 from ledger.wakeups import Wakeups, operation_topic
 from store.settings import Settings
 from store.tables import Operation, OperationResult
@@ -104,7 +105,7 @@ async def test_pruned_result_is_410(cats, service, clock) -> None:
     await service.run_next(OptimStepped({}))
     clock.move(hours=3)
     async with service.database.write() as transaction:
-        await service.ledger.prune(transaction, finished_before=clock() - timedelta(hours=1))
+        await prune(transaction, finished_before=clock() - timedelta(hours=1), now=clock())
     response = await _retrieve(cats, request_id)
     assert (response.status_code, response.json()["code"]) == (410, "future_gone")
 
@@ -114,7 +115,7 @@ async def test_pruned_failure_keeps_its_reason(cats, service, clock) -> None:
     await service.run_next(EngineFailure("the pass failed"))
     clock.move(hours=3)
     async with service.database.write() as transaction:
-        await service.ledger.prune(transaction, finished_before=clock() - timedelta(hours=1))
+        await prune(transaction, finished_before=clock() - timedelta(hours=1), now=clock())
     assert (await _retrieve(cats, request_id)).json()["error"] == "the pass failed"
 
 

@@ -42,6 +42,7 @@ from contracts.operations import (
     UnloadModel,
 )
 from ledger.ledger import Ledger
+from ledger.pruning import prune
 from ledger.wakeups import Wakeups, operation_topic, placements_topic
 from migrations.upgrade import sync_url, upgrade
 from store.database import Database, create_engine
@@ -59,7 +60,7 @@ POSTGRES_URL = make_url(POSTGRES_SERVER).set(drivername="postgresql+asyncpg")
 
 @dataclass
 class MovableClock:
-    """A clock that stands still until it is moved."""
+    """A clock that shows the same time until the test moves it."""
 
     now: datetime = field(default_factory=lambda: datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -156,7 +157,7 @@ def _text(url: URL) -> str:
 
 @contextmanager
 def _postgres_database(url: URL, template: str | None) -> Iterator[URL]:
-    """A throw-away database on the server of ``url``; skips where none answers."""
+    """Make a database on the server of ``url`` and drop it afterwards. Skip the test if no server answers."""
     name = f"weft_test_{uuid4().hex}"
     server = create_sync_engine(sync_url(_text(url)), isolation_level="AUTOCOMMIT")
     try:
@@ -491,7 +492,7 @@ async def _set_run(bench: Bench, **values: object) -> None:
 
 async def _prune(bench: Bench) -> int:
     async with bench.database.write() as transaction:
-        return await bench.ledger.prune(transaction, finished_before=bench.clock() - timedelta(hours=1))
+        return await prune(transaction, finished_before=bench.clock() - timedelta(hours=1), now=bench.clock())
 
 
 async def test_replay_lists_done_operations_between_bounds_by_seq_id(bench: Bench) -> None:

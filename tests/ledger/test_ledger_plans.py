@@ -1,4 +1,4 @@
-"""No hot statement of the ledger reads it from end to end, on either database."""
+"""Query plans of the ledger's hot statements: none scans a whole table, on either database."""
 
 import re
 import shutil
@@ -19,9 +19,9 @@ from store.tables import Base
 ROWS = 20_000
 TENANTS = 32
 STALE = 20
-"""Few: PostgreSQL is right to read a small table once rather than look up a large part of it."""
+"""Prunable operations: few, since PostgreSQL rightly scans a small table rather than look up a large part of it."""
 MOST_IN_VAIN = 200
-"""Rows that a node may read and throw away: what is pending, of which there is little."""
+"""Most rows that a plan's node may read and discard. Only pending rows qualify, and there are few."""
 
 
 @pytest.fixture
@@ -68,5 +68,5 @@ async def test_sqlite_stays_on_indexes(migrated_database: Path, tmp_path: Path, 
 
 
 def _is_scan(step: str) -> bool:
-    """Of one of the ledger's tables, or of an index that holds all of its rows."""
+    """Return True for a scan of a ledger table, or of an index that holds all of its rows."""
     return bool(re.match(r"SCAN operation", step)) and not PARTIAL_INDEXES.search(step)

@@ -1,4 +1,4 @@
-"""The upgrade path is the schema: what migrations make is what the models say, on both databases."""
+"""Migrations make exactly the schema that ``store/tables.py`` describes, on both databases."""
 
 import sqlite3
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Questions answered together: in rounds, each on its own terms."""
+"""The batcher: questions are answered in batches, and each caller gets its own answer or error."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from store.batcher import Batcher, few_lengths
 
 
 class Answers:
-    """Doubles numbers. A held round lasts until ``go_on``; 13 breaks its whole round, a negative number only itself."""
+    """Doubles numbers. While ``is_held``, a batch lasts until ``go_on``. 13 fails its whole batch, a negative number itself."""
 
     def __init__(self) -> None:
-        self.rounds: list[list[int]] = []
+        self.batches: list[list[int]] = []
         self.is_held = False
         self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
         self.outage: WeftError | None = None
 
     async def work(self, asked: Sequence[int]) -> list[int | WeftError]:
-        self.rounds.append(list(asked))
+        self.batches.append(list(asked))
         self.begun.set()
         if self.is_held:
             await self.go_on.wait()
@@ -31,24 +31,24 @@ class Answers:
         return [2 * one if one >= 0 else NotFound(f"no {one}") for one in asked]
 
 
-async def test_what_is_asked_while_a_round_runs_goes_into_the_next() -> None:
+async def test_what_is_asked_while_a_batch_runs_goes_into_the_next() -> None:
     answers = Answers()
-    together: Batcher[int, int] = Batcher(answers.work, most=3)
+    batcher: Batcher[int, int] = Batcher(answers.work, most=3)
     answers.is_held = True
-    first = asyncio.create_task(together.ask(1))
+    first = asyncio.create_task(batcher.ask(1))
     await answers.begun.wait()
-    later = [asyncio.create_task(together.ask(number)) for number in (1, 2, 3, 4)]
+    later = [asyncio.create_task(batcher.ask(number)) for number in (1, 2, 3, 4)]
     answers.go_on.set()
     assert await asyncio.gather(first, *later) == [2, 2, 4, 6, 8]
-    # The same question again is not answered by the round that was under way.
-    assert answers.rounds == [[1], [1, 2, 3], [4]]
-    assert await together.ask(5) == 10
+    # The same question again is not answered by the batch that was running.
+    assert answers.batches == [[1], [1, 2, 3], [4]]
+    assert await batcher.ask(5) == 10
 
 
 async def test_one_that_is_refused_or_breaks_does_not_take_the_others_down() -> None:
     answers = Answers()
-    together: Batcher[int, int] = Batcher(answers.work)
-    ends = await asyncio.gather(*(together.ask(number) for number in (1, -1, 13, 2)), return_exceptions=True)
+    batcher: Batcher[int, int] = Batcher(answers.work)
+    ends = await asyncio.gather(*(batcher.ask(number) for number in (1, -1, 13, 2)), return_exceptions=True)
     assert (ends[0], ends[3]) == (2, 4)
     assert isinstance(ends[1], NotFound)
     assert isinstance(ends[2], ValueError)
@@ -56,20 +56,20 @@ async def test_one_that_is_refused_or_breaks_does_not_take_the_others_down() -> 
 
 async def test_an_outage_is_told_to_everybody_at_once() -> None:
     answers = Answers()
-    together: Batcher[int, int] = Batcher(answers.work)
+    batcher: Batcher[int, int] = Batcher(answers.work)
     answers.outage = Unavailable("the database does not answer")
-    ends = await asyncio.gather(*(together.ask(number) for number in range(3)), return_exceptions=True)
+    ends = await asyncio.gather(*(batcher.ask(number) for number in range(3)), return_exceptions=True)
     assert all(isinstance(end, Unavailable) for end in ends)
-    assert answers.rounds == [[0, 1, 2]]
+    assert answers.batches == [[0, 1, 2]]
     answers.outage = None
-    assert await together.ask(1) == 2
+    assert await batcher.ask(1) == 2
 
 
 async def test_one_who_leaves_takes_nobody_along() -> None:
     answers = Answers()
-    together: Batcher[int, int] = Batcher(answers.work)
+    batcher: Batcher[int, int] = Batcher(answers.work)
     answers.is_held = True
-    asked = [asyncio.create_task(together.ask(number)) for number in (1, 2)]
+    asked = [asyncio.create_task(batcher.ask(number)) for number in (1, 2)]
     await answers.begun.wait()
     asked[0].cancel()
     answers.go_on.set()

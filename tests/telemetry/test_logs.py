@@ -17,7 +17,7 @@ log = logging.getLogger("tests.logs")
 
 @pytest.fixture(autouse=True)
 def the_tests_own_logging() -> Iterator[None]:
-    """Put back what the test replaces."""
+    """Restore the logging configuration after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers.clear()

@@ -18,7 +18,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Replica:
-    """What the router knows of one."""
+    """State of a replica, as the router knows it."""
 
     name: str
     sequences: int = 0

@@ -1,4 +1,4 @@
-"""Spans on their way to a sink, and nothing at all without one."""
+"""Spans reach the sink. Without a sink none are made."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ NOW = datetime.now(UTC)
 
 
 class Sink:
-    """Remembers."""
+    """A sink that keeps the spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -28,7 +28,7 @@ class Sink:
         self.spans.append(span)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def operation(trace_id: str | None) -> ReadyOperation:

@@ -1,4 +1,4 @@
-"""Gates in the database: modes, takeovers, expiry, and that nothing enters behind a committed pause; both databases."""
+"""Gates on both databases: modes, takeovers, expiry, and no sample starts behind a committed pause."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ class Gates:
     now: datetime
 
     def clock(self) -> datetime:
-        """The time the test set."""
+        """Return the time that the test set."""
         return self.now
 
     async def pause(self, key: str, mode: GateMode, *, ttl: timedelta | None = None, reason: str | None = None) -> Gate:
@@ -66,14 +66,14 @@ class Gates:
             return await resume_gate(transaction, key, generation=generation, clock=self.clock)
 
     async def gate(self, key: str) -> Gate:
-        """How it stands."""
+        """Return the gate's state."""
         async with self.database.read() as session:
             return await gate_of(session, key, self.clock)
 
     async def mark_in_flight(
         self, operation: str, run: RunId | None, replica: str = "one", process: str = "here"
     ) -> bool:
-        """Ask to run a sample."""
+        """Try to mark a sample as in flight."""
         tenant = self.other if run == DOG else self.tenant
         dispatch = Dispatch(RequestId(operation), tenant, BASE, run, "v1" if run else None, replica, process)
         async with self.database.write() as transaction:
@@ -81,7 +81,7 @@ class Gates:
             return is_in
 
     async def count(self, key: str) -> int:
-        """Samples in flight behind the gate."""
+        """Count the samples in flight behind the gate."""
         async with self.database.read() as session:
             return await in_flight(session, key)
 
@@ -171,7 +171,7 @@ async def test_a_dead_process_leaves_nothing_in_flight(gates: Gates) -> None:
 
 
 async def test_whoever_entered_before_a_pause_is_counted_by_it(gates: Gates) -> None:
-    """A pause that commits while samples enter: each either is refused or is seen in flight after the commit."""
+    """Pause while samples start: each sample is either refused, or in flight when the pause has committed."""
     for attempt in range(10):
         names = [f"{attempt}.{number}" for number in range(6)]
         entering = [asyncio.create_task(gates.mark_in_flight(name, CAT)) for name in names[:3]]

@@ -1,4 +1,4 @@
-"""Operators' orders for replicas in the database, both of them."""
+"""Replica directives are stored, replaced and lifted, on both databases."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,7 +26,7 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 async def orders(database: Database, base: str = BASE) -> dict[str, tuple[ReplicaDirective, str | None]]:
     async with database.read() as session:
-        return {name: (one.order, one.reason) for name, one in (await standing_directives(session, base)).items()}
+        return {name: (one.directive, one.reason) for name, one in (await standing_directives(session, base)).items()}
 
 
 async def test_the_last_order_stands_until_it_is_lifted(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""What a sampler samples, held against a publication at the same time; PostgreSQL, where both can be under way."""
+"""A dispatch locks its sampler's version against a concurrent publication. PostgreSQL only: SQLite has one writer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,23 +43,23 @@ class LiveRun:
     version: CheckpointId
 
     async def record(self, transaction: AsyncSession) -> CheckpointId:
-        """One more version, which nobody follows yet."""
+        """Add a version that no sampler follows yet."""
         return await record(transaction, self.tenant, self.run)
 
     async def publish(self) -> CheckpointId:
-        """One more version, followed from now on."""
+        """Add a version and publish it to the live sampler."""
         async with self.database.write() as publication:
             new = await self.record(publication)
             await publish_live(publication, self.tenant, self.run, new, utc_now)
         return new
 
     async def sampled(self) -> CheckpointId | None:
-        """As a dispatch reads it."""
+        """Read the sampled version in a transaction of its own."""
         async with self.database.write() as transaction:
             return (await self.dispatched(transaction)).checkpoint
 
     async def dispatched(self, transaction: AsyncSession) -> SampledVersion:
-        """What a dispatch in ``transaction`` draws from, held."""
+        """Read and lock the sampled version as a dispatch in ``transaction`` does."""
         (found,) = await sampled_versions(transaction, [(self.tenant, self.sampler)], utc_now, hold=True)
         assert isinstance(found, SampledVersion)
         return found
@@ -129,7 +129,7 @@ async def test_a_publication_behind_another_counts_as_one_more_and_leaves_its_ow
 
 
 async def test_nobody_is_moved_to_a_version_that_is_gone(live: LiveRun) -> None:
-    """Neither to another tenant's; publishing what is followed already moves nobody either."""
+    """No sampler moves to another tenant's version either. Publishing the followed version again moves no sampler."""
     async with live.database.write() as transaction:
         expired = await live.record(transaction)
         await transaction.execute(update(Checkpoint).where(Checkpoint.id == expired).values(expires_at=utc_now()))

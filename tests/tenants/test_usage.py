@@ -1,4 +1,4 @@
-"""Usage is added up once for each operation, whoever prunes how often."""
+"""Usage counts each operation once, however often and by how many processes it is pruned."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,11 +8,9 @@ import pytest_asyncio
 from sqlalchemy import insert
 
 from contracts.ledger_records import OperationState
-from ledger.ledger import Ledger
-from ledger.wakeups import Wakeups
+from ledger.pruning import prune
 from store.database import Database, create_engine
 from store.tables import Operation
-from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.usage import usage
 
@@ -58,18 +56,17 @@ async def test_usage_is_the_same_before_and_after_pruning_and_pruning_again(data
         ("dogs", 1, 5, 75),
         ("dogs", 2, 5, 70),
     ]
-    ledger = Ledger(database, Wakeups(), lambda: NOW, Telemetry.of("test", lambda: NOW))
 
-    async def prune() -> None:
+    async def sweep() -> None:
         async with database.write() as transaction:
-            await ledger.prune(transaction, finished_before=NOW - timedelta(hours=1))
+            await prune(transaction, finished_before=NOW - timedelta(hours=1), now=NOW)
 
-    # Sweeps at once, as a doubled message makes them; then the rest of the day.
-    await asyncio.gather(*(prune() for _ in range(4)))
+    # Concurrent sweeps, as a doubled message causes them; then the rest of the day.
+    await asyncio.gather(*(sweep() for _ in range(4)))
     async with database.read() as session:
         assert await usage(session, since=NOW.date() - timedelta(days=1)) == before
     async with database.write() as transaction:
-        await ledger.prune(transaction, finished_before=NOW + timedelta(hours=1))
+        await prune(transaction, finished_before=NOW + timedelta(hours=1), now=NOW)
     async with database.read() as session:
         assert await usage(session, since=NOW.date() - timedelta(days=1)) == before
         assert [line.day.day for line in await usage(session, since=NOW.date())] == [2, 2]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
-from tests.ledger.runtimes import make_runtime
 
 from contracts.ids import CheckpointId, RunId, SessionId, TenantId
 from contracts.operations import LoraSettings
@@ -22,6 +21,7 @@ from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
+from tests.workers.runtimes import make_runtime
 from workers.housekeeping import Housekeeping
 
 

@@ -106,13 +106,13 @@ class RedisChannel:
                 while True:
                     message = await pubsub.get_message(timeout=_SILENCE_SECONDS)
                     if message is not None:
-                        self._take(message["data"])
+                        self._deliver(message["data"])
         except (RedisError, OSError) as error:
             log.warning("Redis cannot be reached: %s", error)
         finally:
             self._note(is_through=False)
 
-    def _take(self, message: bytes) -> None:
+    def _deliver(self, message: bytes) -> None:
         sender, *parts = message.split(b"\n")
         if sender == self._sender:
             self._heard = monotonic()

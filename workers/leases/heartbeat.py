@@ -35,12 +35,12 @@ class Heartbeat:
         return monotonic() - self._renewed >= self.renewal_seconds / 2
 
     @property
-    def is_given(self) -> bool:
+    def has_lease(self) -> bool:
         """True while the lease stands, so that other processes take this one for alive."""
         return monotonic() - self._renewed < self._lease.total_seconds()
 
     @property
-    def may_judge(self) -> bool:
+    def may_declare_dead(self) -> bool:
         """True when this process may declare dead a process whose lease has ended.
 
         It may once it has renewed without a break for one lease. Until then an outage of the database may have kept every

@@ -39,7 +39,7 @@ class PoolHeartbeat:
 
     async def check(self) -> None:
         """Raise ``NotReady`` unless the lease stands."""
-        if not self._heartbeat.is_given:
+        if not self._heartbeat.has_lease:
             raise NotReady("this sampling process cannot renew its lease")
 
     async def leave(self) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from ledger.runtime import Runtime
 from ledger.sample_claims import return_samples_of
-from ledger.wakeups import departures_topic, sampling_topic
+from ledger.wakeups import cleared_samples_topic, sampling_topic
 from store.database import after_commit
 from store.tables import VersionCommand
 from tenants.gates import clear_all_in_flight
@@ -30,11 +30,11 @@ _FORSAKEN_LEASES = 10
 async def reap_peers(runtime: Runtime, heartbeat: Heartbeat) -> None:
     """Reap dead processes of the heartbeat's kind and base model. Raises ``Unavailable``.
 
-    A process that may not judge reaps only processes that were reported dead.
+    A process that may not declare others dead reaps only processes that were reported dead.
     """
     kind, base_model = heartbeat.identity.kind, heartbeat.identity.base_model
     async with runtime.database.write() as transaction:
-        known_only = not heartbeat.may_judge
+        known_only = not heartbeat.may_declare_dead
         dead = await lock_dead(transaction, kind, base_model, runtime.clock, known_only=known_only)
         if kind is ProcessKind.TRAINER:
             await _reap_trainers(transaction, dead, runtime)
@@ -42,16 +42,16 @@ async def reap_peers(runtime: Runtime, heartbeat: Heartbeat) -> None:
             await _reap_pools(transaction, dead, base_model, runtime)
 
 
-async def reap_forsaken(runtime: Runtime, *, may_judge: Callable[[], bool]) -> None:
+async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool]) -> None:
     """Reap the dead of every kind and base model whose lease ended ten leases ago. Raises ``Unavailable``.
 
-    ``may_judge``: whether this process was in touch with the database all the while. Else processes that seem dead may
+    ``may_declare_dead``: whether this process was in touch with the database all the while. Else processes that seem dead may
     have been cut off together with it, and none is reaped.
     """
     async with runtime.database.write() as transaction:
         now = await database_now(transaction, runtime.clock)
         # Asked after the time was read: a database that stands still between the two makes no process look dead.
-        if not may_judge():
+        if not may_declare_dead():
             return
         dead = await lock_expired(transaction, now - _FORSAKEN_LEASES * runtime.settings.lease)
         trainers = [one.id for one in dead if one.kind is ProcessKind.TRAINER]
@@ -86,5 +86,5 @@ async def remove_pools(transaction: AsyncSession, processes: Sequence[str], base
         await clear_all_in_flight(transaction, process)
     await transaction.execute(delete(VersionCommand).where(VersionCommand.process_id.in_(processes)))
     await remove_processes(transaction, processes)
-    for topic in (sampling_topic(base_model), departures_topic(base_model)):
+    for topic in (sampling_topic(base_model), cleared_samples_topic(base_model)):
         after_commit(transaction, partial(runtime.wakeups.announce, topic))

@@ -61,11 +61,11 @@ class RunLeases:
             self._on_claimed()
 
     @property
-    def may_judge(self) -> bool:
+    def may_declare_dead(self) -> bool:
         """True when this trainer may declare dead a process whose lease has ended: it was not cut off itself."""
-        return self._heartbeat.is_given and self._heartbeat.may_judge
+        return self._heartbeat.has_lease and self._heartbeat.may_declare_dead
 
     async def check(self) -> None:
         """Raise ``NotReady`` unless the lease stands."""
-        if not self._heartbeat.is_given:
+        if not self._heartbeat.has_lease:
             raise NotReady("this trainer cannot renew its lease")

@@ -46,7 +46,7 @@ class InFlightRows:
         """Delete the samples' rows and wake those who wait for that. Return the ids of the operations that had a row."""
         cleared = await clear_in_flight(transaction, [operation.id for operation in operations], self._process)
         if cleared:
-            self._ledger.announce_departure(transaction, self._base_model)
+            self._ledger.announce_cleared_samples(transaction, self._base_model)
         return cleared
 
     async def clear_one(self, operation: ReadyOperation) -> None:

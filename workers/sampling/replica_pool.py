@@ -125,7 +125,7 @@ class _ReplicaWatch:
         try:
             standing = (await self._read_directives()).get(routed.name)
             self._router.drain(routed, is_draining=standing is not None or routed.is_asleep is not False)
-            must_sleep = standing is not None and standing.order is ReplicaDirective.SLEEP
+            must_sleep = standing is not None and standing.directive is ReplicaDirective.SLEEP
             if must_sleep is routed.is_asleep or not routed.is_alive:
                 return
             if must_sleep and (routed.sequences or self._cannot_sleep):

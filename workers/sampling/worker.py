@@ -122,7 +122,7 @@ class SamplingWorker:
         if self._most_claimed is not None:
             process, known = self._heartbeat.identity.id, list(self._in_flight)
             async with self._runtime.database.write() as transaction:
-                await self._runtime.ledger.give_back_samples(transaction, self._facts.name, process=process, but=known)
+                await self._runtime.ledger.return_samples(transaction, self._facts.name, process=process, but=known)
 
     async def _start_samples(self) -> None:
         """Start every sample that waits, or as many as this process may claim."""
@@ -151,7 +151,7 @@ class SamplingWorker:
             return [], True
         async with self._runtime.database.write() as transaction:
             process = self._heartbeat.identity.id
-            found = await self._runtime.ledger.take_samples(transaction, self._facts.name, process=process, most=room)
+            found = await self._runtime.ledger.claim_samples(transaction, self._facts.name, process=process, most=room)
         return found, len(found) < min(room, MAX_READY)
 
     async def _serve(self, operation: ReadyOperation) -> None:
@@ -200,7 +200,7 @@ class SamplingWorker:
             await self._runtime.ledger.complete(transaction, completions)
             await clear_in_flight(transaction, [operation.id for operation, _ in ends], self._heartbeat.identity.id)
             await record_reports(transaction, reports)
-            self._runtime.ledger.announce_departure(transaction, self._facts.name)
+            self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
         return [None] * len(ends)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
-from tests.ledger.runtimes import lease_moves, make_runtime
 
 from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
@@ -26,6 +25,7 @@ from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.reaper import reap_forsaken
 from workers.leases.runs import RunLeases
@@ -57,9 +57,9 @@ class House:
         """Return the time that the test set."""
         return self.now
 
-    async def sweep(self, *, may_judge: bool = True) -> None:
+    async def sweep(self, *, may_declare_dead: bool = True) -> None:
         """Reap the forsaken, as housekeeping does."""
-        await reap_forsaken(self.runtime, may_judge=lambda: may_judge)
+        await reap_forsaken(self.runtime, may_declare_dead=lambda: may_declare_dead)
 
     async def open(self, base_model: str, tenant_name: str) -> None:
         """Open a base model: a trainer with a run, and a pool with a sample and a version command."""
@@ -87,7 +87,7 @@ class House:
             sample = await ledger.accept(
                 transaction, NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, request, digest(request))
             )
-            await ledger.take_samples(transaction, base_model, process=pool.id, most=9)
+            await ledger.claim_samples(transaction, base_model, process=pool.id, most=9)
             await self._mark_in_flight(transaction, sample, tenant, base_model, pool.id)
             transaction.add(
                 VersionCommand(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)
@@ -160,21 +160,23 @@ async def test_a_process_that_may_still_come_back_keeps_what_it_has(house: House
 async def test_a_process_that_was_cut_off_itself_reaps_nobody(house: House) -> None:
     await house.end(GONE, ago=11 * LEASE)
     await house.end(KEPT, ago=11 * LEASE)
-    await house.sweep(may_judge=False)
+    await house.sweep(may_declare_dead=False)
     assert await house.has_all(GONE)
     assert await house.has_all(KEPT)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_a_trainer_may_judge_once_it_has_lived_for_a_whole_lease(house: House, tmp_path: Path) -> None:
+async def test_a_trainer_may_declare_others_dead_once_it_has_lived_for_a_whole_lease(
+    house: House, tmp_path: Path
+) -> None:
     lease = timedelta(seconds=0.4)
     runtime = make_runtime(house.database, tmp_path, house.clock, lease=lease)
     leases = RunLeases(new_identity(ProcessKind.TRAINER, KEPT), runtime)
-    assert not leases.may_judge
+    assert not leases.may_declare_dead
     await leases.look()
     began = monotonic()
-    assert not leases.may_judge
-    while not leases.may_judge:
+    assert not leases.may_declare_dead
+    while not leases.may_declare_dead:
         await leases.look()
         assert monotonic() - began < 10.0
     assert monotonic() - began >= lease.total_seconds() / 2

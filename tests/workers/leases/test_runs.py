@@ -10,7 +10,6 @@ from time import monotonic
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
-from tests.ledger.runtimes import lease_moves, make_runtime
 
 from contracts.codec import digest
 from contracts.errors import LeaseLost
@@ -26,6 +25,7 @@ from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
 from workers.leases.runs import RunLeases
 from workers.training.lanes import Lanes

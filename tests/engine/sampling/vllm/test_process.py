@@ -14,7 +14,6 @@ import pytest
 from contracts.errors import EngineFailure
 from engine.sampling.vllm.cores import one_process_variables
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings
-from tests.conftest import ROOT
 
 # A server with a worker, like vLLM's. It writes its worker's and its own process ids; ``stubborn`` ignores SIGTERM.
 STAND_IN = """
@@ -34,6 +33,8 @@ print("pids", os.getpid(), worker.pid, os.environ.get("VLLM_API_KEY"), os.enviro
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 GONE_S = 20.0
+# Not from tests.conftest, which loads torch: a test starts a process that imports this module.
+ROOT = Path(__file__).parents[4]
 
 
 def settings_of(folder: Path, mode: str) -> VllmProcessSettings:

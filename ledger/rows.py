@@ -1,0 +1,121 @@
+"""Conversion between the ledger's database rows and its typed records."""
+
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Row, Select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.codec import decode_payload
+from contracts.errors import WeftError
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import (
+    Completion,
+    NewOperation,
+    OperationState,
+    OperationStatus,
+    PendingOperation,
+    ReadyOperation,
+    RejectedOperation,
+    RunLease,
+)
+from contracts.operations import OperationKind, SampleOutput
+
+
+def new_row(new: NewOperation | RejectedOperation, now: datetime, state: OperationState) -> dict[str, object]:
+    """Return the columns of a new operation, with a fresh id."""
+    values: dict[str, object] = {
+        "id": str(uuid4()),
+        "tenant_id": new.tenant,
+        "lane": new.lane,
+        "seq_id": new.seq_id,
+        "kind": new.kind,
+        "base_model": new.base_model,
+        "state": state,
+        "body_digest": new.digest,
+        "trace_id": new.trace_id,
+        "created_at": now,
+    }
+    if isinstance(new, RejectedOperation):
+        return values | {"finished_at": now, **error_columns(new.error)}
+    return values | {"tokens": new.tokens}
+
+
+async def ready_operations(session: AsyncSession, query: Select[Any], keys: dict[str, object]) -> list[ReadyOperation]:
+    """Run ``query`` and return its rows with their payloads decoded."""
+    return [_ready(row) for row in (await session.execute(query, keys)).all()]
+
+
+def status_of(row: Row[Any]) -> OperationStatus:
+    """Return a row of ``STATUSES`` as a record."""
+    return OperationStatus(
+        id=RequestId(row.id),
+        tenant=TenantId(row.tenant_id),
+        kind=OperationKind(row.kind),
+        lane=row.lane,
+        state=OperationState(row.state),
+        result_bytes=row.result_bytes,
+        pruned=row.pruned_at is not None,
+        error_code=row.error_code,
+        error_category=row.error_category or "unknown",
+        error_message=row.error_message,
+        body=row.body,
+    )
+
+
+def pending_operation(row: Row[Any], trainer: str) -> PendingOperation:
+    """Return a row of ``PENDING_TRAINING`` as a record; ``trainer`` leases its run."""
+    return PendingOperation(
+        id=RequestId(row.id),
+        position=row.position,
+        tenant=TenantId(row.tenant_id),
+        run=RunId(row.lane),
+        seq_id=row.seq_id,
+        kind=OperationKind(row.kind),
+        tokens=row.tokens,
+        next_seq_id=row.next_seq_id,
+        share=row.share,
+        lease=RunLease(trainer, row.lease_token),
+        trace_id=row.trace_id,
+    )
+
+
+def _ready(row: Row[Any]) -> ReadyOperation:
+    kind = OperationKind(row.kind)
+    return ReadyOperation(
+        id=RequestId(row.id),
+        position=row.position,
+        tenant=TenantId(row.tenant_id),
+        lane=row.lane,
+        seq_id=row.seq_id,
+        kind=kind,
+        payload=decode_payload(kind, row.body),
+        tokens=row.tokens,
+        trace_id=row.trace_id,
+        accepted_at=row.created_at,
+        share=row.share,
+    )
+
+
+def finished_row(completion: Completion, now: datetime, *, result_bytes: int | None) -> dict[str, object]:
+    """Return the parameters of ``FINISH``. ``result_bytes`` is the encoded result's size, None for an error."""
+    outcome = completion.outcome
+    error = outcome if isinstance(outcome, WeftError) else None
+    # Tokens of training data and prompts were counted at acceptance.
+    drawn = sum(len(one.tokens) for one in outcome.sequences) if isinstance(outcome, SampleOutput) else 0
+    return {
+        "operation_id": completion.operation.id,
+        "now": now,
+        "new_state": OperationState.DONE if error is None else OperationState.FAILED,
+        "size": result_bytes,
+        "made": drawn,
+        "code": error and error.code,
+        "category": error and error.category,
+        "message": error and error.message,
+    }
+
+
+def error_columns(error: WeftError) -> dict[str, str]:
+    """Return the columns that hold a failed operation's error."""
+    return {"error_code": error.code, "error_category": error.category, "error_message": error.message}

@@ -48,7 +48,8 @@ def _document() -> dict[str, Any]:
 
 
 def _meaning(description: str) -> tuple[str, str]:
-    """Return a route's meaning and its errors, told apart by the docstring's "Raises"; a class becomes status and code."""
-    meaning, _, raised = prose(description).partition("Raises ")
+    """Return a route's meaning and its errors: the docstring's first paragraph, and what follows its "Raises"."""
+    meaning = prose(description).partition("Raises ")[0]
+    raised = prose(description.partition("Raises ")[2])
     shown = {kind.__name__: f"{kind.status} `{kind.code}`" for kind, _ in errors()}
     return meaning.strip(), re.sub(r"`(\w+)`", lambda found: shown.get(found[1], found[0]), raised).removesuffix(".")

@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from contracts.errors import WeftError
+
 log = logging.getLogger(__name__)
 
 
@@ -18,8 +20,8 @@ async def repeat(
     """Run ``work`` until ``stopping``: at once, then after each ``wake`` and at the latest ``seconds`` after it ended.
 
     Without ``stopping`` it runs until cancelled. ``seconds`` may be a function, called before each wait; None means no
-    limit. A failure of ``work`` is logged as ``failed`` and the loop goes on. This is the one broad ``except`` of periodic
-    work.
+    limit. A failure of ``work`` is logged as ``failed`` and the loop goes on: in one line when it is an expected one
+    (``WeftError``, a time limit), else with its traceback. This is the one broad ``except`` of periodic work.
     """
     stopping = stopping or asyncio.Event()
     events = [stopping] if wake is None else [stopping, wake]
@@ -29,13 +31,18 @@ async def repeat(
             wake.clear()
         try:
             await work()
+        except (WeftError, TimeoutError) as failure:
+            log.warning("%s: %s; trying again", failed, str(failure) or "no answer in time")
         except Exception:
             log.exception("%s; trying again", failed)
         await wait_for_any(events, seconds() if callable(seconds) else seconds)
 
 
 async def wait_for(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for ``event`` at most ``seconds`` (None: no limit). Clear it and return whether it came."""
+    """Wait for ``event`` at most ``seconds`` (None: no limit). Clear it and return whether it came.
+
+    The event must have this one waiter: another would miss it.
+    """
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

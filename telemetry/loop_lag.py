@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from time import monotonic
 
-from store.repeat import wait_for
+from store.repeat import wait_for_any
 from telemetry.metrics import Metrics
 
 LAG_SECONDS = 0.5
@@ -16,7 +16,7 @@ async def watch_loop_lag(metrics: Metrics, stopping: asyncio.Event) -> None:
     """Measure the event loop's lag in seconds until ``stopping``. The metric shows the largest recent lag."""
     lags: deque[float] = deque(maxlen=_LAGS_KEPT)
     began = monotonic()
-    while not await wait_for(stopping, LAG_SECONDS):
+    while not await wait_for_any([stopping], LAG_SECONDS):
         lags.append(max(0.0, monotonic() - began - LAG_SECONDS))
         metrics.loop_lagged(max(lags))
         began = monotonic()

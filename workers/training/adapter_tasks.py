@@ -117,10 +117,11 @@ class AdapterTasks:
         except WeftError as error:
             await self._fail(lane, head, error)
         except Exception:
-            log.exception("operation=%s kind=%s failed", head.id, head.kind)
             if retries:
+                log.exception("run=%s could not be brought in; trying again later", lane.run)
                 self._outcomes.drop(lane.run)
             else:
+                log.exception("operation=%s kind=%s failed", head.id, head.kind)
                 await self._fail(lane, head, failure_of(head))
         else:
             if has_run:
@@ -144,7 +145,7 @@ class AdapterTasks:
         self._residency.forget(lane.run)
         try:
             await self._checkpoints.fail_creation(head, error)
-        except _RETRIED:
+        except Exception:
             log.exception("operation=%s kind=%s could not be recorded", head.id, head.kind)
             self._outcomes.drop(lane.run)
         else:

@@ -13,7 +13,7 @@ _MEMORY_NODES = Path("/sys/devices/system/node")
 _PROCESSES = Path("/proc")
 _ENGINE = b"VLLM::EngineCore"
 """Process name of a stock vLLM engine."""
-_MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_MULTIPROCESSING, _BINDING = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_BIND"
 _log = logging.getLogger(__name__)
 
 
@@ -31,14 +31,15 @@ def one_process_variables(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
 def bind_engine(group: int, variables: Mapping[str, str], processes: Path = _PROCESSES) -> frozenset[int]:
     """Keep the engine in process group ``group`` off the last core; return its cores, empty when it is left alone.
 
-    An engine is left alone in two cases. Its server's environment, ``variables``, lets vLLM give the model to worker
-    processes: vLLM binds those itself. Or another engine of this machine is bound already: both would share its cores.
-    ``processes`` lists the machine's processes.
+    An engine is left alone in three cases. Its server's environment, ``variables``, lets vLLM give the model to worker
+    processes: vLLM binds those itself. Or an operator says there how vLLM is to bind. Or another engine of this machine is
+    bound already: both would share its cores. ``processes`` lists the machine's processes.
     """
     allowed = os.sched_getaffinity(0)
     cores = frozenset(sorted(allowed)[:-1])
     engines = list(_engines(processes))
-    if not cores or variables.get(_MULTIPROCESSING) != "0" or any(_is_bound(pid, allowed) for pid in engines):
+    is_vllms_own = variables.get(_MULTIPROCESSING) != "0" or variables.get(_BINDING, "auto") != "auto"
+    if not cores or is_vllms_own or any(_is_bound(pid, allowed) for pid in engines):
         return frozenset()
     for pid in engines:
         try:

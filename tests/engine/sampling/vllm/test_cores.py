@@ -76,6 +76,8 @@ def test_an_engine_beside_one_that_is_bound_is_left_free(machine: Machine, all_c
     [
         {},
         {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        ONE_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        ONE_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "0"},
     ],
 )
 def test_what_vllm_or_its_operator_binds_is_left_alone(

@@ -317,7 +317,10 @@ class WorkerProcess(Base):
 
 
 class Placement(Base):
-    """A run that has work and no trainer, to be announced until a trainer claims it. ``announced_at``: last sent to the broker."""
+    """A run that has work and no trainer. A cluster announces it until a trainer claims it.
+
+    ``announced_at``: last sent to the broker.
+    """
 
     __tablename__ = "placements"
 

@@ -43,7 +43,7 @@ _BEAT = (
 async def create_session(
     transaction: AsyncSession, tenant: TenantId, new: NewSession, clock: Clock, *, idempotency_key: str | None = None
 ) -> SessionId:
-    """Open a session. A repeat with the same tenant and ``idempotency_key`` returns the same session."""
+    """Open a session. If the SDK repeats the request with the same ``idempotency_key``, return the tenant's first session."""
     now = clock()
     session_id = uuid4().hex if idempotency_key is None else _derived_id(tenant, idempotency_key)
     values = {

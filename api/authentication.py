@@ -23,4 +23,4 @@ def presented_key(request: Request) -> str | None:
 
 
 Caller = Annotated[TenantId, Depends(get_caller)]
-"""Parameter type of an endpoint that needs a key. Declare it before the body, so that strangers' bodies stay unread."""
+"""Parameter type of an endpoint that needs a key. Declare it before the body: a body without a valid key stays unread."""

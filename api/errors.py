@@ -1,4 +1,4 @@
-"""Errors as answers: ``{"detail", "code", "retryable"}`` with the status of the error's class, never a traceback."""
+"""Bodies of error answers: ``{"detail", "code", "retryable"}`` with the status of the error's class, never a traceback."""
 
 import logging
 
@@ -18,7 +18,7 @@ _NOTHING_THERE = (404, 405)
 
 
 def error_response(status: int, *, detail: str, code: str, retryable: bool) -> JSONResponse:
-    """Return the one form of an error answer."""
+    """Return an error answer in the form that every route except OpenAI's has."""
     return JSONResponse({"detail": detail, "code": code, "retryable": retryable}, status_code=status)
 
 

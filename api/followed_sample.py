@@ -20,7 +20,7 @@ SILENCE_SECONDS = 15.0
 class FollowedSample:
     """An accepted sample and the feed of its tokens.
 
-    A client that comes back may have missed tokens of the feed; ``output`` has all of them.
+    A client that reconnects may have missed tokens of the feed; ``output`` has every token.
     """
 
     def __init__(

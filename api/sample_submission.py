@@ -1,4 +1,4 @@
-"""A checked sample on its way into the ledger: the one path of every sample, whichever wire it came by."""
+"""Submission of a sample request to the ledger. Every sample takes this path, whichever wire it came by."""
 
 from dataclasses import dataclass
 

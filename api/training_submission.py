@@ -1,4 +1,4 @@
-"""A training request on its way into the ledger: the one path of every training request."""
+"""Submission of a training request to the ledger. Every training request takes this path."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ class TrainingSubmission:
 
 
 async def submit_training(services: ApiServices, caller: TenantId, submission: TrainingSubmission) -> Response:
-    """Record the request and promise its result.
+    """Record the request and return the ``promise`` of its result.
 
     A request that can never run has used up its seq_id, so it is recorded as failed. Raises ``NotFound`` for a run that
     is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``.

@@ -1,4 +1,4 @@
-"""The runtime of a cluster's process: PostgreSQL, Redis, Celery, and the ways to the other processes."""
+"""Opening of a cluster process's parts: PostgreSQL, Redis, Celery, and the links to the other processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection

@@ -1,4 +1,4 @@
-"""The HTTP server of the API: its address is bound early, and held polls are answered before it ends."""
+"""The HTTP server of the API: binds the address early, and answers held polls before it ends."""
 
 import asyncio
 import signal
@@ -16,7 +16,7 @@ from store.settings import Settings
 
 
 class CannotListen(InvalidRequest):
-    """Raised when the address is taken or is none of this machine."""
+    """Raised when the address is taken or does not belong to this machine."""
 
     code = "cannot_listen"
 
@@ -61,7 +61,7 @@ class ApiServer(uvicorn.Server):
         self._wakeups = wakeups
 
     def end_on_signals(self) -> None:
-        """Have SIGINT and SIGTERM end the server in order. Call it on the event loop."""
+        """Have SIGINT and SIGTERM shut the server down cleanly. Call it on the event loop."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end)
 

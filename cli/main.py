@@ -56,7 +56,7 @@ def serve(
 def api(
     base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
 ) -> None:
-    """Run one API process of a cluster. Any number of them may share an address."""
+    """Run one API process of a cluster. Any number of API processes may share an address."""
     from cli.api import serve_api
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)

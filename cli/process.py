@@ -1,4 +1,4 @@
-"""The frame of every process of weft: data folder, logs on standard error, uvloop, garbage collector."""
+"""Setup that every process of weft shares: data folder, logs on standard error, uvloop, garbage collector."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ def run_process(settings: Settings, process: str, main: Callable[[Settings], Cor
 
 
 def keep_pauses_short() -> None:
-    """Exempt every object of now from garbage collection; call it once everything is loaded.
+    """Exempt every object that exists now from garbage collection; call it once everything is loaded.
 
     Loaded modules live as long as the process. A full round over the objects of an API that holds a thousand polls takes
     0.4 s of a busy core, in which no request is answered.

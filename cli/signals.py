@@ -1,4 +1,4 @@
-"""Signals that ask a process to end: SIGINT and SIGTERM."""
+"""Wait for the signals that ask a process to end: SIGINT and SIGTERM."""
 
 import asyncio
 import signal

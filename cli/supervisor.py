@@ -1,4 +1,4 @@
-"""A supervisor of child processes: merges their logs under labels, restarts each that ends, and ends all together."""
+"""A supervisor of child processes: merges their logs under labels, restarts each child that ends, and stops all at the end."""
 
 import asyncio
 import ctypes

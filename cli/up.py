@@ -50,7 +50,7 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
                 async with database.write() as transaction:
                     await declare_dead(transaction, pid)
             except Unavailable as outage:
-                # Its lease ends by itself.
+                # The process's lease ends by itself.
                 log.warning("pid %d could not be declared dead: %s", pid, outage.message)
 
         port = listener.getsockname()[1]

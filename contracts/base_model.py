@@ -11,7 +11,7 @@ from contracts.errors import InvalidRequest
 class BaseModelFacts:
     """A served base model.
 
-    ``context_length`` and ``vocabulary_size`` count tokens. ``path`` is sent to clients only where it is the
+    ``context_length`` and ``vocabulary_size`` count tokens. Clients see ``path`` only when it is also the
     ``tokenizer_id``.
     """
 

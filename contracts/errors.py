@@ -50,7 +50,7 @@ class WeftError(Exception):
     retryable: ClassVar[bool] = False
     """True when the same request may succeed later."""
     category: ClassVar[ErrorCategory] = "server"
-    """Reported by a failed future: whose fault it was."""
+    """Party at fault, as a failed future reports it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Typed identifiers. A ``str`` from the wire becomes one only after it was looked up within its tenant."""
+"""Typed identifiers. A ``str`` from the wire becomes an identifier only after a look-up within its tenant."""
 
 from typing import NewType
 

@@ -1,4 +1,4 @@
-"""Records that the ledger takes and returns: typed views of its rows."""
+"""Records of operations (accepted requests): the typed form in which the ledger takes and returns its rows."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +9,7 @@ from contracts.ids import RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result
 
 UNLOAD_SEQ_ID = 2**62
-"""seq_id of every ``unload_model``, which has none on the wire. It runs after everything that is ready in its lane."""
+"""seq_id of every ``unload_model``, which has none on the wire. An unload runs after everything that is ready in its lane."""
 
 
 class OperationState(StrEnum):
@@ -26,7 +26,7 @@ class NewOperation:
 
     tenant: TenantId
     lane: str
-    """Id of the run or the sampler that orders the operation."""
+    """Id of the run or the sampler whose sequence the operation belongs to."""
     seq_id: int
     """Place in the lane; ``(lane, seq_id)`` is the idempotency key."""
     kind: OperationKind

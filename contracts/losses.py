@@ -25,8 +25,8 @@ class LossName(StrEnum):
 class LossRule:
     """Inputs and settings of one loss.
 
-    ``required`` and ``optional`` are inputs beside ``target_tokens``, all float32 of its shape. ``config`` has the loss's
-    settings with their defaults.
+    ``required`` and ``optional`` are inputs beside ``target_tokens``, all float32 of the shape of ``target_tokens``.
+    ``config`` has the loss's settings with their defaults.
     """
 
     required: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Payloads and results of operations. The API records a payload, the engine computes its result.
+"""Payloads and results of operations (accepted requests). The API records a payload, the engine computes its result.
 
 Every record is a frozen dataclass, encoded by ``contracts.codec``. Arrays are C-contiguous numpy arrays. Shapes use
 N (positions of a sequence), K (targets at a position), P (prompt tokens) and T (sampled tokens).
@@ -106,7 +106,7 @@ class SaveWeights:
 
 @dataclass(frozen=True, slots=True)
 class SaveWeightsForSampler:
-    """Payload of ``save_weights_for_sampler``. With ``name`` None it makes the sampler ``sampling_session_seq_id``."""
+    """Payload of ``save_weights_for_sampler``. With ``name`` None the save makes the sampler ``sampling_session_seq_id``."""
 
     name: str | None = None
     sampling_session_seq_id: int | None = None
@@ -117,7 +117,7 @@ class SaveWeightsForSampler:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Payload of ``load_weights``. ``creates``: the operation also creates the run (it is seq 0)."""
+    """Payload of ``load_weights``. ``creates``: the operation also creates the run (its seq_id is 0)."""
 
     path: str
     optimizer: bool
@@ -169,7 +169,7 @@ class SampleRequest:
 class TopkLogprobs:
     """Table of the likeliest tokens at each position: ``token_ids`` int32 (length, k), ``logprobs`` float32 (length, k).
 
-    Empty cells hold id 0 and ``EMPTY_LOGPROB``. A position that starts with one was not asked for, as on the SDK's wire.
+    Empty cells hold id 0 and ``EMPTY_LOGPROB``. A position whose first cell is empty was not asked for, as on the SDK's wire.
     """
 
     token_ids: np.ndarray
@@ -197,7 +197,7 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """Result of ``sample``. ``prompt_logprobs``: float32 (P,), NaN where absent; index 0 always is."""
+    """Result of ``sample``. ``prompt_logprobs``: float32 (P,), NaN where absent, as index 0 always is."""
 
     sequences: list[SampledSequence]
     prompt_logprobs: np.ndarray | None = None

@@ -1,11 +1,11 @@
-"""Report of one fused training pass: the engine fills it in, telemetry shows it."""
+"""Figures of one training pass over many adapters: the engine measures them, telemetry shows them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """Figures of a pass. Times are in seconds. ``tokens`` leaves padding out, ``padded_tokens`` counts it."""
+    """Figures of a pass. Times are in seconds. ``tokens`` leaves padding out, ``padded_tokens`` includes it."""
 
     adapters: int
     sequences: int

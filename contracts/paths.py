@@ -46,7 +46,7 @@ def check_name(name: str, field: str = "path") -> str:
 
 
 def parse_path(text: str, *, segment: Segment | None = None, field: str = "path") -> CheckpointPath:
-    """Parse ``tinker://run/segment/name``. Raises ``InvalidRequest``, also when the segment is not ``segment``, if given."""
+    """Parse ``tinker://run/segment/name``. Raises ``InvalidRequest`` for another form or segment (None: any)."""
     parts = text.removeprefix("tinker://").split("/")
     if not text.startswith("tinker://") or len(parts) != 3:
         raise InvalidRequest(f"{field} must be tinker://<run_id>/<segment>/<name>; got {text[:300]!r}")

@@ -1,8 +1,11 @@
-"""The ledger of operations: the row is the truth.
+"""The ledger: a table of accepted requests (operations), which trainers and samplers work off. The row is the truth.
 
-Invariants: ``(lane, seq_id)`` is unique, so a repeated request finds its row; a run's operations run strictly by seq_id
-(``runs.next_seq_id`` names the only one that may); a result and the run's advance are written in one transaction;
-wake-ups are announced after the commit and carry nothing.
+Invariants:
+
+- ``(lane, seq_id)`` is unique, so a repeated request finds its row.
+- A run's operations run strictly by seq_id. ``runs.next_seq_id`` names the only one that may run.
+- A result and the run's advance are written in one transaction.
+- Wake-ups are announced after the commit and carry no data.
 
 The SQL is in ``ledger.statements``. Samples are accepted in batches by ``ledger.sample_intake``. ``ledger.pruning`` deletes
 results and payloads that nothing needs any more.

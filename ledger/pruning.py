@@ -15,7 +15,7 @@ from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up
 
 PRUNE_BATCH = 1000
-"""Most operations pruned by one transaction, so that it never blocks other writers for long."""
+"""Most operations pruned by one transaction: a larger one would block other writers for long."""
 
 _STALE = (
     select(operations.c.id)
@@ -54,7 +54,7 @@ _DROP_KEPT_PAYLOADS = delete(payloads).where(text("kept_for_replay"), _IS_NEEDLE
 async def prune(transaction: AsyncSession, *, finished_before: datetime, now: datetime) -> int:
     """Prune at most ``PRUNE_BATCH`` operations that ended before ``finished_before``; return how many.
 
-    Their tenants' usage is added up first, in the same transaction.
+    The usage of the operations' tenants is added up first, in the same transaction.
     """
     stale = list((await transaction.scalars(_STALE, {"finished_before": finished_before})).all())
     if stale:

@@ -1,4 +1,4 @@
-"""Loading of versions on replicas before live samplers follow them, and unloading before their folders are removed."""
+"""Publication of trained weights: replicas load a version before samplers follow it, and unload it before it is deleted."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -6,23 +6,23 @@ from typing import Protocol
 from contracts.ids import CheckpointId, RunId
 
 Prepare = Callable[[RunId, CheckpointId], Awaitable[None]]
-"""Loads a version of a run on the replicas that sample the run. Raises ``WeftError``: then no replica keeps it."""
+"""Loads a version of a run on the replicas that sample the run. Raises ``WeftError``: then no replica keeps the version."""
 Withdraw = Callable[[CheckpointId], Awaitable[None]]
 """Unloads a version from every replica, and returns once nothing reads its folder any more. Does not raise."""
 
 
 class Publication(Protocol):
-    """Way to the processes that sample a base model: this process or others."""
+    """Interface to the processes that sample a base model: this process or others."""
 
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
-        """Load ``version`` so that live samplers may follow it. Raises ``WeftError``: then they must not."""
+        """Load ``version`` so that live samplers may follow it. Raises ``WeftError`` if live samplers must not."""
 
     async def withdraw(self, version: CheckpointId) -> None:
         """Unload the version everywhere. Call it after the version's row is deleted and before its folder is removed."""
 
 
 class LocalPublication:
-    """Publication inside one process. An unregistered base model loads a version with the version's first sample."""
+    """Publication inside one process. For an unregistered base model nothing is loaded before a version's first sample."""
 
     def __init__(self) -> None:
         self._prepare: dict[str, Prepare] = {}

@@ -1,4 +1,4 @@
-"""Claims of sampling processes on pending samples, returned when the process has ended."""
+"""Return of claimed samples: once a sampling process has ended, another can claim its pending samples."""
 
 from collections.abc import Sequence
 

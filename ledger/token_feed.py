@@ -1,4 +1,7 @@
-"""Feed of samples' tokens as they are made, for streams inside one process. It keeps nothing: the result is the truth."""
+"""Feed of samples' tokens while they are drawn, from the sampler to streamed answers in the same process.
+
+The feed stores nothing. The recorded result has every token.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -28,7 +31,7 @@ class TokensMade:
 
 
 class TokenFeed:
-    """Followers of samples by sample. Used from one event loop."""
+    """Queues of the followers of each sample. Used from one event loop."""
 
     def __init__(self) -> None:
         self._followers: dict[FeedKey, list[asyncio.Queue[Sequence[TokensMade]]]] = {}

@@ -1,6 +1,6 @@
 """Wake-ups: announcing a topic wakes its listeners, which then read the database.
 
-An announcement carries no data and may be lost. Every listener also looks by itself from time to time.
+An announcement carries no data and may be lost. Every listener also reads the database by itself from time to time.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ def trainer_topic(trainer: str) -> str:
 def placements_topic(base_model: str) -> str:
     """Topic: runs of a base model have work and no trainer.
 
-    Announced inside one process only. Between processes a queue tells a single trainer.
+    Announced inside one process only. Between processes, a message in a queue reaches a single trainer.
     """
     return f"{PLACEMENTS}{base_model}"
 
@@ -67,7 +67,7 @@ class Wakeups:
 
     @contextmanager
     def listen(self, *topics: str) -> Iterator[asyncio.Event]:
-        """Return an event that every announcement from now on sets. Read the database once before waiting for it."""
+        """Yield an event that every later announcement sets. Read the database once before waiting for the event."""
         event = asyncio.Event()
         for topic in topics:
             self._listeners.setdefault(topic, set()).add(event)

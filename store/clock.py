@@ -1,4 +1,4 @@
-"""The wall clock. It is passed to whatever needs the time, so that tests can move it."""
+"""The wall clock: a function that is passed to every part that needs the time, so that tests can replace it."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

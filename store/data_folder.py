@@ -1,4 +1,4 @@
-"""The data folder, which holds checkpoints and snapshots. Paths in it are relative, so that it can be moved."""
+"""The data folder, which holds checkpoints and snapshots. Stored paths are relative to the folder, so that it can be moved."""
 
 import shutil
 from pathlib import Path

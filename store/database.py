@@ -1,6 +1,6 @@
 """Connections to the database, and its transactions.
 
-One request, or one step of a task, is one transaction. The code that opens it commits it.
+One request, or one step of a task, is one transaction. The code that opens a transaction commits it.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ def create_engine(url: str, *, pool_size: int = DEFAULT_POOL) -> AsyncEngine:
 
 
 def _ping_idle_connections(engine: AsyncEngine) -> None:
-    """Ping connections that were idle for a while before they are used. Busy ones are spared the round trip."""
+    """Ping connections that were idle for a while before they are used. Busy connections are spared the round trip."""
 
     @event.listens_for(engine.sync_engine, "checkin")
     def note(_connection: object, record: ConnectionPoolEntry) -> None:

@@ -38,7 +38,7 @@ async def check_health(database: Database, *, seconds: float) -> str | None:
 
 
 def _sqlite_revision(path: Path, seconds: float) -> str | None:
-    """Ask over a new connection. The service's own would block the event loop, and would not notice a deleted file."""
+    """Read the revision over a new connection. The service's own would block the event loop and miss a deleted file."""
     uri = f"{path.absolute().as_uri()}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -1,8 +1,8 @@
 """SQLite statements on the event loop's own thread.
 
-aiosqlite hands every statement to a thread and back. A statement takes tens of microseconds and the two hand-overs several
-times that; while a trainer's thread computes, each hand-over takes up to the interpreter's switch interval. This connection
-runs statements in the calling thread. SQLAlchemy sees an ordinary aiosqlite connection (decision 6).
+aiosqlite hands every statement to a thread and back. A statement takes tens of microseconds, the two hand-overs several times
+that. While a trainer's thread computes, each hand-over takes up to the interpreter's switch interval. This connection runs
+statements in the calling thread. SQLAlchemy sees an ordinary aiosqlite connection (decision 6).
 """
 
 import sqlite3

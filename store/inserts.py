@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 
 def insert_unless_present(transaction: AsyncSession, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
-    """Return an insert that does nothing, and returns no row, when a unique key exists. It needs no savepoint."""
+    """Return an insert that does nothing, and returns no row, when a unique key exists. The insert needs no savepoint."""
     if transaction.get_bind().dialect.name == "sqlite":
         return sqlite_insert(table).on_conflict_do_nothing()
     return postgres_insert(table).on_conflict_do_nothing()

@@ -1,6 +1,7 @@
 """Conditions on the operations table that match the partial indexes over pending operations.
 
-Each is a literal, as in the index: a bound value would keep SQLite, and PostgreSQL's generic plans, from using the index.
+Each condition is a literal, as in the index. A bound value would keep SQLite, and PostgreSQL's generic plans, from using
+the index.
 """
 
 from typing import cast

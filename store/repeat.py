@@ -17,7 +17,7 @@ async def repeat(
     stopping: asyncio.Event | None = None,
     wake: asyncio.Event | None = None,
 ) -> None:
-    """Run ``work`` until ``stopping``: at once, then after each ``wake`` and at the latest ``seconds`` after it ended.
+    """Run ``work`` until ``stopping``: at once, then after each ``wake`` and at the latest ``seconds`` after the last run.
 
     Without ``stopping`` it runs until cancelled. ``seconds`` may be a function, called before each wait; None means no
     limit. A failure of ``work`` is logged as ``failed`` and the loop goes on: in one line when it is an expected one
@@ -53,7 +53,7 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def wait_for_any(events: Iterable[asyncio.Event], seconds: float | None) -> bool:
-    """Wait for any of ``events`` at most ``seconds`` (None: no limit). Clear none and return whether one came."""
+    """Wait for any of ``events`` at most ``seconds`` (None: no limit). Clear none of them and return whether one is set."""
     known = list(events)
     if not any(event.is_set() for event in known):
         waits = [asyncio.ensure_future(event.wait()) for event in known]

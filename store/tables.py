@@ -76,9 +76,11 @@ class Session(Base):
 class Run(Base):
     """A training run: one adapter over one base model.
 
-    ``next_seq_id``: seq_id of the operation that may run next. ``snapshot_seq_id``: the last operation in the durable
-    snapshot, -1 before the first. ``snapshot_dir``: that snapshot's folder, relative to the data folder. ``trainer_id``:
-    process that leases the run and alone may write its results. ``lease_token``: fencing token; grows with every lease.
+    - ``next_seq_id``: seq_id of the operation that may run next.
+    - ``snapshot_seq_id``: last operation in the durable snapshot, -1 before the first.
+    - ``snapshot_dir``: the snapshot's folder, relative to the data folder.
+    - ``trainer_id``: process that leases the run and alone may write its results.
+    - ``lease_token``: fencing token; grows with every lease.
     """
 
     __tablename__ = "runs"
@@ -140,9 +142,12 @@ class Checkpoint(Base):
 class Sampler(Base):
     """A sampling session, which samples from one of three things.
 
-    Pinned: ``checkpoint_id``. Live: the newest version of ``live_run_id``, which ``checkpoint_id`` then names. Neither set:
-    the bare base. ``publications`` counts the versions that a live sampler has followed. A sample of it that falls more
-    than ``max_version_lag`` publications behind (None: no limit) is handled as ``on_stale`` says.
+    - Pinned: from ``checkpoint_id``.
+    - Live: from the newest version of ``live_run_id``, which ``checkpoint_id`` then names.
+    - Neither set: from the bare base.
+
+    ``publications`` counts the versions that a live sampler has followed. A live sampler's sample that falls more than
+    ``max_version_lag`` publications behind (None: no limit) is handled as ``on_stale`` says.
     """
 
     __tablename__ = "samplers"
@@ -170,10 +175,13 @@ _IS_KEPT = text("kept_for_replay")
 
 
 class Operation(Base):
-    """An accepted request: the ledger's row.
+    """An accepted request, as a row of the ledger.
 
-    ``position``: order of acceptance in the whole service. ``lane``: the run or sampler that orders it. ``(lane, seq_id)``:
-    idempotency key. ``trace_id``: trace of the request that brought it. ``taken_by``: process that claimed the sample.
+    - ``position``: order of acceptance in the whole service.
+    - ``lane``: run or sampler whose sequence the operation belongs to.
+    - ``(lane, seq_id)``: idempotency key.
+    - ``trace_id``: trace of the request that brought the operation.
+    - ``taken_by``: process that claimed the sample.
     """
 
     __tablename__ = "operations"
@@ -267,7 +275,10 @@ class DirectedReplica(Base):
 
 
 class SampleInFlight(Base):
-    """A sample that a replica computes now. ``version`` is a checkpoint's id of ``run_id``; both are None for the bare base."""
+    """A sample that a replica computes now.
+
+    ``version`` is the id of a checkpoint of ``run_id``. Both are None for the bare base.
+    """
 
     __tablename__ = "samples_in_flight"
 
@@ -306,7 +317,10 @@ class WorkerProcess(Base):
 
 
 class Placement(Base):
-    """A run that has work and no trainer, to be announced until one claims it. ``announced_at``: last sent to the broker."""
+    """A run that has work and no trainer. A cluster announces it until a trainer claims it.
+
+    ``announced_at``: last sent to the broker.
+    """
 
     __tablename__ = "placements"
 
@@ -336,7 +350,7 @@ class VersionCommand(Base):
 
 
 class UsageDay(Base):
-    """A tenant's usage on ``day`` (ISO, UTC): successful operations, and tokens that they trained or sampled."""
+    """A tenant's usage on ``day`` (ISO, UTC): successful operations, and the tokens that were trained or sampled."""
 
     __tablename__ = "usage_days"
 

@@ -128,7 +128,7 @@ class QueueCollector(Collector):
 class PoolCollector(Collector):
     """The database's connection pool.
 
-    SQLAlchemy does not count waiting callers. A pool that is fully in use for long shows that there are some.
+    SQLAlchemy does not count waiting callers. A pool that is fully in use for long shows that callers wait.
     """
 
     def __init__(self) -> None:

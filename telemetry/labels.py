@@ -1,7 +1,7 @@
 """Values of metric labels: few, and without tenants, paths or secrets.
 
-The process and Prometheus keep a time series for every value of a label. Tenants come and go, so metrics tell them apart
-only by their share, which operators tune and fairness is promised for.
+The process and Prometheus keep a time series for every value of a label. Tenants come and go, so no label names one. Metrics
+tell tenants apart by share only: operators tune shares, and fairness is promised between them.
 """
 
 import math
@@ -28,7 +28,7 @@ def base_label(name: str) -> str:
 
 
 def replica_label(name: str, base_model: str) -> str:
-    """Return the label of a replica: its name without base model and, for a URL, without all but host and port."""
+    """Return the label of a replica: its name without the base model. Of a URL only host and port remain."""
     pool = _POOL.match(name)
     prefix = pool.group() if pool else ""
     own = name.removeprefix(prefix).removesuffix(f":{base_model}")

@@ -1,4 +1,7 @@
-"""Every Prometheus metric of one process, in a registry of its own."""
+"""Every Prometheus metric of one process, in a registry of its own.
+
+Metrics are declared here and, by subject, in ``http``, ``training``, ``sampling``, ``queue_waits`` and ``collectors``.
+"""
 
 from collections.abc import Callable, Iterable
 

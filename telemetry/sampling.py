@@ -33,8 +33,10 @@ class SamplingMetrics:
         self.finished = counter(
             "samples_finished", "Samples that ended; `outcome` is done or an error's code.", "outcome"
         )
-        self.cut = counter("samples_cut", "Attempts ended before their time: gate, version, replica.", "reason")
-        self.continued = counter("samples_continued", "Attempts that went on with what others had begun.")
+        self.cut = counter(
+            "samples_cut", "Attempts cut before their end, by reason: gate, version or replica.", "reason"
+        )
+        self.continued = counter("samples_continued", "Attempts that continued an earlier attempt of their sample.")
         self.tokens = counter("sampled_tokens", "Tokens of finished samples.", "share")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of finished samples' prompts.", "share")
         self.seconds = histogram("sample_seconds", "Seconds of finished samples by phase.", _SECONDS, "phase")

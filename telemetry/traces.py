@@ -1,6 +1,6 @@
-"""Traces: a span is made when a piece of work has ended and goes to a sink, if there is one.
+"""Traces: for each ended piece of work a span is made and goes to a sink, if there is one.
 
-Of a trace only its id travels with the operation's row. The id of the acceptance span is derived from the operation's id,
+The operation's row carries only the trace's id. The id of the acceptance span is derived from the operation's id,
 so every process knows the parent of its spans.
 """
 
@@ -43,7 +43,7 @@ class SpanSink(Protocol):
     """Destination of spans. ``put`` never waits for the network; ``close`` may, for a few seconds."""
 
     def put(self, span: Span) -> None:
-        """Accept a span. It may be dropped when there are too many."""
+        """Accept a span. A full sink may drop it."""
         ...
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Traces:
     def pass_done(
         self, operations: Sequence[ReadyOperation], *, seconds: float, figures: Figures, name: str = "pass"
     ) -> None:
-        """Make the span of work for several operations that ended just now, in a new trace with links to theirs."""
+        """Make the span of work for several operations that ended just now, in a new trace that links to the operations."""
         if self._sink is not None:
             links = [ids for operation in operations if (ids := _ids_of(operation)) is not None]
             ids = SpanIds(new_trace_id(), new_span_id())

@@ -38,7 +38,9 @@ class TrainingMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"weft_{name}", text, ("base", *labels), registry=registry)
 
-        self.pass_seconds = histogram("pass_seconds", "Seconds of a fused pass; its count is that of passes.", SECONDS)
+        self.pass_seconds = histogram(
+            "pass_seconds", "Seconds of a fused pass. Its count is the number of passes.", SECONDS
+        )
         self.pass_part_seconds = counter("pass_part_seconds", "Seconds of passes by part.", "part")
         self.pass_sequences = histogram("pass_sequences", "Sequences of a pass.", COUNTS)
         self.pass_tokens = histogram("pass_tokens", "Tokens of a pass, without padding.", TOKENS)
@@ -51,7 +53,9 @@ class TrainingMetrics:
         self.paged = counter("adapters_paged", "Adapters that came into memory or left it.", "direction")
         self.snapshots = counter("snapshots_written", "Training states written durably.")
         self.snapshot_failures = counter("snapshot_failures", "Snapshots that could not be written.")
-        self.snapshot_seconds = histogram("snapshot_seconds", "Seconds from a snapshot's begin to its record.", SECONDS)
+        self.snapshot_seconds = histogram(
+            "snapshot_seconds", "Seconds from a snapshot's start until it is recorded.", SECONDS
+        )
         self.replayed = histogram("replayed_operations", "Operations replayed to restore an adapter.", (0, *COUNTS))
         self.restore_seconds = histogram(
             "restore_seconds", "Seconds of restoring an adapter, replay included.", SECONDS
@@ -62,7 +66,7 @@ class TrainingMetrics:
 
 
 class TrainingTelemetry:
-    """Events of one base model's trainer. Each is told here once and goes to metrics, traces, log and ``counts``."""
+    """Events of one base model's trainer. Each event is recorded here once and goes to metrics, traces, log and ``counts``."""
 
     def __init__(self, base_model: str, metrics: TrainingMetrics, waits: QueueWaits, traces: Traces) -> None:
         self._base_model = base_model
@@ -92,12 +96,12 @@ class TrainingTelemetry:
         self._snapshot_failures = metrics.snapshot_failures.labels(base)
 
     def claimed(self, operations: Sequence[ReadyOperation]) -> None:
-        """Tell that work on the operations begins: their wait in the queue ends."""
+        """Record that work on the operations begins, which ends their wait in the queue."""
         for operation in operations:
             self._waits.ended(operation, self._base_model)
 
     def pass_done(self, report: PassReport, *, tenants: int, operations: Sequence[ReadyOperation]) -> None:
-        """Tell that a pass, or a part of one, has just ended. It computed ``operations``, of ``tenants`` tenants."""
+        """Record a pass, or a part of one, that has just ended and computed ``operations`` of ``tenants`` tenants."""
         self.counts.add_pass(report, tenants=tenants)
         self._log_pass(report, tenants)
         values = (report.seconds, report.sequences, report.tokens, report.padding_share, report.adapters, tenants)
@@ -116,7 +120,7 @@ class TrainingTelemetry:
             self._traces.pass_done(operations, seconds=report.seconds, figures=figures)
 
     def steps_done(self, operations: Sequence[ReadyOperation], *, seconds: float) -> None:
-        """Tell that one fused optimizer step of the operations' adapters has just ended."""
+        """Record one fused optimizer step of the operations' adapters that has just ended."""
         self.counts.add_steps(len(operations), seconds=seconds)
         self._steps.inc(len(operations))
         self._metrics.step_seconds.labels(self._label).observe(seconds)
@@ -125,7 +129,7 @@ class TrainingTelemetry:
             self._traces.pass_done(operations, seconds=seconds, figures=figures, name="optimizer step")
 
     def finished(self, operation: ReadyOperation, outcome: Result | WeftError, *, share: float) -> None:
-        """Tell how an operation ended, in memory; ``share`` is its tenant's weight."""
+        """Record the outcome of an operation before it is written to the ledger; ``share`` is the tenant's weight."""
         if isinstance(outcome, WeftError):
             with working_on(operation):
                 log.info("operation failed kind=%s code=%s", operation.kind, outcome.code)
@@ -137,31 +141,31 @@ class TrainingTelemetry:
                 log.debug("operation done kind=%s seq_id=%d", operation.kind, operation.seq_id)
 
     def paged_in(self) -> None:
-        """Tell that an adapter came back into memory."""
+        """Count an adapter that came back into memory."""
         self.counts.paged_in += 1
         self._paged_in.inc()
 
     def paged_out(self) -> None:
-        """Tell that an adapter has left memory."""
+        """Count an adapter that has left memory."""
         self.counts.paged_out += 1
         self._paged_out.inc()
 
     def restored(self, *, replayed: int, seconds: float) -> None:
-        """Tell that an adapter was rebuilt from its snapshot and ``replayed`` operations after it."""
+        """Record that an adapter was rebuilt from its snapshot and ``replayed`` operations after the snapshot."""
         self._metrics.replayed.labels(self._label).observe(replayed)
         self._metrics.restore_seconds.labels(self._label).observe(seconds)
 
     def snapshot_written(self, *, seconds: float) -> None:
-        """Tell that a run's snapshot was written and recorded."""
+        """Record that a run's snapshot was written and is in the database."""
         self._snapshots.inc()
         self._metrics.snapshot_seconds.labels(self._label).observe(seconds)
 
     def snapshot_failed(self) -> None:
-        """Tell that a snapshot could not be written. Until a later one is, the run's replay grows."""
+        """Count a snapshot that could not be written. The run's replay grows until a later snapshot is written."""
         self._snapshot_failures.inc()
 
     def published(self, operation: ReadyOperation, *, seconds: float) -> None:
-        """Tell that live samplers follow the operation's version from now on."""
+        """Record that live samplers follow the operation's version from now on."""
         self._metrics.publish_seconds.labels(self._label).observe(seconds)
         self._traces.worked(operation, "publish", started=time() - seconds, figures={"base": self._label})
 

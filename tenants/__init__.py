@@ -1,0 +1,1 @@
+"""Rows that tenants own, and the SQL on them: keys, sessions, runs, checkpoints, samplers, gates and usage."""

@@ -1,8 +1,8 @@
 """Gates: a closed gate keeps new samples of an adapter, or of a whole base model, from starting.
 
 Every process shares the gates through the database. A gate is open, or closed in one of three modes until it is resumed or
-expires. The last change wins: a second pause replaces mode, reason and expiry. ``generation`` grows with every change.
-A controller that names the generation resumes only its own pause.
+expires. A second pause replaces mode, reason and expiry. ``generation`` grows with every change, so a controller that names
+its generation resumes only its own pause.
 
 A sample runs only while its row is in ``samples_in_flight``. The row is written by a transaction that holds a lock on the
 open gate. Once a pause has committed, therefore, no new row can appear, and a drain waits only for the rows already there.
@@ -160,9 +160,9 @@ async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | 
 
 
 async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[bool]:
-    """Record the samples whose gates are open as in flight. Return for each dispatch, in order, whether it was recorded.
+    """Record as in flight each sample whose gates are open. Return for each dispatch, in order, whether it was recorded.
 
-    An existing row of the sample is replaced, including the row of another process that has lost the sample.
+    An existing row of the sample is replaced, including the row of a process that held the sample before.
     """
     now = clock()
     keys: dict[str, tuple[TenantId | None, str]] = {}
@@ -214,7 +214,7 @@ async def update_in_flight(
 
 
 async def clear_all_in_flight(transaction: AsyncSession, process: str) -> None:
-    """Delete every in-flight row of a process, which starts now or is dead."""
+    """Delete every in-flight row of a process that starts now or is dead."""
     await transaction.execute(delete(SampleInFlight).where(SampleInFlight.process == process))
 
 

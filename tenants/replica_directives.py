@@ -1,4 +1,4 @@
-"""Replica directives: an operator tells one replica to drain or to sleep. Every process reads them from the database."""
+"""Replica directives: rows by which an operator tells one replica to drain or to sleep. Every process reads the rows."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,7 @@
 """Leases of runs: which trainer may write for a run, recorded in the run's row.
 
 Invariants: a run has at most one trainer, named by ``trainer_id``. ``lease_token`` grows whenever the trainer changes. A
-trainer writes for a run only in a transaction that locks the row and finds both unchanged (``Ledger.complete``).
+trainer writes for a run only in a transaction that locks the row and finds trainer and token unchanged (``Ledger.complete``).
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ class ClaimedRuns:
     """Outcome of one claim."""
 
     claimed: list[RunId]
-    #: Trainers that had placed runs already: the API that wrote the placement did not know of them yet.
+    #: Trainers that lease some of the placed runs already. The API wrote such a placement before it knew of the lease.
     holders: list[str]
 
 
 async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, most: int) -> ClaimedRuns:
-    """Lease the runs whose placements are oldest to ``trainer``, and delete these placements; at most ``most``.
+    """Lease at most ``most`` runs to ``trainer``, those with the oldest placements first, and delete the placements.
 
     Placements that another transaction has locked are skipped.
     """

@@ -80,7 +80,7 @@ async def get_run(session: AsyncSession, tenant: TenantId, run_id: str) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """State of a run as a request needs it. ``trainer`` is the process that leases the run."""
+    """State of a run, as far as a request needs it. ``trainer`` is the process that leases the run."""
 
     id: RunId
     base_model: str

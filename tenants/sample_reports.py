@@ -1,4 +1,7 @@
-"""Sample reports: written in the transaction of a sample's result, and pruned with it."""
+"""Sample reports: for each finished sample, a row that says which replicas and weights made it.
+
+A report is written in the transaction of the sample's result and pruned with the result.
+"""
 
 from collections.abc import Collection
 from typing import cast
@@ -28,7 +31,7 @@ async def record_reports(
 
 
 async def report_of(session: AsyncSession, tenant: TenantId, operation: str) -> tuple[SampleReport, list[str]]:
-    """Return the report and the versions it names: first deleted versions, then the others, oldest first.
+    """Return the report and the versions that it names: deleted versions first, then the others, oldest first.
 
     Raises ``NotFound``.
     """

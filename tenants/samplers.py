@@ -65,7 +65,10 @@ class SampledVersion:
 
 @dataclass(frozen=True, slots=True)
 class SamplerStanding:
-    """State of a sampler as a request needs it. ``obstacle`` says why it accepts no new samples."""
+    """State of a sampler, as far as a request needs it.
+
+    ``obstacle`` is the error for new samples, None if the sampler accepts them.
+    """
 
     id: SamplerId
     base_model: str
@@ -206,9 +209,10 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
 async def publish_live(
     transaction: AsyncSession, tenant: TenantId, run_id: RunId, version: CheckpointId, clock: Clock
 ) -> bool:
-    """Point every live sampler of the run at ``version``, which counts as one publication to each. Return whether any moved.
+    """Point every live sampler of the run at ``version``. Return whether any sampler moved.
 
-    No sampler moves to a version that has expired or was deleted, and samplers already at ``version`` stay as they are.
+    The move counts as one publication to each sampler. A sampler that is at ``version`` already stays as it is. No sampler
+    moves to a version that has expired or was deleted.
     """
     moved = await transaction.execute(_PUBLISH, {"tenant": tenant, "run": run_id, "version": version, "now": clock()})
     return moved.first() is not None
@@ -227,7 +231,7 @@ async def version_published(
 
 
 async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> bool:
-    """Point one live sampler at ``version``. Return False if it was there already."""
+    """Point one live sampler at ``version``. Return False if the sampler was there already."""
     moved = await transaction.execute(
         update(Sampler)
         .where(Sampler.id == sampler_id, Sampler.checkpoint_id.is_distinct_from(version))

@@ -43,7 +43,7 @@ _BEAT = (
 async def create_session(
     transaction: AsyncSession, tenant: TenantId, new: NewSession, clock: Clock, *, idempotency_key: str | None = None
 ) -> SessionId:
-    """Open a session. A repeated ``idempotency_key`` of the tenant, as the SDK re-sends it, returns the same session."""
+    """Open a session. If the SDK repeats the request with the same ``idempotency_key``, return the tenant's first session."""
     now = clock()
     session_id = uuid4().hex if idempotency_key is None else _derived_id(tenant, idempotency_key)
     values = {
@@ -62,7 +62,7 @@ async def create_session(
 
 
 async def standing_session(transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock) -> SessionId:
-    """Return the tenant's session ``name``, created or reopened as needed. It serves clients that open no session."""
+    """Return the tenant's session ``name``, created or reopened as needed. Such a session serves clients that open none."""
     new = NewSession([name], None, sdk_version="", project_id=None, display_name=name)
     session_id = await create_session(transaction, tenant, new, clock, idempotency_key=_standing_key(name))
     await transaction.execute(

@@ -1,4 +1,4 @@
-"""A run's training snapshot: the folder of its newest one, and the last operation which that folder covers."""
+"""Record of a run's newest training snapshot: the folder with its training state, and the last operation that it covers."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,10 @@ class NewSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOutcome:
-    """``is_recorded``: the snapshot is the run's newest now. ``obsolete``: the folder to remove after the commit."""
+    """Outcome of ``record_snapshot``.
+
+    ``is_recorded``: the snapshot is the run's newest now. ``obsolete``: the folder to remove after the commit.
+    """
 
     is_recorded: bool
     obsolete: str | None
@@ -40,8 +43,12 @@ async def snapshot_directory(session: AsyncSession, tenant: TenantId, run: RunId
 async def record_snapshot(transaction: AsyncSession, new: NewSnapshot) -> SnapshotOutcome:
     """Make the snapshot the run's newest one.
 
-    Changes nothing unless all of this holds: the run is ready, ``new.lease`` is still valid, the run's snapshot is older,
-    and every operation that the new one covers is final.
+    Change nothing unless all of this holds:
+
+    - The run is ready.
+    - ``new.lease`` is still valid.
+    - The run's recorded snapshot is older.
+    - Every operation that the new snapshot covers is final.
     """
     previous = await snapshot_directory(transaction, new.tenant, new.run)
     recorded = await transaction.scalar(

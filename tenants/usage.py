@@ -33,7 +33,10 @@ class UsageLine:
 
 
 async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
-    """Add the operations to their tenants' days. The caller marks them as pruned in the same transaction, so each counts once."""
+    """Add the operations to their tenants' usage by day.
+
+    The caller marks the operations as pruned in the same transaction, so that each counts once.
+    """
     operations: Counter[tuple[str, str, str, str]] = Counter()
     tokens: Counter[tuple[str, str, str, str]] = Counter()
     for row in await transaction.execute(_STALE, {"ids": list(ids)}):

@@ -59,7 +59,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int:
-        """``top_logprobs``."""
+        """Likeliest tokens that are reported for each place: ``top_logprobs``."""
         return self.top_logprobs
 
     @property

@@ -37,7 +37,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int:
-        """``logprobs``: this endpoint takes a number."""
+        """Likeliest tokens that are reported for each place: ``logprobs``, here a number."""
         return self.logprobs or 0
 
     @property

@@ -1,10 +1,10 @@
-"""An OpenAI request as samples: accepted into the ledger, followed, and read once they have ended."""
+"""Run of an OpenAI request: its samples are accepted into the ledger, followed, and read once they have ended."""
 
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from uuid import uuid4
 
@@ -12,19 +12,16 @@ from fastapi import Request
 
 from api.followed_sample import FollowedSample, followed
 from api.openai.models import SESSION, NamedModel, followed_version
+from api.openai.sample_request import sample_request
 from api.sample_submission import SampleSubmission
 from api.services import ApiServices
 from api.wire.openai_requests import GenerationRequest
-from api.wire.sample_checks import check_sample
-from api.wire.token_ids import array_of
-from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId, TenantId
 from contracts.ledger_records import OperationState, OperationStatus
-from contracts.operations import SampledSequence, SampleRequest, SamplingParams
+from contracts.operations import SampledSequence
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
-from store.settings import Settings
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
 
@@ -73,7 +70,7 @@ class Generation:
         return found
 
     async def parts(self) -> AsyncIterator[tuple[int, TokensMade] | None]:
-        """Yield each new piece of a sequence with the sequence's place among all; None after some silence.
+        """Yield each new piece of a sequence with the sequence's place among all; yield None after some silence.
 
         Tokens that were made before this request listened come at the end of their sequence. Raises as ``sequences``.
         """
@@ -146,37 +143,6 @@ async def generation(
     async with AsyncExitStack() as stack:
         followers = [await stack.enter_async_context(followed(services, submission)) for submission in submissions]
         yield Generation(model, vocabulary, asked, tokens, followers)
-
-
-def sample_request(
-    asked: GenerationRequest,
-    prompt: Sequence[int],
-    facts: BaseModelFacts,
-    vocabulary: BaseVocabulary,
-    settings: Settings,
-) -> SampleRequest:
-    """Return the checked payload for one prompt. Raises ``InvalidRequest`` naming OpenAI's field."""
-    names, stops = asked.field_names, asked.stops
-    params = SamplingParams(
-        max_tokens=asked.token_limit,
-        seed=asked.seed,
-        stop_strings=stops or None,
-        stop_tokens=[] if stops else None,
-        temperature=asked.temperature,
-        top_k=asked.top_k or -1,
-        top_p=asked.top_p,
-    )
-    sample = SampleRequest(
-        prompt=array_of(prompt, names.get("prompt", "prompt")),
-        num_samples=asked.n,
-        params=params,
-        topk_sample_logprobs=asked.alternatives,
-    )
-    check_sample(sample, facts, settings, names)
-    if not stops:
-        return sample
-    # OpenAI's stop strings add to the model's own end of sequence; the Tinker API's replace it.
-    return replace(sample, params=replace(params, stop_tokens=sorted(vocabulary.end_of_sequence_ids)))
 
 
 def _encoded(vocabulary: BaseVocabulary, text: str) -> list[int]:

@@ -29,7 +29,7 @@ _MOST_LISTED = 1000
 class NamedModel:
     """Meaning of a name sent as ``model``.
 
-    - A ``tinker://`` path: ``path`` and ``version`` are set, and the version stays.
+    - A ``tinker://`` path: ``path`` and ``version`` are set, and the version never changes.
     - A run's id: ``run`` is set, and ``version`` is the one that its samplers follow now.
     - A served base model: neither is set.
     """

@@ -1,4 +1,4 @@
-"""Text of a sequence while it grows: whole characters, without special tokens and stop strings."""
+"""Conversion of a growing sequence of tokens to text: whole characters, without special tokens and stop strings."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,8 +8,8 @@ _UNFINISHED_CHARACTER = "\ufffd"
 class TextStream:
     """Turns the growing tokens of one sequence into text and gives out each character once.
 
-    A token's text can depend on the token before it. So two neighbouring windows of tokens are decoded together, and
-    the work for a token does not grow with the text.
+    A token's text can depend on the token before it. So two neighbouring windows of tokens are decoded at once, and the
+    work for a token does not grow with the text.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], special_ids: frozenset[int], stops: Sequence[str]) -> None:

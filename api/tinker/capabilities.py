@@ -1,4 +1,4 @@
-"""The list of served base models."""
+"""Endpoint that lists the served base models."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict

@@ -1,4 +1,4 @@
-"""Checkpoints of a tenant: list, delete, set the time to live."""
+"""Endpoints of a tenant's checkpoints: list, delete, set the time to live."""
 
 import asyncio
 from datetime import datetime

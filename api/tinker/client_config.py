@@ -1,4 +1,4 @@
-"""Flags that the SDK fetches before anything else, and again while it lives."""
+"""Endpoints with flags for the SDK, which fetches them before anything else and again while it lives."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel

@@ -1,4 +1,4 @@
-"""A checkpoint's files over HTTP, as one tar or one by one.
+"""Endpoints that download a checkpoint's files, as one tar or one by one.
 
 A link carries a secret of its own, because the programs that download send no API key.
 """

@@ -1,4 +1,4 @@
-"""The caller's own API key: describe it and revoke it, for ``tinker auth login`` and ``logout``."""
+"""Endpoints of the caller's own API key: describe and revoke, for ``tinker auth login`` and ``logout``."""
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel

@@ -1,4 +1,4 @@
-"""Training runs of a tenant: list and describe."""
+"""Endpoints of a tenant's training runs: list and describe."""
 
 from collections.abc import Mapping
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Sessions of SDK clients: create, keep alive, finish, describe and list."""
+"""Endpoints of SDK clients' sessions: create, keep alive, finish, describe and list."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Telemetry of the SDK, accepted and dropped: weft keeps nothing of it."""
+"""Endpoint for the SDK's telemetry, which weft accepts and drops."""
 
 import logging
 from typing import Literal

@@ -159,7 +159,8 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
     run_id = run_id_for(asked.session_id, asked.model_seq_id)
     async with services.runtime.database.read() as session:
         earlier = await earlier_opening(services, session, caller, run_id, asked.session_id, payload)
-        if earlier is not None:  # found before the checkpoint is looked up, which may be gone by now
+        # A repeat is answered before the checkpoint is looked up: the checkpoint may be gone by now.
+        if earlier is not None:
             return promise(earlier, model_id=run_id)
         _, source = await find_checkpoint(session, caller, path, services.runtime.clock)
     if asked.base_model is not None and asked.base_model != source.base_model:

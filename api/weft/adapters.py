@@ -1,4 +1,4 @@
-"""Gate of an adapter: pause and resume its sampling, reload a version, describe the state."""
+"""Endpoints of an adapter's gate: pause and resume sampling, reload a version, describe the state."""
 
 from datetime import datetime, timedelta
 from time import monotonic
@@ -37,7 +37,7 @@ router = APIRouter(prefix="/adapters", tags=["adapters"])
 DEFAULT_TIMEOUT_SECONDS = 30.0
 LONGEST_TIMEOUT_SECONDS = 300.0
 _LOOK_AGAIN_SECONDS = 0.5
-"""Longest wait for a wake-up while samples drain; one that ends in another process may send none."""
+"""Longest wait for a wake-up while samples drain: a sample that ends in another process may send no wake-up."""
 
 
 class PauseRequest(RequestModel):
@@ -147,7 +147,7 @@ async def reload(
     await services.runtime.publication.prepare(run.base_model, RunId(run.id), version)
     async with services.runtime.database.write() as transaction:
         if not await publish_live(transaction, caller, RunId(run.id), version, services.runtime.clock):
-            # Either there is no live sampler, or the version has expired meanwhile: raise for the latter.
+            # No sampler moved. That is no error unless the version has expired meanwhile, for which this raises.
             await get_checkpoint(transaction, caller, version, services.runtime.clock)
         services.runtime.ledger.announce_versions(transaction, run.base_model)
     return Reloaded(adapter=run.id, version=version)

@@ -1,4 +1,4 @@
-"""Staleness bound of a live sampler: the number of versions that its samples may fall behind."""
+"""Endpoints of a live sampler's staleness bound: the number of versions that its samples may fall behind."""
 
 from typing import Annotated
 

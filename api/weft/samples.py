@@ -1,4 +1,4 @@
-"""Report on a finished sample: the weights that made each token, the replicas, and the time it took."""
+"""Endpoint that reports on a finished sample: the weights that made each token, the replicas, and the time it took."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel

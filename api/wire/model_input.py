@@ -1,4 +1,4 @@
-"""The text of Tinker's JSON ``ModelInput`` as token ids; images and audio are refused."""
+"""Conversion of Tinker's JSON ``ModelInput`` to token ids; images and audio are refused."""
 
 import numpy as np
 

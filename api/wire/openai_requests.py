@@ -1,6 +1,6 @@
 """Fields of OpenAI's request bodies that chat and plain completions share.
 
-A parameter that weft does not offer is refused where it would change the answer. Every other unknown one is ignored.
+A parameter that weft does not offer is refused if it would change the answer. Other unknown parameters are ignored.
 """
 
 from api.wire.request_model import DefaultingModel, PlainText

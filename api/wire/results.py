@@ -1,4 +1,4 @@
-"""Results of operations as response bodies for the SDK: protobuf where ``Accept`` asks for it, else JSON."""
+"""Conversion of operations' results to response bodies for the SDK: protobuf if ``Accept`` names it, else JSON."""
 
 import math
 from dataclasses import dataclass

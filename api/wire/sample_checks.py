@@ -1,4 +1,4 @@
-"""Checks of a sample request that both wires need, on the typed record."""
+"""Checks of a ``SampleRequest`` against the base model and the limits, shared by Tinker's and OpenAI's wire."""
 
 import math
 from collections.abc import Mapping

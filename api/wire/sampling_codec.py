@@ -1,4 +1,4 @@
-"""Tinker's JSON sample request to the typed record."""
+"""Conversion of Tinker's JSON sample request to the ``SampleRequest`` record that the ledger stores."""
 
 from api.wire.model_input import tokens_of
 from api.wire.sample_checks import FieldNames, check_sample

@@ -1,4 +1,4 @@
-"""Rules for old versions of the SDK: answers that they cannot parse. Every such rule of the wire is here."""
+"""Special answers for old versions of the SDK, which cannot parse the usual ones. Every such rule of the wire is here."""
 
 import re
 

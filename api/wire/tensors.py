@@ -1,4 +1,4 @@
-"""Tensors of the wire, dense or CSR, as bytes or lists, to numpy arrays. Sizes are checked before memory is allocated."""
+"""Conversion of the wire's tensors (dense or CSR, as bytes or lists) to numpy arrays. Sizes are checked before allocation."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Token ids of the wire as arrays, checked against the base model's vocabulary."""
+"""Conversion of the wire's token ids to arrays, and their check against the base model's vocabulary."""
 
 from collections.abc import Sequence
 

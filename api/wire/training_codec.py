@@ -1,4 +1,7 @@
-"""Training requests, as protobuf or as the JSON of old SDKs, to typed records checked against loss and base model."""
+"""Conversion of training requests to typed records that are checked against loss and base model.
+
+A request is a protobuf message, or JSON from an old SDK.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

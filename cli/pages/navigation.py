@@ -1,4 +1,4 @@
-"""Check of the site's navigation against the pages in the folder, which the site's builder does not make."""
+"""Check of the site's navigation against the pages in the folder. The site's builder has no such check."""
 
 import tomllib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ PAGES = Path("docs")
 
 
 def problems(root: Path) -> list[str]:
-    """Return a line for each page that the navigation of ``root`` does not list, lists twice, or lists and is not there."""
+    """Return a line for each page that the navigation of ``root`` does not list, lists twice, or lists although it is missing."""
     navigation = tomllib.loads((root / CONFIGURATION).read_text())["project"]["nav"]
     listed = list(_pages(navigation))
     there = {str(page.relative_to(root / PAGES)) for page in (root / PAGES).rglob("*.md")}

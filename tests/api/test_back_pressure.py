@@ -1,4 +1,4 @@
-"""A tenant with too many samples pending is asked to hold back, loses nothing, and its neighbour does not notice."""
+"""A tenant with too many samples pending is asked to hold back, no sample is dropped, and its neighbour does not notice."""
 
 import httpx
 import numpy as np

@@ -24,20 +24,23 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     await database.close()
 
 
-async def orders(database: Database, base: str = BASE) -> dict[str, tuple[ReplicaDirective, str | None]]:
+async def directives(database: Database, base: str = BASE) -> dict[str, tuple[ReplicaDirective, str | None]]:
     async with database.read() as session:
         return {name: (one.directive, one.reason) for name, one in (await standing_directives(session, base)).items()}
 
 
-async def test_the_last_order_stands_until_it_is_lifted(database: Database) -> None:
+async def test_the_last_directive_stands_until_it_is_lifted(database: Database) -> None:
     async with database.write() as transaction:
         await direct_replica(transaction, BASE, "a", ReplicaDirective.DRAIN, None, utc_now)
         await direct_replica(transaction, BASE, "b", ReplicaDirective.DRAIN, "upkeep", utc_now)
         await direct_replica(transaction, OTHER, "a", ReplicaDirective.SLEEP, None, utc_now)
         await direct_replica(transaction, BASE, "a", ReplicaDirective.SLEEP, "night", utc_now)
-    assert await orders(database) == {"a": (ReplicaDirective.SLEEP, "night"), "b": (ReplicaDirective.DRAIN, "upkeep")}
+    assert await directives(database) == {
+        "a": (ReplicaDirective.SLEEP, "night"),
+        "b": (ReplicaDirective.DRAIN, "upkeep"),
+    }
     async with database.write() as transaction:
         for _ in range(2):
             await lift_directive(transaction, BASE, "a")
-    assert list(await orders(database)) == ["b"]
-    assert list(await orders(database, OTHER)) == ["a"]
+    assert list(await directives(database)) == ["b"]
+    assert list(await directives(database, OTHER)) == ["a"]

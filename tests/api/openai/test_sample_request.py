@@ -7,7 +7,7 @@ import pytest
 
 from api.openai.chat import ChatRequest
 from api.openai.completions import CompletionRequest
-from api.openai.generation import sample_request
+from api.openai.sample_request import sample_request
 from api.wire import sampling_codec
 from api.wire.openai_requests import GenerationRequest
 from api.wire.request_model import parse_json

@@ -1,0 +1,43 @@
+"""Conversion of OpenAI's request fields to the ``SampleRequest`` record that the ledger stores."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from api.wire.openai_requests import GenerationRequest
+from api.wire.sample_checks import check_sample
+from api.wire.token_ids import array_of
+from contracts.base_model import BaseModelFacts
+from contracts.operations import SampleRequest, SamplingParams
+from contracts.vocabulary import BaseVocabulary
+from store.settings import Settings
+
+
+def sample_request(
+    asked: GenerationRequest,
+    prompt: Sequence[int],
+    facts: BaseModelFacts,
+    vocabulary: BaseVocabulary,
+    settings: Settings,
+) -> SampleRequest:
+    """Return the checked payload for one prompt. Raises ``InvalidRequest`` naming OpenAI's field."""
+    names, stops = asked.field_names, asked.stops
+    params = SamplingParams(
+        max_tokens=asked.token_limit,
+        seed=asked.seed,
+        stop_strings=stops or None,
+        stop_tokens=[] if stops else None,
+        temperature=asked.temperature,
+        top_k=asked.top_k or -1,
+        top_p=asked.top_p,
+    )
+    sample = SampleRequest(
+        prompt=array_of(prompt, names.get("prompt", "prompt")),
+        num_samples=asked.n,
+        params=params,
+        topk_sample_logprobs=asked.alternatives,
+    )
+    check_sample(sample, facts, settings, names)
+    if not stops:
+        return sample
+    # OpenAI's stop strings add to the model's own end of sequence; the Tinker API's replace it.
+    return replace(sample, params=replace(params, stop_tokens=sorted(vocabulary.end_of_sequence_ids)))

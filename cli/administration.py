@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.engine import make_url
 
-from contracts.errors import InvalidRequest
-from migrations.upgrade import current_is_head, is_newer, upgrade
+from migrations.upgrade import check_not_older, upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.settings import Settings
@@ -28,8 +27,8 @@ def on_database(settings: Settings, work: Callable[[Database], Coroutine[Any, An
     url = settings.resolved_database_url()
     if make_url(url).get_backend_name() == "sqlite":
         upgrade(url)
-    elif not (current_is_head(url) or is_newer(url)):
-        raise InvalidRequest("the database's schema is older than this version; run `weft db upgrade`")
+    else:
+        check_not_older(url)
 
     async def connected() -> T:
         database = Database(create_engine(settings.resolved_database_url()))

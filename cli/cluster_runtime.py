@@ -13,7 +13,7 @@ from cli.readiness import readiness
 from contracts.errors import InvalidRequest
 from ledger.ledger import Ledger
 from ledger.runtime import Runtime
-from migrations.upgrade import current_is_head, is_newer
+from migrations.upgrade import check_not_older
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
@@ -59,8 +59,7 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
     """
     check_cluster(settings)
     url = settings.resolved_database_url()
-    if not await asyncio.to_thread(lambda: current_is_head(url) or is_newer(url)):
-        raise InvalidRequest("the database's schema is older than this version; run `weft db upgrade`")
+    await asyncio.to_thread(check_not_older, url)
     database = Database(create_engine(url, pool_size=settings.database_pool))
     redis = open_redis(settings.redis_url or "")
     wakeups = RedisWakeups(redis, settings.redis_namespace)

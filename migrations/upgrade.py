@@ -10,6 +10,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
 
+from contracts.errors import InvalidRequest
+
 log = logging.getLogger(__name__)
 
 _SYNC_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
@@ -41,6 +43,12 @@ def is_newer(url: str) -> bool:
     current = _current(url)
     script = ScriptDirectory.from_config(alembic_config(url))
     return current is not None and current not in {one.revision for one in script.walk_revisions()}
+
+
+def check_not_older(url: str) -> None:
+    """Raise ``InvalidRequest`` when the schema at ``url`` is older than this version. Blocking."""
+    if not (current_is_head(url) or is_newer(url)):
+        raise InvalidRequest("the database's schema is older than this version; run `weft db upgrade`")
 
 
 def _current(url: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A cluster as child processes, which can be killed: a Redis, ``weft up``, and a temporary PostgreSQL database."""
+"""A cluster as child processes, which tests and benchmarks can kill: a Redis server and ``weft up``."""
 
 import os
 import signal

@@ -6,7 +6,6 @@ paged out, each alone. Prints a table and, last, one JSON line.
 """
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ from bench.bases import write_base
 from bench.clients.sdk_worker import sdk_data
 from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.processes.memory import rss_mib
+from bench.report import print_figures
 from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from testing.service_process import ServiceProcess
@@ -159,9 +159,7 @@ def main() -> None:
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), options)
-    for name, value in figures.items():
-        print(f"{name:34} {value:12.2f}")
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    print_figures(figures, digits=3)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ itself. Prints a table and, last, one JSON line. Nothing else should run meanwhi
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from bench.bases import write_base
 from bench.clients.sdk_clients import LoadReport, SdkClients
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import print_figures
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
 from contracts.base_model import read_base_model_facts
@@ -216,9 +216,7 @@ def main() -> None:
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), options)
-    for name, value in figures.items():
-        print(f"{name:34} {value:10.2f}")
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the floor is weft's. Prints a table and, last, one JSON line. Nothing else shoul
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 import tinker
 from tinker import types
 
+from bench.report import print_figures
 from contracts.base_model import read_base_model_facts
 from contracts.ids import RunId
 from contracts.losses import LossName
@@ -142,9 +142,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), repeats=options.repeats, warm_up=options.warm_up)
-    for name, value in figures.items():
-        print(f"{name:34} {value:8.2f}")
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    print_figures(figures, digits=3)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model
 from engine.training.adapter_state import AdapterState
 from engine.training.checkpoint_files import read_checkpoint
-from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from testing.cluster_process import ClusterProcess, RedisProcess
 from testing.tenants import make_tenants
+from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 BASE = "weft/tiny"
 TARGETS = ("worker", "worker", "api", "pool", "redis")

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from uuid import uuid4
 
 import psycopg
 import uvloop
@@ -24,6 +23,7 @@ from bench.ledger.plans import Sent, explain, hot_statements, is_sequential, row
 from bench.ledger.rows import LedgerRows, copy_into
 from migrations.upgrade import upgrade
 from store.clock import utc_now
+from testing.throwaway_database import throwaway_database
 
 _LONGEST_LINE = 150
 _LIVES_IN_A_TURN = 5
@@ -71,23 +71,16 @@ def server_url(url: URL) -> str:
 
 
 @contextmanager
-def throw_away(server: URL, rows: int, tenants: int) -> Iterator[Filled]:
+def filled_database(server: URL, rows: int, tenants: int) -> Iterator[Filled]:
     """Make a database with ``rows`` operations, the last of which ended just now, and drop it afterwards."""
-    name = f"weft_bench_{uuid4().hex}"
-    with psycopg.connect(server_url(server), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-        try:
-            url = server.set(database=name)
-            text = url.render_as_string(hide_password=False)
-            upgrade(text)
-            started = perf_counter()
-            made = LedgerRows(rows, tenants, utc_now())
-            with psycopg.connect(server_url(url), autocommit=True) as filling:
-                copy_into(filling, made)
-            print(f"{rows:,} operations written in {perf_counter() - started:.0f} s", flush=True)
-            yield Filled(text, made)
-        finally:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+    with throwaway_database(server_url(server)) as url:
+        upgrade(url)
+        started = perf_counter()
+        made = LedgerRows(rows, tenants, utc_now())
+        with psycopg.connect(server_url(make_url(url)), autocommit=True) as filling:
+            copy_into(filling, made)
+        print(f"{rows:,} operations written in {perf_counter() - started:.0f} s", flush=True)
+        yield Filled(url, made)
 
 
 async def one_turn(filled: Filled, calls: LedgerCalls, number: int) -> None:
@@ -194,7 +187,7 @@ def main() -> None:
     tenants = max(map(int, options.tenants.split(",")))
     with ExitStack() as stack:
         small, large = (
-            stack.enter_context(throw_away(server, rows, tenants)) for rows in (options.small, options.large)
+            stack.enter_context(filled_database(server, rows, tenants)) for rows in (options.small, options.large)
         )
         statements = uvloop.run(measure([small, large], options))
         sequential, most = explained(large, statements)

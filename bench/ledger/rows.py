@@ -94,7 +94,7 @@ class LedgerRows:
     seed: int = 1
     stale: int = STALE
     finished: list[tuple[TenantId, RequestId]] = field(default_factory=list)
-    """Some of the finished operations whose results are not pruned, with their tenants."""
+    """Finished operations whose results are not pruned, with their tenants. Not all of them are kept."""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)

@@ -31,7 +31,8 @@ from contracts.base_model import read_base_model_facts
 from engine.model.tiny_model import write_tiny_model
 from store.database import Database
 from store.settings import Settings
-from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from testing.cluster_process import ClusterProcess, RedisProcess
+from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 BASE = "weft/tiny"
 STEP = OperationShape(1, 64)

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import rounded
 from bench.sampling.in_process import measure_torch
-from bench.sampling.vllm_server import Row, measure_vllm, show
+from bench.sampling.vllm_server import measure_vllm, show
 from contracts.base_model import read_base_model_facts
 from testing.tenants import make_tenants
 
@@ -41,11 +42,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--no-vllm", action="store_true", help="only the replica inside weft")
     parser.add_argument("--no-torch", action="store_true", help="only vLLM")
     return parser.parse_args()
-
-
-def rounded(row: Row) -> Row:
-    """Return the row with four decimals."""
-    return {name: round(value, 4) for name, value in row.items()}
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:

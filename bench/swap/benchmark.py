@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import print_figures
 from bench.sampling.vllm_server import server_settings
 from bench.swap.bare_client import BareLoad, bare_rounds
 from bench.swap.figures import Figures, bare_figures, swap_figures
@@ -160,6 +161,4 @@ def main() -> None:
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), options)
-    for name, value in figures.items():
-        print(f"{name:34} {value:10.2f}")
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    print_figures(figures)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import rounded
 from bench.training.row import RowTask, ServiceAddress, measure_row
 from bench.workload import OperationShape
 from testing.cluster_process import started_service
@@ -111,11 +112,6 @@ def shown(value: float | str | None) -> str:
     if isinstance(value, float):
         return f"{value:.2f}" if value < 100 else f"{value:.0f}"
     return "-" if value is None else str(value)
-
-
-def rounded(row: Row) -> Row:
-    """Return the row with four decimals."""
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def wait_for_recovery(accounts: Sequence[Account], killed: float) -> float | Non
 def kill_at_random(
     cluster: ClusterProcess, redis: RedisProcess, accounts: Sequence[Account], *, count: int, seed: int
 ) -> Kills:
-    """Kill ``count`` times, waiting for everybody to recover after each."""
+    """Kill ``count`` times, and wait after each kill until every tenant has recovered."""
     chance, kills, tick = random.Random(seed), Kills(), threading.Event()
     while len(kills.targets) < count:
         tick.wait(chance.uniform(0.0, _LONGEST_CALM_SECONDS))

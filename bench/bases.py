@@ -1,4 +1,4 @@
-"""Base models of random weights that the benchmarks train on, and what a training step costs on them."""
+"""Base models of random weights that the benchmarks train on, and the floating point operations of a training step on them."""
 
 import time
 from dataclasses import dataclass
@@ -68,11 +68,13 @@ def _config(shape: Shape) -> Any:
 
 
 def step_flops(model: nn.Module, *, tokens: int, length: int, rank: int) -> float:
-    """Floating point operations that a training step of LoRA adapters cannot do without.
+    """Return the least number of floating point operations of a training step of LoRA adapters.
 
-    ``tokens`` in sequences of ``length``; ``rank`` on every linear layer, the head included. Frozen matrices take part in the
-    forward pass and in the gradient of their inputs (2 x 2 a weight and token), adapters in the gradient of their
-    weights too (3 x 2), causal attention in two products forward and four backward over half of ``length``.
+    The step computes ``tokens`` tokens in sequences of ``length``, with adapters of ``rank`` on every linear layer and the head.
+
+    - Frozen matrices: forward pass and gradient of the inputs, 2 x 2 for each weight and token.
+    - Adapters: the gradient of their weights, too, 3 x 2 for each weight and token.
+    - Causal attention: two products forward and four backward, over half of ``length``.
     """
     config: Any = model.config
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -84,7 +86,7 @@ def step_flops(model: nn.Module, *, tokens: int, length: int, rank: int) -> floa
 
 
 def matmul_flops_per_second(model: nn.Module, *, rows: int = 4096, seconds: float = 0.5) -> float:
-    """The measured rate of the base's own kind of product, (rows, hidden) x (hidden, intermediate), in FLOP/s."""
+    """Measure the rate of a product of the base's sizes, (rows, hidden) x (hidden, intermediate), in FLOP/s."""
     config: Any = model.config
     weight = next(model.parameters())
     left = torch.randn(rows, config.hidden_size, device=weight.device).to(weight.dtype)

@@ -6,7 +6,6 @@ paged out, each alone. Prints a table and, last, one JSON line.
 """
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ from bench.bases import write_base
 from bench.clients.sdk_worker import sdk_data
 from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.processes.memory import rss_mib
+from bench.report import print_figures
 from bench.workload import LEARNING_RATE, RANK, OperationShape, token_block
 from contracts.base_model import read_base_model_facts
 from testing.service_process import ServiceProcess
@@ -37,9 +37,9 @@ _TENANTS = 4
 _IN_FLIGHT = 8
 """Models made and trained at once, over all tenants."""
 _FIRST_ADAPTERS = 100
-"""The memory of an idle adapter is counted from here on: what the service itself needs has then been touched."""
-_RECENT_SHARE = 4
-"""The last of every four adapters may still be in memory; the rest are taken to be paged out."""
+"""Adapters after which the memory of further ones is counted: the service has then touched all memory of its own."""
+_RECENT_DIVISOR = 4
+"""The last quarter of the adapters may still be in memory. The other adapters count as paged out."""
 _SETTLE_SECONDS = 3.0
 
 
@@ -53,7 +53,7 @@ class Adapters:
         self.trainers: list[Any] = []
 
     def grow(self, count: int) -> None:
-        """Have ``count`` adapters, the new ones created and trained one step."""
+        """Create adapters, and train each new one for one step, until there are ``count``."""
         with ThreadPoolExecutor(_IN_FLIGHT) as pool:
             self.trainers += pool.map(self._create, range(len(self.trainers), count))
 
@@ -69,7 +69,7 @@ class Adapters:
         return trainer
 
     def step_ms(self, number: int) -> float:
-        """Milliseconds of the adapter's ``forward_backward``, alone; an ``optim_step`` follows."""
+        """Return the milliseconds of the adapter's ``forward_backward``, alone. An ``optim_step`` follows untimed."""
         data = self._data(number)
         started = time.perf_counter()
         self.trainers[number].forward_backward(data, "cross_entropy").result()
@@ -87,14 +87,14 @@ class Adapters:
 
 
 def settled_rss_mib(pid: int) -> float:
-    """Resident MiB of a process that was left alone for a moment."""
+    """Return the resident MiB of a process after a pause."""
     time.sleep(_SETTLE_SECONDS)
     return rss_mib(pid)
 
 
 def page_in_ms(adapters: Adapters, samples: int) -> dict[str, float]:
-    """Median milliseconds of a step of an adapter that was paged out, of the next one of the same, and the difference."""
-    idle = len(adapters.trainers) - len(adapters.trainers) // _RECENT_SHARE
+    """Return median milliseconds of a paged-out adapter's step, of the same adapter's next step, and the difference."""
+    idle = len(adapters.trainers) - len(adapters.trainers) // _RECENT_DIVISOR
     chosen = random.Random(0).sample(range(idle), min(samples, idle))
     times = [(adapters.step_ms(number), adapters.step_ms(number)) for number in chosen]
     paged_out = statistics.median(first for first, _ in times)
@@ -107,7 +107,7 @@ def page_in_ms(adapters: Adapters, samples: int) -> dict[str, float]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float | int]:
-    """Every figure: memory of the service in MiB, times in milliseconds, ``seconds`` of making all adapters."""
+    """Return every figure: memory of the service in MiB, times in milliseconds, ``seconds`` to make all adapters."""
     model, data = folder / "tiny", folder / "data"
     in_fresh_process(write_base, "tiny", model, dtype="float32")
     vocabulary = read_base_model_facts(BASE, model, None).vocabulary_size
@@ -159,9 +159,7 @@ def main() -> None:
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), options)
-    for name, value in figures.items():
-        print(f"{name:34} {value:12.2f}")
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    print_figures(figures, digits=3)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The engine's rate beside other processes on its cores: ``python -m bench.contention``.
 
 The service shares its machine with its API, its ledger and, on one machine, its clients. Here the trainer computes steps
-while another process takes a share of one core in pieces as short as a request's; one round is without it. That bounds
-what ``bench.training`` can show as ``ratio_service_to_engine``. Prints a table and, last, one JSON line.
+while another process uses a part of one core, in pieces as short as a request's. One round is without that process. The
+figure bounds the ``ratio_service_to_engine`` that ``bench.training`` can show. Prints a table and, last, one JSON line.
 """
 
 import argparse
@@ -40,13 +40,13 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A measurement to make; ``shares`` are the parts of one core that the competitor takes."""
+    """A measurement to make; ``core_parts`` are the parts of one core that the competitor uses."""
 
     base: str
     model: Path
     tenants: int
     shape: OperationShape
-    shares: list[float]
+    core_parts: list[float]
     rounds: int
 
 
@@ -60,12 +60,12 @@ class Kept:
 
 
 @contextmanager
-def competitor(share: float) -> Iterator[None]:
-    """A process that computes for ``share`` of the time; none at 0."""
-    if share == 0.0:
+def competitor(core_part: float) -> Iterator[None]:
+    """Run a process that computes for ``core_part`` of the time; none at 0."""
+    if core_part == 0.0:
         yield
         return
-    idle = _PIECE_SECONDS * (1.0 - share) / share
+    idle = _PIECE_SECONDS * (1.0 - core_part) / core_part
     process = subprocess.Popen([sys.executable, "-c", _COMPETITOR, str(_PIECE_SECONDS), str(idle)])
     try:
         yield
@@ -75,22 +75,22 @@ def competitor(share: float) -> Iterator[None]:
 
 
 def measure(task: Task) -> list[Kept]:
-    """Rounds in which the engine has a turn beside each share; call it in a fresh process."""
+    """Measure rounds in which the engine has a turn beside each part of a core. Call this in a fresh process."""
     facts = read_base_model_facts(task.base, task.model, None)
     blocks = [token_block(task.shape, vocabulary=facts.vocabulary_size, seed=number) for number in range(task.tenants)]
     base = BaseModel.load(facts, dtype="float32", device="cpu")
     engine = EngineContestant(make_trainer(base), "fused", blocks, torch.device("cpu"))
     engine.warm_up()
-    rates: dict[float, list[float]] = {share: [] for share in (0.0, *task.shares)}
+    rates: dict[float, list[float]] = {core_part: [] for core_part in (0.0, *task.core_parts)}
     for _ in range(task.rounds):
-        for share, seen in rates.items():
-            with competitor(share):
+        for core_part, seen in rates.items():
+            with competitor(core_part):
                 engine.turn()
                 seen.append(engine.turn())
     alone = rates[0.0]
     return [
-        Kept(share, statistics.median(seen), statistics.median(a / b for a, b in zip(seen, alone, strict=True)))
-        for share, seen in rates.items()
+        Kept(core_part, statistics.median(seen), statistics.median(a / b for a, b in zip(seen, alone, strict=True)))
+        for core_part, seen in rates.items()
     ]
 
 
@@ -108,8 +108,8 @@ def main() -> None:
         model = Path(folder) / options.base
         in_fresh_process(write_base, options.base, model, dtype="float32")
         shape = OperationShape.parse(options.operation)
-        shares = [float(share) for share in options.shares.split(",")]
-        rows = in_fresh_process(measure, Task(options.base, model, options.tenants, shape, shares, options.rounds))
+        core_parts = [float(part) for part in options.shares.split(",")]
+        rows = in_fresh_process(measure, Task(options.base, model, options.tenants, shape, core_parts, options.rounds))
     print(f"{'share of a core':>16}{'tokens/s':>12}{'of alone':>10}")
     for row in rows:
         print(f"{row.share_of_a_core:>16.2f}{row.tokens_per_s:>12.0f}{row.ratio_to_alone:>10.2f}")

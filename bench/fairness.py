@@ -6,7 +6,6 @@ itself. Prints a table and, last, one JSON line. Nothing else should run meanwhi
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from bench.bases import write_base
 from bench.clients.sdk_clients import LoadReport, SdkClients
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import print_figures
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
 from contracts.base_model import read_base_model_facts
@@ -33,7 +33,7 @@ _PASS_REPEATS = 5
 _WARM_UP_SECONDS = 10.0
 """Load before the first measurement, in seconds."""
 _LEAD_SECONDS = 2.0
-"""The others begin this much before the light tenants, and end this much after them."""
+"""Seconds that the other tenants begin before the light tenants, and end after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ FLOOD = Group("flood", 1, OperationShape(16, 512), in_flight=2)
 
 @dataclass(frozen=True, slots=True)
 class FullPass:
-    """One pass that fills the token budget: its tokens and its median time."""
+    """One pass that fills the token budget: the number of tokens and the median time."""
 
     tokens: int
     milliseconds: float
 
 
 def full_pass(model: Path, tokens: int | None) -> FullPass:
-    """Time passes, forward and backward, of ``tokens`` (None: the service's budget) through the trainer; warmed up.
+    """Time passes, forward and backward, of ``tokens`` (None: the service's budget) through the warmed-up trainer.
 
-    One operation of sequences of 512 tokens. Call it in a fresh process, with nothing else running.
+    A pass is one operation of sequences of 512 tokens. Call this in a fresh process, with nothing else running.
     """
     facts = read_base_model_facts(BASE, model, None)
     base = BaseModel.load(facts)
@@ -84,7 +84,7 @@ def full_pass(model: Path, tokens: int | None) -> FullPass:
 
 
 class Phases:
-    """The service and its tenants; a phase lets some of the groups train."""
+    """Service with groups of tenants, and the phases of the benchmark, in each of which some groups train."""
 
     def __init__(self, stack: ExitStack, folder: Path, model: Path, *, normal: int, is_cluster: bool) -> None:
         data = folder / "data"
@@ -107,19 +107,19 @@ class Phases:
         }
 
     def warm_up(self) -> None:
-        """Two steps of each tenant, one group after another, and load until the service computes as it does under load."""
+        """Train two steps of each tenant, one group after another, then put load on the service until its rate is steady."""
         for group in self._clients:
             self._start(group, steps=2)
             self._clients[group].finish_run()
         self.alone(NORMAL, _WARM_UP_SECONDS)
 
     def alone(self, group: Group, seconds: float) -> LoadReport:
-        """One group by itself."""
+        """Have one group train by itself, and return its report."""
         self._start(group, seconds=seconds)
         return self._clients[group].finish_run()
 
     def beside(self, others: Group, seconds: float) -> tuple[LoadReport, LoadReport]:
-        """The light tenants for ``seconds`` while ``others`` train; both reports, the light one first."""
+        """Have the light tenants train for ``seconds`` beside ``others``. Return both reports, the light tenants' first."""
         self._start(others, seconds=seconds + 2 * _LEAD_SECONDS)
         time.sleep(_LEAD_SECONDS)
         self._start(LIGHT, seconds=seconds)
@@ -132,19 +132,19 @@ class Phases:
 
 
 def latencies_ms(report: LoadReport) -> list[float]:
-    """Latencies in milliseconds, of every step of every tenant."""
+    """Return the latencies, in milliseconds, of every step of every tenant."""
     return [(end - begin) * 1e3 for steps in report.steps for begin, end in steps]
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """The value that ``percent`` of the values do not exceed, interpolated."""
+    """Return the value that ``percent`` percent of the values do not exceed, interpolated."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]
 
 
 def rates(report: LoadReport, window: tuple[float, float]) -> list[float]:
-    """Tokens a second of each tenant between the first and the last of its steps that ended in the window.
+    """Return the tokens a second of each tenant between the first and the last of its steps that ended in the window.
 
-    Where fewer than two steps ended there: those that did over the whole window.
+    The rate of a tenant with fewer than two such steps is taken over the whole window.
     """
     found = []
     for steps in report.steps:
@@ -157,19 +157,19 @@ def rates(report: LoadReport, window: tuple[float, float]) -> list[float]:
 
 
 def window_of(report: LoadReport) -> tuple[float, float]:
-    """The first step's begin and the last step's end, in seconds of the monotonic clock."""
+    """Return the first step's begin and the last step's end, in seconds of the monotonic clock."""
     steps = [step for tenant in report.steps for step in tenant]
     return min(begin for begin, _ in steps), max(end for _, end in steps)
 
 
 def jain_index(values: list[float]) -> float:
-    """1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe 1984)."""
+    """Return Jain's index: 1 when all values are equal, 1/n when one of n has everything (Jain, Chiu and Hawe 1984)."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Every figure: times in milliseconds, rates in tokens a second."""
+    """Return every figure: times in milliseconds, rates in tokens a second."""
     model = folder / options.base
     in_fresh_process(write_base, options.base, model, dtype="float32")
     one_pass = in_fresh_process(full_pass, model, options.pass_tokens)
@@ -182,7 +182,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         light_flood, flood = phases.beside(FLOOD, options.seconds)
         flood_again = phases.alone(FLOOD, options.seconds)
     flood_rate = rates(flood, window_of(light_flood))[0]
-    # Before and after: the machine may have changed meanwhile.
+    # The mean of before and after, because the machine may have changed meanwhile.
     flood_alone_rate = statistics.mean(rates(report, window_of(report))[0] for report in (flood_alone, flood_again))
     normal_rates = rates(normal, window_of(light_normal))
     return {
@@ -216,9 +216,7 @@ def main() -> None:
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), options)
-    for name, value in figures.items():
-        print(f"{name:34} {value:10.2f}")
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    print_figures(figures)
 
 
 if __name__ == "__main__":

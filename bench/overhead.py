@@ -1,12 +1,11 @@
 """The service's part of an SDK call: ``python -m bench.overhead``.
 
-Starts a service on the tiny base and, before it, a server that repeats the service's answers at once. The same SDK calls go to
-both in turns, and the engine's own pass takes its turn beside them. The repeating server is the floor: what is above it is
-weft's. Prints a table and, last, one JSON line. Nothing else should run meanwhile: all of them share the machine.
+Starts a service on the tiny base and, in front of it, a server that repeats the service's answers at once. The same SDK calls
+go to both in turns, and the engine's own pass takes its turn beside them. The repeating server is the floor: the time above
+the floor is weft's. Prints a table and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 import tinker
 from tinker import types
 
+from bench.report import print_figures
 from contracts.base_model import read_base_model_facts
 from contracts.ids import RunId
 from contracts.losses import LossName
@@ -38,7 +38,7 @@ Call = Callable[[], object]
 
 
 def sdk_datum() -> types.Datum:
-    """One sequence of eight tokens."""
+    """Return one sequence of eight tokens."""
     return types.Datum(
         model_input=types.ModelInput.from_ints(TOKENS[:-1]),
         loss_fn_inputs={
@@ -79,7 +79,7 @@ def sdk_calls(client: tinker.ServiceClient) -> dict[str, Call]:
 
 @contextmanager
 def replaying(upstream: str) -> Iterator[str]:
-    """Run a server that repeats the answers of ``upstream``; yields its base URL."""
+    """Run a server that repeats the answers of ``upstream``, and yield the server's base URL."""
     command = [sys.executable, "-m", "testing.replay_server", "--upstream", upstream]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -91,7 +91,7 @@ def replaying(upstream: str) -> Iterator[str]:
 
 
 def medians_in_turns(calls: dict[str, Call], *, repeats: int, warm_up: int) -> dict[str, float]:
-    """Return each call's median wall time in milliseconds; a round makes every call once, and each begins with another."""
+    """Return each call's median wall time in milliseconds. A round makes every call once; each round begins with another call."""
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(warm_up + repeats):
@@ -142,9 +142,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), repeats=options.repeats, warm_up=options.warm_up)
-    for name, value in figures.items():
-        print(f"{name:34} {value:8.2f}")
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    print_figures(figures, digits=3)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class OperationShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the operation."""
+        """Number of tokens of the operation."""
         return self.sequences * self.length
 
     @classmethod
@@ -35,13 +35,13 @@ class OperationShape:
 
 
 def token_block(shape: OperationShape, *, vocabulary: int, seed: int) -> NDArray[np.int64]:
-    """Random tokens, int64 (sequences, length + 1): position i predicts i + 1."""
+    """Return random tokens, int64 (sequences, length + 1): position i predicts i + 1."""
     generator = np.random.default_rng(seed)
     return generator.integers(0, vocabulary, size=(shape.sequences, shape.length + 1), dtype=np.int64)
 
 
 def training_batch(block: NDArray[np.int64]) -> TrainingBatch:
-    """A ``token_block`` as the engine's cross-entropy operation."""
+    """Return a ``token_block`` as the engine's cross-entropy operation."""
     data = [
         Datum(
             tokens=np.ascontiguousarray(row[:-1]),

@@ -1,6 +1,5 @@
-"""A cluster as child processes, which can be killed: a Redis, ``weft up``, and a temporary PostgreSQL database."""
+"""A cluster as child processes, which tests and benchmarks can kill: a Redis server and ``weft up``."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -10,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from uuid import uuid4
 
 import psutil
 import psycopg
@@ -19,22 +17,9 @@ from redis.exceptions import RedisError
 
 from testing.service_process import ServiceProcess
 from testing.tenants import make_tenants
+from testing.throwaway_database import throwaway_database
 
-DEFAULT_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 _START_SECONDS = 20.0
-
-
-@contextmanager
-def throwaway_database(server: str = DEFAULT_SERVER) -> Iterator[str]:
-    """Create an empty database on the server, yield its async URL, and drop it afterwards."""
-    name = f"weft_{uuid4().hex}"
-    with psycopg.connect(server, autocommit=True, connect_timeout=5) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-        parts = psycopg.conninfo.conninfo_to_dict(server)
-        try:
-            yield f"postgresql+asyncpg://{parts['user']}@{parts['host']}:{parts['port']}/{name}"
-        finally:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
 
 class RedisProcess:

@@ -34,7 +34,7 @@ class ServiceProcess:
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = ("serve",),
     ) -> None:
-        """``command`` is a ``weft`` command with its options, one that prints its address; port 0 means a free one."""
+        """Run ``command``, a ``weft`` command with options that prints its address. Port 0 means a free port."""
         self._command = [sys.executable, "-m", "cli.main", *command, "--port", str(port)]
         self._command += ["--data", str(data)]
         for spec in base_models:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import pytest
 
 from engine.model.tiny_model import write_tiny_model
 from migrations.upgrade import upgrade
+from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 ROOT = Path(__file__).resolve().parent.parent
-POSTGRES_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 
 
 def missing_service(name: str, reason: str) -> None:
@@ -44,18 +43,12 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres_url() -> Iterator[str]:
     """The async URL of an empty throw-away database."""
     try:
-        server = psycopg.connect(POSTGRES_SERVER, autocommit=True, connect_timeout=5)
+        psycopg.connect(DEFAULT_SERVER, connect_timeout=5).close()
     except psycopg.OperationalError as error:
         missing_service("PostgreSQL", str(error))
         raise
-    name = f"weft_test_{uuid.uuid4().hex}"
-    with server:
-        server.execute(f'CREATE DATABASE "{name}"')
-        try:
-            parts = psycopg.conninfo.conninfo_to_dict(POSTGRES_SERVER)
-            yield f"postgresql+asyncpg://{parts['user']}@{parts['host']}:{parts['port']}/{name}"
-        finally:
-            server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    with throwaway_database() as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -19,7 +19,7 @@ class ComputeThread:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Queue ``call``, which must not raise, after the calls given before, and do not wait for it."""
+        """Queue ``call`` after the calls given before, without waiting for it. ``call`` must not raise."""
         self._executor.submit(call)
 
     def close(self) -> None:

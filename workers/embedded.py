@@ -39,7 +39,7 @@ class EmbeddedRunner:
         bases: Mapping[str, BaseModelFacts],
         vocabularies: Mapping[str, BaseVocabulary],
     ) -> None:
-        """``publication`` is the runtime's own, on which the runner registers its samplers."""
+        """Register the runner's samplers on ``publication``, which must be the runtime's own."""
         self._runtime = runtime
         self._publication = publication
         self._bases = bases

@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 _FOLDERS_AT_ONCE = 32
 _SETTLED_SECONDS = 24 * 3600.0
 _STALE_COMMAND = timedelta(hours=1)
-"""Age of a version command whose sender must have died: no sender waits so long."""
+"""Age at which a version command is deleted. No sender waits so long, so its sender has died."""
 
 
 class Housekeeping:
     """The periodic sweep of one service."""
 
     def __init__(self, runtime: Runtime, may_declare_dead: Callable[[], bool]) -> None:
-        """``may_declare_dead``: whether this process may declare dead a process whose lease has ended (``reap_forsaken``)."""
+        """Ask ``may_declare_dead`` whether this process may declare dead a process whose lease has ended (``reap_forsaken``)."""
         self._runtime = runtime
         self._may_declare_dead = may_declare_dead
         self._stopping = asyncio.Event()
@@ -68,7 +68,7 @@ class Housekeeping:
             return await delete_expired(transaction, now=now, orphaned_before=now - settings.result_grace)
 
     async def _prune(self, now: datetime) -> None:
-        """Prune results past their grace time, a batch a transaction."""
+        """Prune results past their grace time, one batch in each transaction."""
         pruned = PRUNE_BATCH
         while pruned == PRUNE_BATCH:
             async with self._runtime.database.write() as transaction:
@@ -83,9 +83,9 @@ class Housekeeping:
     async def remove_orphans(self, *, settled: bool = False) -> None:
         """Remove checkpoint and snapshot folders that no row names.
 
-        A process leaves one when it dies between writing and recording it, or between deleting the row and removing the
-        folder. Without ``settled``, call it only while nothing else writes to the data folder. With ``settled``, folders
-        changed within the last day stay, since another process may be about to record them.
+        A process leaves such a folder when it dies between writing and recording the folder, or between deleting the row
+        and removing the folder. Without ``settled``, call this only while no other process writes to the data folder. With
+        ``settled``, folders changed within the last day stay, since another process may be about to record them.
         """
         oldest = time() - _SETTLED_SECONDS if settled else None
         data_folder = self._runtime.data_folder

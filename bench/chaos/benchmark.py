@@ -28,12 +28,13 @@ from engine.model.base import BaseModel
 from engine.model.tiny_model import write_tiny_model
 from engine.training.adapter_state import AdapterState
 from engine.training.checkpoint_files import read_checkpoint
-from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from testing.cluster_process import ClusterProcess, RedisProcess
 from testing.tenants import make_tenants
+from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 BASE = "weft/tiny"
 TARGETS = ("worker", "worker", "api", "pool", "redis")
-"""Kinds of processes to kill, as often as they stand here."""
+"""Kinds of processes to kill, as often as each stands here."""
 _RECOVERY_SECONDS = 120.0
 _REDIS_AWAY_SECONDS = 1.0
 _LONGEST_CALM_SECONDS = 2.0
@@ -56,7 +57,7 @@ def _has_recovered(account: Account, killed: float) -> float | None:
 
 
 def wait_for_recovery(accounts: Sequence[Account], killed: float) -> float | None:
-    """Seconds from ``killed`` until all have recovered; None when they have not in time, or something was lost."""
+    """Return the seconds from ``killed`` until all have recovered; None if they have not in time, or an operation was lost."""
     tick = threading.Event()
     while time.monotonic() - killed < _RECOVERY_SECONDS:
         found = [_has_recovered(account, killed) for account in accounts]
@@ -72,7 +73,7 @@ def wait_for_recovery(accounts: Sequence[Account], killed: float) -> float | Non
 def kill_at_random(
     cluster: ClusterProcess, redis: RedisProcess, accounts: Sequence[Account], *, count: int, seed: int
 ) -> Kills:
-    """Kill ``count`` times, waiting for everybody to recover after each."""
+    """Kill ``count`` times, and wait after each kill until every tenant has recovered."""
     chance, kills, tick = random.Random(seed), Kills(), threading.Event()
     while len(kills.targets) < count:
         tick.wait(chance.uniform(0.0, _LONGEST_CALM_SECONDS))
@@ -98,7 +99,7 @@ def kill_at_random(
 
 
 def relative_error(found: AdapterState, wanted: AdapterState) -> float:
-    """The largest difference of a weight, relative to the largest weight of its matrix."""
+    """Return the largest difference of a weight, relative to the largest weight of its matrix."""
     ours, theirs = found.weights.tensors, wanted.weights.tensors
     errors = [0.0]
     for name, pair in theirs.items():
@@ -108,7 +109,7 @@ def relative_error(found: AdapterState, wanted: AdapterState) -> float:
 
 
 def judge(tenants: Sequence[ChaosTenant], cluster: ClusterProcess, data: Path, base: BaseModel) -> dict[str, float]:
-    """Compare what came of every tenant's steps with the same steps undisturbed."""
+    """Compare every tenant's weights and losses with the same steps on the engine alone."""
     worst, doubled, lost = 0.0, 0, 0
     for tenant in tenants:
         account = tenant.account

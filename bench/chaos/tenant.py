@@ -1,4 +1,4 @@
-"""A tenant that trains and samples through the SDK for as long as it is told, and what must have come of it."""
+"""A tenant that trains and samples through the SDK until it is stopped, and the weights that its steps must have made."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ SHAPE = OperationShape(2, 32)
 PROMPT = (72, 101, 108, 108, 111)
 SAMPLE_TOKENS = 16
 HUNG_SECONDS = 180.0
-"""A future that has no answer by then counts as hung."""
+"""Seconds after which a future without an answer counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Account:
 
 
 class ChaosTenant:
-    """Two threads on one SDK client: one trains step after step, the other samples the bare base all the while."""
+    """Two threads on one SDK client: one trains step after step, the other samples the bare base meanwhile."""
 
     def __init__(self, number: int, *, base_url: str, key: str, base_model: str, vocabulary: int) -> None:
         self.number = number
@@ -77,7 +77,7 @@ class ChaosTenant:
         self._client.close("success")
 
     def batch(self, step: int) -> np.ndarray:
-        """The tokens of a step, the same in every run: int64 (sequences, length + 1)."""
+        """Return the tokens of a step, the same in every run: int64 (sequences, length + 1)."""
         return token_block(SHAPE, vocabulary=self._vocabulary, seed=1000 * self.number + step)
 
     def _train(self) -> None:
@@ -130,7 +130,7 @@ class ChaosTenant:
     # --- what must have come of it -------------------------------------------------------------------------------------
 
     def undisturbed(self, base: BaseModel) -> tuple[AdapterState, list[float]]:
-        """The adapter after the same steps on the engine alone, and the losses on the way."""
+        """Return the adapter after the same steps on the engine alone, and the loss of each step."""
         trainer, run = Trainer(base), RunId("undisturbed")
         settings = LoraSettings(
             rank=RANK, alpha=32.0, seed=self.number, train_attn=True, train_mlp=True, train_unembed=False

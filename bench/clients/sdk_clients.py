@@ -1,4 +1,4 @@
-"""SDK clients in a process of their own: the handle on a ``bench.clients.sdk_worker`` process."""
+"""Handle on a process of SDK clients (``bench.clients.sdk_worker``), whose many tenants train on a service."""
 
 import json
 import subprocess
@@ -27,14 +27,14 @@ class LoadReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second of all tenants together, over the whole run."""
+        """Tokens a second, the sum of all tenants, over the whole run."""
         return self.tokens_per_step * sum(len(steps) for steps in self.steps) / self.wall_s
 
 
 class SdkClients:
     """Tenants on the real SDK, all in one process of their own. Use as a context manager.
 
-    Raises ``RuntimeError`` when the process ends early; its words are on standard error.
+    Raises ``RuntimeError`` when the process ends early. The process writes its errors to standard error.
     """
 
     def __init__(self, *, base_url: str, keys: list[str], base_model: str) -> None:
@@ -44,7 +44,7 @@ class SdkClients:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Id of the client process."""
         return self._running().pid
 
     def start_run(
@@ -62,7 +62,7 @@ class SdkClients:
         self._say({**command, "in_flight": in_flight, "steps": steps, "seconds": seconds})
 
     def finish_run(self) -> LoadReport:
-        """Wait for what ``start_run`` began."""
+        """Wait for the end of the run that ``start_run`` began, and return its report."""
         heard = self._hear()
         steps = [[(begin, end) for begin, end in steps] for steps in heard["steps"]]
         return LoadReport(self._tokens_per_step, heard["wall_s"], heard["cpu_s"], steps)

@@ -24,7 +24,7 @@ Command = dict[str, Any]
 
 
 def sdk_data(block: NDArray[np.int64]) -> list[types.Datum]:
-    """A ``token_block`` as the SDK's data for ``cross_entropy``."""
+    """Return a ``token_block`` as the SDK's data for ``cross_entropy``."""
     length = block.shape[1] - 1
     return [
         types.Datum(
@@ -58,7 +58,7 @@ class Tenants:
 class Load:
     """One ``run`` command: every tenant makes steps of one shape, at most ``in_flight`` of its own at a time.
 
-    Ends after ``steps`` of each tenant, or where that is None when no step was begun within ``seconds``.
+    The run ends after ``steps`` of each tenant. If ``steps`` is None, no step begins after ``seconds``.
     """
 
     def __init__(self, command: Command) -> None:
@@ -70,7 +70,7 @@ class Load:
         self._adam = types.AdamParams(learning_rate=LEARNING_RATE)
 
     def run(self, trainers: list[Any]) -> dict[str, Any]:
-        """Times in seconds of the system's monotonic clock; a step's begin is its submission, its end its results."""
+        """Run the steps and return the report. A step lasts from its submission to its results, on the monotonic clock."""
         cpu, started = time.process_time(), time.monotonic()
         with ThreadPoolExecutor(len(trainers)) as pool:
             steps = list(pool.map(self._tenant, range(len(trainers)), trainers))
@@ -99,7 +99,7 @@ class Load:
 
 
 def answer(command: Command, tenants: Tenants | None) -> tuple[Tenants | None, dict[str, Any]]:
-    """Do ``command``; returns the tenants from now on and the answer."""
+    """Run ``command``. Return the tenants from now on, and the answer."""
     match command["do"]:
         case "open":
             opened = Tenants(base_url=command["base_url"], keys=command["keys"], base_model=command["base_model"])

@@ -1,4 +1,4 @@
-"""A tenant on weft's own HTTP, in one event loop and with as little work a request as may be: it shares the machine."""
+"""HTTP client of weft for benchmarks, in one event loop. It does little work for each request, since it shares the machine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -45,7 +45,7 @@ class WeftClient:
 
     @asynccontextmanager
     async def stream(self, endpoint: str, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """POST and read the answer as it comes."""
+        """POST ``body`` and yield the response while it arrives."""
         async with self._open().post(f"{self._url}/{endpoint}", data=orjson.dumps(body)) as answer:
             if answer.status != 200:
                 raise RuntimeError(f"{endpoint} answered {answer.status}: {(await answer.text())[:500]}")
@@ -86,13 +86,13 @@ async def _open_session(base_url: str, key: str) -> str:
 
 
 def open_session(base_url: str, key: str) -> str:
-    """The id of a new session, for a caller without an event loop."""
+    """Open a session and return its id. For a caller without an event loop."""
     return asyncio.run(_open_session(base_url, key))
 
 
 @dataclass(slots=True)
 class LearningRun:
-    """A run that is trained a step of random tokens before each of its checkpoints, so that no two say the same."""
+    """A run that takes a step on random tokens before each checkpoint, so that no two checkpoints sample the same tokens."""
 
     client: WeftClient
     session: str
@@ -104,7 +104,7 @@ class LearningRun:
 
     @classmethod
     async def create(cls, client: WeftClient, *, base_model: str, vocabulary: int, seed: int = 0) -> Self:
-        """A new session with a new run on the base."""
+        """Return a new run on the base, in a session of its own."""
         session = (await client.post("create_session", sdk_version="bench"))["session_id"]
         lora = {"rank": RANK, "seed": seed, "train_unembed": False}
         promise = await client.post(
@@ -113,18 +113,18 @@ class LearningRun:
         return cls(client, session, (await client.result(promise))["model_id"], vocabulary)
 
     async def save(self, checkpoints: int) -> None:
-        """Make so many more ``paths``, a training step before each."""
+        """Add ``checkpoints`` new checkpoints to ``paths``, with a training step before each."""
         promises = [await self._step_and_save(len(self.paths) + number) for number in range(checkpoints)]
         self.paths += [(await self.client.result(promise))["path"] for promise in promises]
 
     async def live_sampler(self) -> str:
-        """A sampler that follows the run, which says what the last checkpoint says."""
-        promise = await self._order("save_weights_for_sampler", sampling_session_seq_id=self._next(), kind="inflight")
+        """Return a sampler that follows the run. It begins with the weights of the last checkpoint."""
+        promise = await self._submit("save_weights_for_sampler", sampling_session_seq_id=self._next(), kind="inflight")
         sampler: str = (await self.client.result(promise))["sampling_session_id"]
         return sampler
 
     async def pinned_sampler(self, path: str) -> str:
-        """A sampler of one checkpoint."""
+        """Return a sampler of one checkpoint."""
         made = await self.client.post(
             "create_sampling_session",
             session_id=self.session,
@@ -135,14 +135,14 @@ class LearningRun:
         return sampler
 
     async def step(self) -> None:
-        """A training step of one sequence, answered."""
+        """Train on one sequence, and wait for the results."""
         promises = await self._step(self._seq_id)
         for promise in promises:
             await self.client.result(promise)
 
     async def _step_and_save(self, number: int) -> dict[str, Any]:
         await self._step(number)
-        return await self._order("save_weights_for_sampler", path=f"v{number}")
+        return await self._submit("save_weights_for_sampler", path=f"v{number}")
 
     async def _step(self, number: int) -> list[dict[str, Any]]:
         (row,) = token_block(_LESSON, vocabulary=self.vocabulary, seed=number).tolist()
@@ -155,11 +155,11 @@ class LearningRun:
         }
         lesson = {"data": [datum], "loss_fn": "cross_entropy"}
         return [
-            await self._order("forward_backward", forward_backward_input=lesson),
-            await self._order("optim_step", adam_params={"learning_rate": _LEARNING_RATE}),
+            await self._submit("forward_backward", forward_backward_input=lesson),
+            await self._submit("optim_step", adam_params={"learning_rate": _LEARNING_RATE}),
         ]
 
-    async def _order(self, endpoint: str, **body: Any) -> dict[str, Any]:
+    async def _submit(self, endpoint: str, **body: Any) -> dict[str, Any]:
         self._seq_id += 1
         return await self.client.post(endpoint, model_id=self.run, seq_id=self._seq_id, **body)
 
@@ -173,7 +173,7 @@ def _tensor(data: Sequence[float], dtype: str) -> dict[str, Any]:
 
 
 def sample_body(sampler: str, seq_id: int, prompt: Sequence[int], *, max_tokens: int, seed: int) -> dict[str, Any]:
-    """A sample of exactly ``max_tokens`` tokens at temperature 1."""
+    """Return the JSON of a sample of exactly ``max_tokens`` tokens at temperature 1."""
     return {
         "sampling_session_id": sampler,
         "seq_id": seq_id,

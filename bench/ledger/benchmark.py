@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from uuid import uuid4
 
 import psycopg
 import uvloop
@@ -24,6 +23,7 @@ from bench.ledger.plans import Sent, explain, hot_statements, is_sequential, row
 from bench.ledger.rows import LedgerRows, copy_into
 from migrations.upgrade import upgrade
 from store.clock import utc_now
+from testing.throwaway_database import throwaway_database
 
 _LONGEST_LINE = 150
 _LIVES_IN_A_TURN = 5
@@ -32,27 +32,27 @@ _ROUNDS_AT_ONCE = 3
 
 @dataclass
 class Filled:
-    """A database of so many rows, and what was measured over it, in milliseconds by call."""
+    """A filled database, and the measurements on it, in milliseconds by call."""
 
     url: str
     made: LedgerRows
     times: dict[str, list[float]] = field(default_factory=dict)
     polls: dict[int, list[float]] = field(default_factory=dict)
-    """Milliseconds of each poll, by number of tenants at once."""
+    """Milliseconds of each poll, by number of tenants working at once."""
     rates: dict[int, list[float]] = field(default_factory=dict)
-    """Operations a second, by tenants at once, of each round."""
+    """Operations a second of each round, by number of tenants working at once."""
 
     def add(self, name: str, milliseconds: float) -> None:
-        """One more measurement."""
+        """Add a measurement of the call ``name``."""
         self.times.setdefault(name, []).append(milliseconds)
 
     def median(self, name: str) -> float:
-        """The median of a call's times, in milliseconds."""
+        """Return the median of a call's times, in milliseconds."""
         return statistics.median(self.times[name])
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--database", default="postgresql+asyncpg://postgres@127.0.0.1:5432/postgres", help="a server's"
@@ -71,27 +71,20 @@ def server_url(url: URL) -> str:
 
 
 @contextmanager
-def throw_away(server: URL, rows: int, tenants: int) -> Iterator[Filled]:
-    """A database with so many operations that ended just now, dropped afterwards."""
-    name = f"weft_bench_{uuid4().hex}"
-    with psycopg.connect(server_url(server), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-        try:
-            url = server.set(database=name)
-            text = url.render_as_string(hide_password=False)
-            upgrade(text)
-            started = perf_counter()
-            made = LedgerRows(rows, tenants, utc_now())
-            with psycopg.connect(server_url(url), autocommit=True) as filling:
-                copy_into(filling, made)
-            print(f"{rows:,} operations written in {perf_counter() - started:.0f} s", flush=True)
-            yield Filled(text, made)
-        finally:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+def filled_database(server: URL, rows: int, tenants: int) -> Iterator[Filled]:
+    """Make a database with ``rows`` operations, the last of which ended just now, and drop it afterwards."""
+    with throwaway_database(server_url(server)) as url:
+        upgrade(url)
+        started = perf_counter()
+        made = LedgerRows(rows, tenants, utc_now())
+        with psycopg.connect(server_url(make_url(url)), autocommit=True) as filling:
+            copy_into(filling, made)
+        print(f"{rows:,} operations written in {perf_counter() - started:.0f} s", flush=True)
+        yield Filled(url, made)
 
 
 async def one_turn(filled: Filled, calls: LedgerCalls, number: int) -> None:
-    """A few lives, one tenant after another, and every other call once."""
+    """Time a few lives of operations, one tenant after another, and every other call once."""
     for step in range(_LIVES_IN_A_TURN):
         lane = calls.lanes[(number * _LIVES_IN_A_TURN + step) % len(calls.lanes)]
         for name, milliseconds in (await calls.life(*lane)).items():
@@ -103,7 +96,7 @@ async def one_turn(filled: Filled, calls: LedgerCalls, number: int) -> None:
 
 
 async def measure(databases: Sequence[Filled], options: argparse.Namespace) -> list[Sent]:
-    """Everything that is timed; returns the statements of the last database's calls."""
+    """Time all calls on all databases. Return the statements that the calls sent to the last database."""
     opened = [(one, LedgerCalls(one.url, one.made, utc_now)) for one in databases]
     try:
         for filled, calls in opened:
@@ -126,7 +119,7 @@ async def measure(databases: Sequence[Filled], options: argparse.Namespace) -> l
 
 
 def explained(filled: Filled, statements: Sequence[Sent]) -> tuple[list[str], int]:
-    """Prints every plan; the names of those that read a table from end to end, and the most rows one reads in vain."""
+    """Print every plan. Return the names of plans that read a table from end to end, and the most rows one reads in vain."""
     sequential, most = [], 0
     with psycopg.connect(server_url(make_url(filled.url)), autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
@@ -144,12 +137,12 @@ def explained(filled: Filled, statements: Sequence[Sent]) -> tuple[list[str], in
 
 
 def percentile_95(values: Sequence[float]) -> float:
-    """Percentiles of at least two values."""
+    """Return the 95th percentile of at least two values."""
     return statistics.quantiles(values, n=20)[-1]
 
 
 def print_tables(small: Filled, large: Filled) -> None:
-    """Calls, then tenants at once."""
+    """Print the table of calls, then the table of tenants working at once."""
     print(f"\n{'call':24}{'10k ms':>10}{'1m ms':>10}{'ratio':>8}")
     for name in small.times:
         before, after = small.median(name), large.median(name)
@@ -194,7 +187,7 @@ def main() -> None:
     tenants = max(map(int, options.tenants.split(",")))
     with ExitStack() as stack:
         small, large = (
-            stack.enter_context(throw_away(server, rows, tenants)) for rows in (options.small, options.large)
+            stack.enter_context(filled_database(server, rows, tenants)) for rows in (options.small, options.large)
         )
         statements = uvloop.run(measure([small, large], options))
         sequential, most = explained(large, statements)

@@ -28,11 +28,11 @@ _MOST_SAMPLES = 1024
 
 
 class _UndoneError(Exception):
-    """Rolls a transaction back."""
+    """Error that rolls a transaction back."""
 
 
 class LedgerCalls:
-    """The calls of one service over one database. Operations are accepted for the runs that ``made`` calls active."""
+    """Calls of one service over one database. Operations are accepted for the runs in ``made.active``."""
 
     def __init__(self, url: str, made: LedgerRows, clock: Clock) -> None:
         self._made = made
@@ -42,11 +42,11 @@ class LedgerCalls:
         self._next = {lane.run: lane.last_seq_id + 1 for lane in made.active}
         self._asked = 0
         self.last_position = made.rows
-        """Position of a trainer that has read everything."""
+        """Position of a trainer that has read all operations."""
 
     @property
     def lanes(self) -> Sequence[tuple[TenantId, RunId]]:
-        """The active run of each tenant."""
+        """Tenant and active run, for each tenant."""
         return [(lane.tenant, lane.run) for lane in self._made.active]
 
     async def close(self) -> None:
@@ -56,7 +56,7 @@ class LedgerCalls:
     # --- one operation ---------------------------------------------------------------------------------------------
 
     async def accept(self, tenant: TenantId, run: RunId) -> RequestId:
-        """Take a pass for the next seq_id of ``run``."""
+        """Accept a ``forward_backward`` for the next seq_id of ``run``, and return its id."""
         seq_id = self._next[run]
         self._next[run] += 1
         batch = a_batch()
@@ -76,7 +76,7 @@ class LedgerCalls:
         return found[-1].position if found else after_position
 
     async def load(self, ids: Sequence[RequestId]) -> list[ReadyOperation]:
-        """Operations with their payloads."""
+        """Return operations with their payloads."""
         async with self.database.read() as session:
             return [replace(one, lease=LEASE) for one in await self.ledger.load(session, ids)]
 
@@ -93,13 +93,13 @@ class LedgerCalls:
         return await self.ledger.status(tenant, request)
 
     async def retrieve(self, tenant: TenantId, request: RequestId) -> None:
-        """Wait for the end, which has come, and read the result. Raises ``RuntimeError`` without one."""
+        """Wait for the end, which has come, and read the result. Raises ``RuntimeError`` when there is no result."""
         status = await self.ledger.wait_until_final(tenant, request, seconds=10)
         if await self.ledger.result(tenant, status) is None:
             raise RuntimeError(f"operation {request} has no result")
 
     async def life(self, tenant: TenantId, run: RunId) -> dict[str, float]:
-        """An operation from its acceptance to its result, a poll between; milliseconds of each part and ``life``."""
+        """Take an operation from acceptance to result, with a poll between. Return milliseconds of each part and ``life``."""
         times: dict[str, float] = {}
         started = perf_counter()
 
@@ -124,7 +124,7 @@ class LedgerCalls:
     # --- calls beside it -------------------------------------------------------------------------------------------
 
     def others(self) -> dict[str, Call]:
-        """The hot calls that no part of a life is; what they write is rolled back."""
+        """Return the hot calls that are not a part of ``life``. Their writes are rolled back."""
         return {
             "poll_any_age": self._poll_any_age,
             "take_samples": self._claim_samples,
@@ -161,7 +161,7 @@ class LedgerCalls:
             await self.ledger.return_samples(transaction, BASE_MODEL, process="a pool", but=["one in hand"])
 
     async def samples_from_start(self) -> None:
-        """The look of a sampler that has just started."""
+        """Read the pending samples, as a sampler does that has just started."""
         await self._samples(0)
 
     async def _has_room(self) -> None:
@@ -192,7 +192,7 @@ class LedgerCalls:
             await prune(transaction, finished_before=self._made.now - GRACE, now=self._made.now)
 
     async def complete_undone(self, operations: Sequence[ReadyOperation]) -> None:
-        """``complete`` without a commit."""
+        """Run ``complete`` and roll it back."""
         async with self._undone() as transaction:
             await self._complete(transaction, operations)
 
@@ -207,7 +207,7 @@ class LedgerCalls:
 
 
 async def at_once(calls: LedgerCalls, tenants: int, seconds: float) -> tuple[int, list[float]]:
-    """Operations that ``tenants`` tenants bring to their results in ``seconds``, and each poll's milliseconds."""
+    """Return how many operations ``tenants`` tenants bring to their results in ``seconds``, and each poll's milliseconds."""
     until = perf_counter() + seconds
     polls: list[float] = []
 

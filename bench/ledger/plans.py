@@ -20,7 +20,7 @@ _OF_THE_LEDGER = re.compile(rf"Scan .*\bon {_BIG}\b")
 _IN_VAIN = re.compile(r"Rows Removed by (?:Filter|Index Recheck): (\d+)")
 _TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE) (\w+)")
 PARTIAL_INDEXES = re.compile(r"ix_operations_(pending|unpruned)\w*|ix_operation_payloads_kept")
-"""Indexes that hold only the rows that are looked for, so that reading one from end to end reads nothing in vain."""
+"""Indexes that hold only the wanted rows, so that reading one from end to end reads no row in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def recorded(engine: AsyncEngine, call: str) -> Iterator[list[Sent]]:
 
 
 async def hot_statements(calls: LedgerCalls) -> list[Sent]:
-    """Every statement of every hot call. Accepts an operation of each tenant, and leaves them pending."""
+    """Return every statement of every hot call. Accepts an operation of each tenant, and leaves the operations pending."""
     accepted: list[Any] = []
     tenant, run = calls.lanes[0]
 
@@ -87,9 +87,9 @@ async def hot_statements(calls: LedgerCalls) -> list[Sent]:
 
 
 def explain(connection: Connection, sent: Sent, *, generic: bool) -> list[str]:
-    """The plan's lines, with what really happened; nothing is kept.
+    """Run the statement and return its plan's lines, with the real rows and times. Its writes are rolled back.
 
-    ``generic``: the plan that a prepared statement keeps when it has been run a few times, made without its parameters.
+    ``generic``: return the plan that a prepared statement gets after a few runs, made without its parameters.
     """
     literals = sql.SQL(", ").join(map(sql.Literal, sent.parameters))
     execution = sql.SQL("EXECUTE hot({})").format(literals) if sent.parameters else sql.SQL("EXECUTE hot")
@@ -109,7 +109,7 @@ def explain(connection: Connection, sent: Sent, *, generic: bool) -> list[str]:
 
 
 def is_sequential(plan: Sequence[str]) -> bool:
-    """Return true when the plan reads one of the ledger's tables, or an index of one, from end to end."""
+    """Return whether the plan reads one of the ledger's tables, or an index of one, from end to end."""
     for node in _nodes(plan):
         found = _INDEX.search(node[0])
         has_condition = any("Index Cond:" in line for line in node)
@@ -121,7 +121,7 @@ def is_sequential(plan: Sequence[str]) -> bool:
 
 
 def rows_in_vain(plan: Sequence[str]) -> int:
-    """The most rows of the ledger's tables that a node of the plan read at a time and threw away."""
+    """Return the most rows of the ledger's tables that a node of the plan read at a time and threw away."""
     return max(
         (
             int(found.group(1))
@@ -135,7 +135,7 @@ def rows_in_vain(plan: Sequence[str]) -> int:
 
 
 def _nodes(plan: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The lines of each node."""
+    """Yield the lines of each node."""
     starts = [place for place, line in enumerate(plan) if "->" in line or place == 0]
     for start, end in pairwise([*starts, len(plan)]):
         yield plan[start:end]

@@ -40,26 +40,26 @@ _SPAN = timedelta(hours=2)
 _POSITIONS = 32
 """Tokens of a datum, a prompt and a sample: about 0.9 kB a payload, 0.2 kB a result."""
 _LONGEST_RUN = 5_000
-"""Operations, then the tenant begins another run."""
+"""Operations of a run before the tenant begins another run."""
 _NOT_YET_SNAPSHOTTED = 32
 STALE = 500
-"""Results that are due for pruning; as many at every size, so that pruning has as much to do."""
+"""Results that are due for pruning: the same number at every size, so that pruning has the same work."""
 _ONE_IN_PENDING, _ONE_IN_FAILED, _ONE_IN_SAMPLES = 1000, 100, 8
 _REMEMBERED = 4000
-"""Finished operations that are kept in mind, to ask for."""
+"""Finished operations whose ids are kept, so that calls can ask for them."""
 
 Row = dict[str, object]
 
 
 def a_batch() -> TrainingBatch:
-    """One sequence."""
+    """Return a batch of one sequence."""
     tokens = np.arange(_POSITIONS, dtype=np.int64)
     weights = np.ones(_POSITIONS, dtype=np.float32)
     return TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [Datum(tokens, tokens + 1, {"weights": weights})])
 
 
 def a_pass_result() -> ForwardBackwardOutput:
-    """The result of ``a_batch``."""
+    """Return the result of ``a_batch``."""
     return ForwardBackwardOutput([np.zeros(_POSITIONS, dtype=np.float32)], {"loss:sum": 1.0})
 
 
@@ -94,31 +94,31 @@ class LedgerRows:
     seed: int = 1
     stale: int = STALE
     finished: list[tuple[TenantId, RequestId]] = field(default_factory=list)
-    """Finished operations whose results are there, not all of them, with their tenants."""
+    """Finished operations whose results are not pruned, with their tenants. Not all of them are kept."""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
         self._old: list[_Lane] = []
         self.active = [_Lane(run_id_for(self.session(one), 1), self.tenant(one)) for one in range(self.tenants)]
-        """The run that each tenant trains, all of it done."""
+        """The run that each tenant trains. All of its operations are done."""
         self._waiting = [_Lane(run_id_for(self.session(one), 0), self.tenant(one)) for one in range(self.tenants)]
         self._samples = 0
 
     def tenant(self, number: int) -> TenantId:
-        """Id of a tenant."""
+        """Return the id of a tenant."""
         return TenantId(f"{number:032x}")
 
     def session(self, number: int) -> SessionId:
-        """Id of a tenant's session."""
+        """Return the id of a tenant's session."""
         return SessionId(f"{number + 0xABCDEF:032x}")
 
     def tenant_rows(self) -> Iterator[Row]:
-        """Rows of ``tenants``."""
+        """Yield rows of ``tenants``."""
         for number in range(self.tenants):
             yield {"id": self.tenant(number), "name": f"tenant{number}", "share": 1.0, "created_at": self.now}
 
     def session_rows(self) -> Iterator[Row]:
-        """Rows of ``sessions``."""
+        """Yield rows of ``sessions``."""
         for number in range(self.tenants):
             yield {
                 "id": self.session(number),
@@ -130,7 +130,7 @@ class LedgerRows:
             }
 
     def run_rows(self) -> Iterator[Row]:
-        """Rows of ``runs``, after the operations."""
+        """Yield rows of ``runs``. Call this after the operations have been read."""
         by_state = {RunState.UNLOADED: self._old, RunState.READY: self.active + self._waiting}
         for state, lanes in by_state.items():
             for lane in lanes:
@@ -158,7 +158,7 @@ class LedgerRows:
                 }
 
     def operation_rows(self) -> Iterator[tuple[Row, Row | None, Row | None]]:
-        """An operation, its payload and its result (None where they are pruned or not there yet), in order."""
+        """Yield each operation with its payload and its result, in order. A part that is pruned or not there yet is None."""
         bodies = {kind: (encode(asked), encode(result), digest(asked)) for kind, (asked, result) in _bodies().items()}
         for number in range(self.rows):
             operation = self._operation(number)
@@ -175,7 +175,7 @@ class LedgerRows:
             )
 
     def _operation(self, number: int) -> Row:
-        """Columns that operations of every kind share, by age: pruned, stale, finished, pending."""
+        """Return the columns that operations of every kind have, by age: pruned, stale, finished, pending."""
         request = RequestId(str(UUID(int=self._random.getrandbits(128), version=4)))
         created = self.now - _SPAN * ((self.rows - number) / self.rows)
         is_pending = number >= self.rows - self.rows // _ONE_IN_PENDING
@@ -201,7 +201,7 @@ class LedgerRows:
         return row
 
     def _place(self, *, is_pending: bool) -> Row:
-        """Tenant, lane, seq_id and kind of the next operation; those that are pending are in lanes of their own."""
+        """Return tenant, lane, seq_id and kind of the next operation. Pending operations are in lanes of their own."""
         number = self._random.randrange(self.tenants)
         if self._random.randrange(_ONE_IN_SAMPLES) == 0:
             self._samples += 1
@@ -243,7 +243,7 @@ def copy_into(connection: Connection, made: LedgerRows) -> None:
 
 
 def tables_of(made: LedgerRows) -> Iterator[tuple[str, list[Row]]]:
-    """The rows by the table's name, in memory: for a few of them."""
+    """Return the rows by the table's name, in memory. Only for small numbers of rows."""
     yield "tenants", list(made.tenant_rows())
     yield "sessions", list(made.session_rows())
     everything = list(made.operation_rows())

@@ -1,9 +1,9 @@
 """Two thousand samples at once while others train, and what light requests feel of it: ``python -m bench.load``.
 
 Starts a Redis, a throw-away PostgreSQL database and ``weft up`` with two APIs, a trainer and a pool. Sixteen tenants keep
-128 samples each open, each on an adapter of its own, four more train, one of them through the real SDK. ``/healthz`` and
-heartbeats are asked at a steady rate all the while. Prints, last, one JSON line; the time before everybody is warm is
-left out of rates and percentiles, not out of ``errors`` and ``hung``.
+128 samples each open, each tenant on an adapter of its own. Four more tenants train, one of them through the real SDK.
+``/healthz`` and heartbeats are asked at a steady rate all the while. Prints, last, one JSON line. The warm-up is left out of
+rates and percentiles, but not out of ``errors`` and ``hung``.
 """
 
 import argparse
@@ -31,7 +31,8 @@ from contracts.base_model import read_base_model_facts
 from engine.model.tiny_model import write_tiny_model
 from store.database import Database
 from store.settings import Settings
-from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from testing.cluster_process import ClusterProcess, RedisProcess
+from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 BASE = "weft/tiny"
 STEP = OperationShape(1, 64)
@@ -45,7 +46,7 @@ Times = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Size of the load and its length in seconds; ``probes`` counts the probes of each kind a second."""
+    """Size of the load and its length in seconds. ``probes``: probes of each kind in a second."""
 
     tenants: int = 16
     concurrent: int = 128
@@ -58,7 +59,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time whose answers count."""
+    """Time from ``begin`` to ``end``, whose answers count."""
 
     begin: float
     end: float
@@ -74,7 +75,7 @@ class Window:
 
 
 class Processors:
-    """Cores that kinds of processes use between two readings."""
+    """Meter of the cores that each kind of process uses."""
 
     def __init__(self, cluster: ClusterProcess, clients: Mapping[str, Sequence[int]]) -> None:
         self._pids: dict[str, list[int]] = {kind: list(pids) for kind, pids in clients.items()}
@@ -98,7 +99,7 @@ class Processors:
 
 
 def make_tenants(settings: Settings, number: int) -> list[str]:
-    """Keys of so many new tenants."""
+    """Make ``number`` new tenants and return their keys."""
 
     async def make(database: Database) -> list[str]:
         return [await new_tenant(database, f"load-{place}") for place in range(number)]
@@ -107,7 +108,7 @@ def make_tenants(settings: Settings, number: int) -> list[str]:
 
 
 def milliseconds(name: str, probes: Mapping[str, Any], window: Window) -> dict[str, float]:
-    """Percentiles of the probes that were due within the window."""
+    """Return percentiles, in milliseconds, of the probes that were due within the window."""
     found = [seconds for due, seconds in probes["answered"] if window.begin <= due < window.end]
     if not found:
         return {}

@@ -1,7 +1,7 @@
 """Many tenants' clients in one light process: each keeps so many samples open, and some train.
 
-A sample is an ``asample`` and then polls of ``retrieve_future`` until it is answered, as the SDK does; the next one
-follows at once.
+A sample is an ``asample``, then polls of ``retrieve_future`` until the answer comes, as in the SDK. The next sample follows
+at once.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ _SHOWN_ERRORS = 10
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
-    """Sample and train until ``ends`` (seconds of ``time.monotonic``), then wait for what is open.
+    """Task: sample and train until ``ends`` (seconds of ``time.monotonic``), then wait for the open requests.
 
-    Every tenant of ``sampling_keys`` keeps ``concurrent`` samples of ``sample_tokens`` tokens open; they begin over
-    ``ramp_seconds``.
+    Every tenant of ``sampling_keys`` keeps ``concurrent`` samples of ``sample_tokens`` tokens open. The first samples begin
+    spread over ``ramp_seconds``.
     """
 
     base_url: str
@@ -46,7 +46,7 @@ class LoadTask:
 
 @dataclass(slots=True)
 class Outcome:
-    """Answers as (sent, answered), in seconds of ``time.monotonic``; a step is two operations."""
+    """Answers as (sent, answered), in seconds of ``time.monotonic``. A step is two operations."""
 
     samples: list[tuple[float, float]] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Outcome:
     hung: int = 0
 
     def note_error(self, error: BaseException) -> None:
-        """Count the error, and remember the first few."""
+        """Count the error, and keep the text of the first few."""
         self.errors += 1
         if len(self.shown_errors) < _SHOWN_ERRORS:
             self.shown_errors.append(repr(error)[:300])
@@ -129,7 +129,7 @@ class LoadClients:
 
 
 def main() -> None:
-    """Read the task, work, say what came of it."""
+    """Read the task, run it, and write the outcome."""
     outcome = uvloop.run(LoadClients(LoadTask(**given_task())).run())
     give_answer(asdict(outcome))
 

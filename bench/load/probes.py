@@ -1,7 +1,7 @@
 """Light requests under load: ``/healthz`` and heartbeats at a steady rate, from a process of their own.
 
 A probe's time runs from the moment it was due, so that a probe that waits for its turn counts as slow, not as absent.
-Each goes over one of several kept connections in turn: the API processes share the port, a connection stays with one.
+Probes use several kept connections in turn. The API processes share one port, and each connection stays with one process.
 """
 
 import asyncio
@@ -21,7 +21,10 @@ _TIMEOUT_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Probes:
-    """One kind's: (due, seconds until the answer), times in seconds of ``time.monotonic``; those without a 200 fail."""
+    """Probes of one kind, as (due, seconds until the answer). ``due`` is in seconds of ``time.monotonic``.
+
+    A probe without a status of 200 is in ``failed``.
+    """
 
     answered: list[tuple[float, float]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -29,7 +32,7 @@ class Probes:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """Probe until ``ends`` (seconds of ``time.monotonic``), each kind ``per_second`` times."""
+    """Task: probe until ``ends`` (seconds of ``time.monotonic``), with ``per_second`` probes of each kind in a second."""
 
     base_url: str
     key: str
@@ -39,7 +42,7 @@ class ProbeTask:
 
 
 async def probe(task: ProbeTask) -> dict[str, Probes]:
-    """Both kinds, side by side, and how late this process itself was woken (``lateness``)."""
+    """Send both kinds of probes side by side. ``lateness``: seconds by which this process itself was woken too late."""
     beat = orjson.dumps({"session_id": task.session_id})
     found = {kind: Probes() for kind in ("healthz", "heartbeat", "lateness")}
     await asyncio.gather(
@@ -82,7 +85,7 @@ async def _steadily(
 
 
 def main() -> None:
-    """Read the task, probe, say what came of it."""
+    """Read the task, probe, and write the outcome."""
     found = uvloop.run(probe(ProbeTask(**given_task())))
     give_answer({kind: asdict(probes) for kind, probes in found.items()})
 

@@ -27,7 +27,7 @@ def _members(group: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields after the name, which may hold anything."""
+    """Return the fields after the process's name, which itself may hold any character. None for a process that has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return None
@@ -46,7 +46,7 @@ def idle_seconds() -> float:
 
 
 def pin_group(group: int, cores: set[int]) -> None:
-    """Keep every thread of every process of the group on ``cores``; threads that they start later inherit it."""
+    """Keep every thread of every process of the group on ``cores``. Threads that start later inherit the cores."""
     for process in _members(group):
         pin(process, cores)
 

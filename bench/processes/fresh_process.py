@@ -1,4 +1,4 @@
-"""Calls in processes of their own: nothing of an earlier measurement is in memory, and its peak is its own."""
+"""Runs a call in a process of its own, so that the memory and its peak are free of earlier measurements."""
 
 import multiprocessing
 import os
@@ -9,11 +9,11 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 _PRELOADED = ["torch", "transformers", "peft", "engine.training.trainer"]
-"""Modules imported once; processes are forked from there before anything has computed."""
+"""Modules imported once, by the server process that the fresh processes are forked from."""
 
 
 def prepare() -> None:
-    """Set what every process of a benchmark inherits. Call first."""
+    """Set the environment that every process of a benchmark inherits. Call this first."""
     # As ``weft serve`` sets it.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -22,7 +22,7 @@ def prepare() -> None:
 
 
 def in_fresh_process(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``call(...)`` in a process that ends with it; raises what it raises."""
+    """Run ``call(...)`` in a process that ends afterwards. Return its result, or raise its error."""
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
         return pool.submit(call, *args, **kwargs).result()

@@ -1,4 +1,4 @@
-"""A bench's own process: one JSON object in, one out, so that its work is scheduled apart from everybody else's."""
+"""A benchmark's helper process: reads one JSON object and writes one. Its work is scheduled apart from other processes'."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class JsonProcess:
-    """``python -m module TASK ANSWER``, which reads one file and writes the other. Use as a context manager."""
+    """Process ``python -m module TASK ANSWER``, which reads the file TASK and writes ANSWER. Use as a context manager."""
 
     def __init__(self, module: str, task: dict[str, Any]) -> None:
         self._module = module
@@ -20,11 +20,11 @@ class JsonProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Id of the process."""
         return self._running().pid
 
     def result(self) -> dict[str, Any]:
-        """Wait for its end and its answer. Raises ``RuntimeError`` without one; its words are on standard error."""
+        """Wait for the process's end and return its answer. Raises ``RuntimeError`` when there is none."""
         status = self._running().wait()
         if status != 0:
             raise RuntimeError(f"{self._module} ended with status {status}")

@@ -7,17 +7,17 @@ _MIB = 2**20
 
 
 def rss_mib(pid: int | None = None) -> float:
-    """Resident memory of a process now, this one by default, in MiB."""
+    """Return the resident memory of a process now, this one by default, in MiB."""
     return _status("VmRSS", pid)
 
 
 def peak_rss_mib(pid: int | None = None) -> float:
-    """The most resident memory that a process has had, in MiB."""
+    """Return the most resident memory that a process has had, in MiB."""
     return _status("VmHWM", pid)
 
 
 def available_mib() -> float:
-    """Memory that the machine can still give without swapping, in MiB."""
+    """Return the memory that the machine can still give without swapping, in MiB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / _MIB for line in lines if line.startswith("MemAvailable:"))
 

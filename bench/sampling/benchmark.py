@@ -1,10 +1,15 @@
 """Rate of samples through weft: ``python -m bench.sampling`` (``make vllm`` first).
 
 One vLLM server on the base ``small``, in float32, and a ``weft serve`` process that samples on it. The same samples over four
-adapters are asked of weft (``asample`` and ``retrieve_future``) and of the server itself, streamed as weft must ask for
-them to be able to cut a sample, and not streamed ("whole"); they take turns. ``router_ratio`` is over whichever of those
-two leaves weft the smaller one. Then the replica that weft has without vLLM, by itself and through a service. Prints tables
-and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
+adapters are asked, in turns, of:
+
+- weft (``asample`` and ``retrieve_future``)
+- the server itself, streamed, as weft must ask to be able to cut a sample
+- the server itself, not streamed ("whole")
+
+``router_ratio`` is weft's rate over the server's; of the two ratios, streamed and whole, it is the smaller one. Then the
+replica that weft has without vLLM is measured, by itself and through a service. Prints tables and, last, one JSON line.
+Nothing else should run meanwhile: all share the machine.
 """
 
 import argparse
@@ -15,8 +20,9 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import rounded
 from bench.sampling.in_process import measure_torch
-from bench.sampling.vllm_server import Row, measure_vllm, show
+from bench.sampling.vllm_server import measure_vllm, show
 from contracts.base_model import read_base_model_facts
 from testing.tenants import make_tenants
 
@@ -25,7 +31,7 @@ _RATIO_AT = 32
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="small", help="tiny or small")
     parser.add_argument("--concurrent", default="1,8,32,64", help="samples at a time, one row each")
@@ -36,11 +42,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--no-vllm", action="store_true", help="only the replica inside weft")
     parser.add_argument("--no-torch", action="store_true", help="only vLLM")
     return parser.parse_args()
-
-
-def rounded(row: Row) -> Row:
-    """Return the row with four decimals."""
-    return {name: round(value, 4) for name, value in row.items()}
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
@@ -59,7 +60,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     if not options.no_torch:
         data = folder / "data-torch"
         (key,) = make_tenants(data, ["sampling"])
-        # A process of its own: OpenMP has read its settings in this one before they were made.
+        # In a process of its own: in this process OpenMP read its settings before they were set.
         found = in_fresh_process(measure_torch, facts, data, key, options)
         show(found)
         figures |= rounded(found)

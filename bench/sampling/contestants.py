@@ -1,4 +1,4 @@
-"""The same samples asked of weft, of a vLLM server itself, of the torch replica itself and by the SDK."""
+"""Contestants of ``bench.sampling``: ask the same samples of weft, of a vLLM server, of the torch replica, and by the SDK."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ class Ask:
 
 
 def asks(number: int, *, lengths: Sequence[int], adapters: int, vocabulary: int, seed: int) -> list[Ask]:
-    """``number`` samples with prompts of their own, lengths and adapters in turn."""
+    """Return ``number`` samples, each with a prompt of its own. Lengths and adapters come in turn."""
     prompts = np.random.default_rng(seed).integers(0, vocabulary, size=(number, PROMPT_TOKENS)).tolist()
     return [
         Ask(prompt, lengths[place % len(lengths)], place % adapters, seed * 100_000 + place)
@@ -51,7 +51,7 @@ def asks(number: int, *, lengths: Sequence[int], adapters: int, vocabulary: int,
 
 @asynccontextmanager
 async def serving(data: Path, facts: BaseModelFacts, environment: Mapping[str, str]) -> AsyncIterator[ServiceProcess]:
-    """``weft serve`` of the base."""
+    """Run ``weft serve`` on the base."""
     service = ServiceProcess(data=data, base_models=[f"{facts.name}={facts.path}"], environment=environment)
     await asyncio.to_thread(service.start)
     try:
@@ -68,7 +68,7 @@ class Contestant(Protocol):
 
 
 async def turn(contestant: Contestant, wanted: Sequence[Ask], concurrent: int) -> float:
-    """Ask for everything, ``concurrent`` at a time; returns tokens a second. Raises ``RuntimeError`` for missing ones."""
+    """Ask for all samples, ``concurrent`` at a time, and return tokens a second. Raises ``RuntimeError`` for missing tokens."""
     waiting = iter(wanted)
 
     async def work() -> int:
@@ -87,7 +87,7 @@ async def turn(contestant: Contestant, wanted: Sequence[Ask], concurrent: int) -
 
 
 class ThroughWeft:
-    """``asample`` and ``retrieve_future``, as JSON, from samplers pinned to the adapters."""
+    """Contestant that calls ``asample`` and ``retrieve_future``, as JSON, on samplers pinned to the adapters."""
 
     def __init__(self, client: WeftClient, samplers: Sequence[str]) -> None:
         self._client = client
@@ -101,7 +101,7 @@ class ThroughWeft:
         return len(result["sequences"][0]["tokens"])
 
     async def submit(self, ask: Ask) -> dict[str, Any]:
-        """The promise of a sample."""
+        """Submit a sample and return its promise."""
         body = sample_body(
             self._samplers[ask.adapter], next(self._seq_ids), ask.prompt, max_tokens=ask.tokens, seed=ask.seed
         )
@@ -128,9 +128,10 @@ def _engine_request(ask: Ask, number: int, adapter: AdapterVersion) -> GenerateR
 
 
 class StraightToVllm:
-    """The very requests that weft sends, sent to the server by a client that keeps its connections.
+    """Contestant that sends the requests that weft sends, by a client that keeps its connections.
 
-    ``is_streamed``: token by token, as weft must read them to be able to cut a sample; else one answer at the end.
+    ``is_streamed``: the tokens come one by one, as weft must read them to be able to cut a sample. Otherwise one answer
+    comes at the end.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ def keeping_session() -> aiohttp.ClientSession:
 
 
 class StraightToTorch:
-    """The replica that ``weft serve`` runs without vLLM, in this process."""
+    """Contestant that runs the replica of ``weft serve`` without vLLM, in this process."""
 
     def __init__(self, replica: TorchReplica, directories: Sequence[Path]) -> None:
         self._replica = replica
@@ -192,7 +193,7 @@ class StraightToTorch:
 
 
 class ThroughSdk:
-    """The real SDK, on threads of its own in this process."""
+    """Contestant that uses the real SDK, on threads of its own in this process."""
 
     def __init__(self, base_url: str, key: str, paths: Sequence[str]) -> None:
         self._service = tinker.ServiceClient(base_url=base_url, api_key=key)
@@ -220,7 +221,7 @@ class Adapters:
 
     @classmethod
     async def make(cls, client: WeftClient, *, base_model: str, vocabulary: int, number: int) -> "Adapters":
-        """Train and open so many; each is sampled once."""
+        """Train ``number`` checkpoints, open a sampler of each, and draw one sample from each."""
         run = await LearningRun.create(client, base_model=base_model, vocabulary=vocabulary)
         await run.save(number)
         weft = ThroughWeft(client, [await run.pinned_sampler(path) for path in run.paths])

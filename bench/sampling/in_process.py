@@ -1,4 +1,4 @@
-"""The replica that weft has without vLLM: by itself, and through a service."""
+"""Rates of the torch replica, which weft uses without vLLM: by itself, and through a service."""
 
 import argparse
 import asyncio
@@ -19,7 +19,7 @@ _WARM_UP_ROUNDS = 1
 
 
 def measure_torch(facts: BaseModelFacts, data: Path, key: str, options: argparse.Namespace) -> dict[str, float]:
-    """Tokens a second of 16 samples over 4 adapters at once and of one sample at a time, in turns."""
+    """Measure, in turns, tokens a second of 16 samples over 4 adapters at once, and of one sample at a time."""
     return asyncio.run(_measure(facts, data, key, options.rounds))
 
 

@@ -1,4 +1,4 @@
-"""Samples through weft against the same samples straight from its vLLM server."""
+"""Rates of samples through weft, beside the same samples asked of weft's vLLM server directly."""
 
 import argparse
 import asyncio
@@ -27,7 +27,7 @@ from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_a
 
 ADAPTERS = 4
 _LENGTHS = (32, 96, 48, 80, 64)
-"""Tokens of samples in turn, 64 in the mean: samples of one length would all begin and end together."""
+"""Tokens of samples in turn, 64 in the mean. Samples of one length would all begin and end at the same time."""
 _WARM_UP_LENGTHS = (16,)
 _CONTEXT, _MAX_RANK, _MAX_LORAS, _MAX_CPU_LORAS = 1024, 32, 8, 65
 _ENVIRONMENT = {
@@ -62,7 +62,7 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProces
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """The contestants, and the processes whose processor time counts."""
+    """Contestants, and the processes whose processor time counts."""
 
     contestants: dict[str, Contestant]
     sdk: ThroughSdk
@@ -73,7 +73,7 @@ class Arena:
 
 @asynccontextmanager
 async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str, *, apart: bool) -> AsyncIterator[Arena]:
-    """A server, weft before it, and clients of both; the adapters are loaded. ``apart``: the server has the first core."""
+    """Run a server, a weft that samples on it, and clients of both, with adapters loaded. ``apart``: the server has core 0."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
             VllmProcess(server_settings(facts.path, facts, folder / "logs" / "vllm.log"))
@@ -100,7 +100,7 @@ async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str, *, ap
 
 
 class Measured:
-    """Tokens a second, and processor seconds of weft and of vLLM for a thousand tokens, of each contestant's turns."""
+    """Measurements of each contestant's turns: tokens a second, and CPU seconds of weft and of vLLM for a thousand tokens."""
 
     def __init__(self, place: Arena, concurrent: int, samples: int) -> None:
         self._place = place
@@ -110,13 +110,13 @@ class Measured:
         self._cpu: dict[str, list[tuple[float, float]]] = {}
 
     async def warm_up(self, contestant: Contestant) -> None:
-        """A short turn that does not count."""
+        """Run a short turn that does not count."""
         vocabulary = self._place.vocabulary
         wanted = asks(self._concurrent, lengths=_WARM_UP_LENGTHS, adapters=ADAPTERS, vocabulary=vocabulary, seed=0)
         await turn(contestant, wanted, self._concurrent)
 
     async def turn(self, name: str, contestant: Contestant, seed: int) -> None:
-        """One turn of ``name``, with the same samples as everybody with that ``seed``."""
+        """Run one turn of ``name``. Turns with the same ``seed`` have the same samples."""
         place = self._place
         wanted = asks(self._samples, lengths=_LENGTHS, adapters=ADAPTERS, vocabulary=place.vocabulary, seed=seed)
         thousands = sum(ask.tokens for ask in wanted) / 1e3
@@ -126,9 +126,9 @@ class Measured:
         self._cpu.setdefault(name, []).append((weft / thousands, vllm / thousands))
 
     def row(self) -> Row:
-        """Medians over rounds; ratios are medians of ratios within rounds.
+        """Return medians over rounds. Ratios are medians of the ratios within rounds.
 
-        ``router_ratio`` is the smaller of both. The faster of both within each round would be whoever was lucky in it.
+        ``router_ratio`` is the smaller of the two medians. Taking the smaller ratio within each round would favour luck.
         """
         row: Row = {"concurrent": self._concurrent}
         for name, rates in self._rates.items():
@@ -145,7 +145,7 @@ class Measured:
 async def measure_vllm(
     folder: Path, facts: BaseModelFacts, data: Path, key: str, options: argparse.Namespace
 ) -> list[Row]:
-    """A row for each number of concurrent samples."""
+    """Measure a row for each number of concurrent samples."""
     rows = []
     async with arena(folder, facts, data, key, apart=options.apart) as place:
         for concurrent in map(int, options.concurrent.split(",")):
@@ -156,7 +156,7 @@ async def measure_vllm(
             for _, contestant in chosen:
                 await measured.warm_up(contestant)
             for number in range(options.rounds):
-                # Whoever goes first in one round goes last in the next.
+                # Each round reverses the order of the round before.
                 for name, contestant in chosen if number % 2 == 0 else reversed(chosen):
                     await measured.turn(name, contestant, seed=number + 1)
             rows.append(measured.row())
@@ -165,5 +165,5 @@ async def measure_vllm(
 
 
 def show(row: Row) -> None:
-    """A line for each figure."""
+    """Print a line for each figure."""
     print("\n".join(f"{name:34} {value:10.3f}" for name, value in row.items()) + "\n", flush=True)

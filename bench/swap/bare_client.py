@@ -1,7 +1,7 @@
-"""The swaps of ``bench.swap`` made at a vLLM server itself, by a client that does as little as any controller must.
+"""Makes the swaps of ``bench.swap`` at a vLLM server directly, with the least work of any controller.
 
-It loads the version, aborts the old one's streams and sends what is left of each under the new name, at the same pace of
-prompts as weft: what vLLM itself takes for a swap. No gate, ledger, tenant or database has a part.
+The client loads the new version, aborts the old version's streams, and asks for the rest of each stream under the new name, at
+the same pace of prompts as weft. The time is vLLM's own for a swap: no gate, ledger, tenant or database has a part.
 """
 
 import asyncio
@@ -31,9 +31,11 @@ _SWAP_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BareLoad:
-    """``streams`` of each of two adapters, ``tokens`` a sample; ``prompt_tokens`` at a time (None: any number).
+    """Size of the load.
 
-    ``swaps`` in ``rounds``, each begun with ``quiet_seconds`` without.
+    - ``streams`` of each of two adapters, of samples of ``tokens`` tokens each.
+    - ``prompt_tokens``: most prompt tokens at a time; None: any number.
+    - ``rounds`` of ``swaps`` swaps each. A round begins with ``quiet_seconds`` without swaps.
     """
 
     vocabulary: int
@@ -56,13 +58,13 @@ class _Server:
         self._base_url = base_url
 
     async def post(self, path: str, body: dict[str, object]) -> None:
-        """A short request."""
+        """POST a request with a short answer."""
         async with self._http.post(self._base_url + path, data=orjson.dumps(body), headers=_JSON) as answer:
             await _expect_success(answer)
             await answer.read()
 
     def generate(self, body: dict[str, object]) -> "aiohttp.client._RequestContextManager":
-        """A sample's answer, as it comes."""
+        """POST a request for a sample, whose answer can be read while it arrives."""
         return self._http.post(self._base_url + GENERATE, data=orjson.dumps(body), headers=_JSON)
 
 
@@ -73,7 +75,7 @@ async def _expect_success(answer: aiohttp.ClientResponse) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """Draws one sample after another from ``version``, and goes on with one that is aborted; ``gaps`` as ``TokenStream``'s."""
+    """Draws one sample after another from ``version``, and continues an aborted sample. ``gaps`` are as in ``TokenStream``."""
 
     server: _Server
     number: int
@@ -87,7 +89,7 @@ class _Stream:
     last: float | None = None
 
     async def run(self) -> None:
-        """Stream samples until ``is_stopping``, the one in hand to its end."""
+        """Stream samples until ``is_stopping``, and the sample in hand to its end."""
         load, number = self.server.load, 0
         while not self.is_stopping:
             tokens = [(self.number * 7 + number * 31 + place * 13) % load.vocabulary for place in range(_PROMPT_TOKENS)]
@@ -137,7 +139,7 @@ class _Stream:
 
 
 class BareTenants:
-    """Two adapters' streams; the first adapter is swapped to the folders in turn, the second stays."""
+    """Streams of two adapters. The first adapter is swapped to the folders in turn, the second adapter stays."""
 
     def __init__(self, server: _Server, folders: Sequence[Path], neighbour: Path) -> None:
         self._server = server
@@ -146,10 +148,10 @@ class BareTenants:
         self._changed = asyncio.Event()
         self._swapped: list[_Stream] = []
         self.streams: list[_Stream] = []
-        """The neighbour's."""
+        """Streams of the second adapter, the neighbour."""
 
     async def run(self) -> list[Round]:
-        """Every round."""
+        """Run and return every round."""
         load, server = self._server.load, self._server
         await self._load("neighbour", self._neighbour)
         await self._load("bare-0", self._folders[0])
@@ -200,7 +202,7 @@ class BareTenants:
 async def bare_rounds(
     base_url: str, folders: Sequence[Path], neighbour: Path, load: BareLoad
 ) -> tuple[BareTenants, list[Round]]:
-    """The neighbour's streams, in ``streams``, and the rounds that they have been through."""
+    """Run the load. Return the tenants, whose ``streams`` are the neighbour's, and the rounds."""
     async with keeping_session() as http:
         tenants = BareTenants(_Server(http, base_url, load), folders, neighbour)
         return tenants, await tenants.run()

@@ -1,11 +1,13 @@
 """Cost of an adapter's swap: ``python -m bench.swap`` (``make vllm`` first).
 
 A ``weft serve`` process with one vLLM server of its own on the base ``small``, in float32, and two tenants who each stream from
-a live sampler. One has a newer version of its adapter published again and again; a swap lasts from just before the request
-to the first token on the new weights. Rounds without and with swaps take turns, and the neighbour's gaps between tokens
-are compared within a round. Afterwards every token's logprob is computed again with torch under the version that it is
-said to be of. With ``--bare`` the same swaps are then made at a server like weft's by a client that does nothing else: what
-vLLM itself takes for them. Prints a table and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
+a live sampler. One tenant has a newer version of its adapter published again and again. A swap lasts from just before the
+request to the first token on the new weights. In each round a quiet time comes first, then swaps; the neighbour's gaps between
+tokens are compared within a round. Afterwards every token's logprob is computed again with torch, under the version that the
+stream names for the token.
+
+With ``--bare`` the same swaps are then made at a vLLM server directly, which shows the time that vLLM itself takes. Prints a
+table and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import print_figures
 from bench.sampling.vllm_server import server_settings
 from bench.swap.bare_client import BareLoad, bare_rounds
 from bench.swap.figures import Figures, bare_figures, swap_figures
@@ -42,7 +45,7 @@ _ENVIRONMENT = {
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--swaps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=10, help="in which the swaps are made")
@@ -62,7 +65,7 @@ def parse_options() -> argparse.Namespace:
 async def stream_and_swap(
     tenants: tuple[SwapTenant, SwapTenant], options: argparse.Namespace, versions: int
 ) -> list[Round]:
-    """Every round, while both tenants stream; the first tenant's adapter is swapped."""
+    """Run every round while both tenants stream. The first tenant's adapter is swapped."""
     swapped, neighbour = tenants
     for tenant in tenants:
         await tenant.start(options.streams, tokens=options.tokens)
@@ -87,7 +90,7 @@ async def stream_and_swap(
 async def load(
     base_url: str, keys: list[str], vocabulary: int, options: argparse.Namespace
 ) -> tuple[tuple[SwapTenant, SwapTenant], list[Round]]:
-    """Both tenants, finished, and the rounds that they have been through."""
+    """Run the load. Return both tenants, finished, and the rounds."""
     versions = options.versions or options.swaps + _WARM_UP_SWAPS + 1
     async with (
         SwapTenant(base_url, keys[0], number=0, vocabulary=vocabulary) as swapped,
@@ -99,7 +102,7 @@ async def load(
 
 
 async def measure_bare(folder: Path, data: Path, model: Path, options: argparse.Namespace) -> Figures:
-    """The same swaps of the same adapters, without weft."""
+    """Measure the same swaps of the same adapters without weft."""
     facts = read_base_model_facts(BASE, model, None)
     folders = sorted(found.parent for found in (data / CHECKPOINTS).rglob("adapter_model.safetensors"))
     settings = replace(
@@ -158,6 +161,4 @@ def main() -> None:
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         figures = measure(Path(folder), options)
-    for name, value in figures.items():
-        print(f"{name:34} {value:10.2f}")
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    print_figures(figures)

@@ -1,4 +1,4 @@
-"""Figures of ``bench.swap``, from the streams' arrivals."""
+"""Figures of ``bench.swap``, computed from the arrival times of streamed tokens."""
 
 import statistics
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ _AFTER_SECONDS = 0.05
 
 
 class WithGaps(Protocol):
-    """A stream: (begin, end) between arrivals of a sample's tokens."""
+    """A stream that knows its gaps, (begin, end) between arrivals of a sample's tokens."""
 
     @property
     def gaps(self) -> list[tuple[float, float]]: ...
 
 
 class Gaps:
-    """All gaps between tokens of a tenant's streams, by their ends."""
+    """All gaps between tokens of a tenant's streams, in the order of their ends."""
 
     def __init__(self, streams: Sequence[WithGaps]) -> None:
         pairs = sorted((end, begin) for stream in streams for begin, end in stream.gaps)
@@ -31,30 +31,30 @@ class Gaps:
         self._begins: NDArray[np.float64] = table[:, 1]
 
     def within(self, begin: float, end: float) -> NDArray[np.float64]:
-        """Seconds of the gaps that lie within."""
+        """Return the seconds of the gaps that lie between ``begin`` and ``end``."""
         chosen = (self._begins >= begin) & (self._ends <= end)
         return self._ends[chosen] - self._begins[chosen]
 
     def largest(self, begin: float, end: float) -> float:
-        """Seconds of the largest gap that touches the window; 0 without one."""
+        """Return the seconds of the largest gap that touches the window; 0 without a gap."""
         chosen = (self._begins <= end) & (self._ends >= begin)
         return float((self._ends[chosen] - self._begins[chosen]).max(initial=0.0))
 
 
 def window(swap: Swap) -> tuple[float, float]:
-    """The time in which a swap may be felt."""
+    """Return the time, (begin, end), in which a swap may delay tokens."""
     return swap.asked, swap.first + _AFTER_SECONDS
 
 
 def control_windows(turn: Round) -> list[tuple[float, float]]:
-    """Windows in the round's quiet time, each as long as one of its swaps."""
+    """Return windows in the round's quiet time, each as long as one of the round's swaps."""
     length = statistics.median(end - begin for begin, end in map(window, turn.swaps))
     begin, end = turn.quiet
     return [(begin + number * length, begin + (number + 1) * length) for number in range(int((end - begin) / length))]
 
 
 def neighbour_figures(gaps: Gaps, rounds: Sequence[Round]) -> Figures:
-    """Largest gaps in windows of swaps, and in windows without, over the same round's p99 without swaps."""
+    """Return figures of the largest gaps in windows with and without swaps, over the same round's p99 without swaps."""
     p50s, p99s, largest, ratios, control_ratios = [], [], [], [], []
     for turn in rounds:
         if not turn.swaps:
@@ -78,7 +78,7 @@ def neighbour_figures(gaps: Gaps, rounds: Sequence[Round]) -> Figures:
 
 
 def swap_figures(swapped: SwapTenant, neighbour: SwapTenant, rounds: Sequence[Round]) -> Figures:
-    """All that needs no look at the weights."""
+    """Return the figures that need no look at the weights."""
     swaps = [swap for turn in rounds for swap in turn.swaps]
     firsts = np.array([swap.first - swap.asked for swap in swaps]) * 1e3
     samples = swapped.samples + neighbour.samples
@@ -102,7 +102,7 @@ def swap_figures(swapped: SwapTenant, neighbour: SwapTenant, rounds: Sequence[Ro
 
 
 def bare_figures(streams: Sequence[WithGaps], rounds: Sequence[Round]) -> Figures:
-    """Figures of swaps made at vLLM itself; ``streams`` are the neighbour's."""
+    """Return the figures of swaps made at vLLM directly. ``streams`` are the neighbour's."""
     swaps = [swap for turn in rounds for swap in turn.swaps]
     firsts = np.array([swap.first - swap.asked for swap in swaps]) * 1e3
     found = {

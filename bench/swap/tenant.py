@@ -1,4 +1,4 @@
-"""A tenant with a live sampler, streams from it and versions to swap to."""
+"""A benchmark tenant with a live sampler, streams of samples from it, and checkpoints to swap to."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -16,7 +16,12 @@ _LAST_SAMPLES_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Times in seconds: the request, its answer, the first token on the new weights, and that every stream has one."""
+    """Times of one swap, in seconds of ``perf_counter``.
+
+    - ``asked``, ``answered``: the request and its answer.
+    - ``first``: first token on the new weights.
+    - ``all_shown``: time at which every stream has a token on the new weights.
+    """
 
     asked: float
     answered: float
@@ -26,22 +31,23 @@ class Swap:
 
 @dataclass(slots=True)
 class Round:
-    """A while without swaps, then swaps."""
+    """A round of the benchmark: a quiet time without swaps, (begin, end), then swaps."""
 
     quiet: tuple[float, float] = (0.0, 0.0)
     swaps: list[Swap] = field(default_factory=list)
 
     async def be_quiet(self, seconds: float) -> None:
-        """Let the streams run."""
+        """Let the streams run for ``seconds`` without a swap."""
         begin = perf_counter()
         await asyncio.sleep(seconds)
         self.quiet = (begin, perf_counter())
 
 
 class SwapTenant:
-    """Use as an async context manager; ``learn``, ``start``, any number of ``swap``, ``finish``.
+    """Tenant whose adapter is swapped while its samples stream. Use as an async context manager.
 
-    ``names[0]`` is the version at the start, ``names[k + 1]`` was asked for at ``asked[k]``.
+    Call ``learn``, ``start``, any number of ``swap``, then ``finish``. ``names[0]`` is the version at the start;
+    ``names[k + 1]`` was asked for at ``asked[k]``.
     """
 
     def __init__(self, base_url: str, key: str, *, number: int, vocabulary: int) -> None:
@@ -69,14 +75,14 @@ class SwapTenant:
         return self._run
 
     async def learn(self, base_model: str, versions: int) -> None:
-        """Make a run with so many checkpoints."""
+        """Make a run with ``versions`` checkpoints."""
         self._run = await LearningRun.create(
             self._client, base_model=base_model, vocabulary=self._vocabulary, seed=self._number
         )
         await self._run.save(versions)
 
     async def start(self, streams: int, *, tokens: int) -> None:
-        """Stream from the first checkpoint, ``tokens`` a sample; returns once every stream has a token."""
+        """Begin ``streams`` streams of samples of ``tokens`` tokens each. Return once every stream has a token."""
         sampler = await self.run.live_sampler()
         self.names.append(await self._reload(self.run.paths[0]))
         for number in range(streams):
@@ -93,7 +99,7 @@ class SwapTenant:
         await self._until_all_show(self.names[0])
 
     async def swap(self, path: int) -> Swap:
-        """Have the live sampler follow checkpoint number ``path``; returns once every stream has shown it."""
+        """Have the live sampler follow checkpoint number ``path``. Return once every stream has a token of that version."""
         self._first_seen.clear()
         asked = perf_counter()
         self.asked.append(asked)
@@ -104,7 +110,7 @@ class SwapTenant:
         return Swap(asked, answered, self._first_seen[version], perf_counter())
 
     async def finish(self) -> None:
-        """Let the samples in hand end."""
+        """Stop the streams once their present samples have ended."""
         for stream in self.streams:
             stream.stop()
         async with asyncio.timeout(_LAST_SAMPLES_SECONDS):

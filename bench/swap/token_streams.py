@@ -1,4 +1,4 @@
-"""Samples that stream without end: what came when, and of which version."""
+"""Streams of samples without end, which record when each token came and of which version it is."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,11 +13,11 @@ import orjson
 from bench.clients.weft_client import WeftClient, sample_body
 
 Span = tuple[str, int, int]
-"""Version, first token, token after the last."""
+"""Version, index of the first token, index after the last token."""
 
 
 class Tokens(msgspec.Struct):
-    """A ``tokens`` event."""
+    """Data of a server-sent ``tokens`` event."""
 
     version: str
     tokens: list[int]
@@ -26,14 +26,14 @@ class Tokens(msgspec.Struct):
 
 @dataclass(slots=True)
 class Sample:
-    """One streamed sample of ``wanted`` tokens. ``done`` is the end's own account, ``report`` that of ``/samples``."""
+    """One streamed sample of ``wanted`` tokens. ``done`` is the stream's last event, ``report`` the answer of ``/samples``."""
 
     prompt: list[int]
     wanted: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     changes: list[tuple[str, int]] = field(default_factory=list)
-    """Versions, each with its first token."""
+    """Versions, each with the index of its first token."""
     request_id: str = ""
     done: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
@@ -49,14 +49,14 @@ class Sample:
 
     @property
     def spans(self) -> list[Span]:
-        """Tokens in the order of arrival."""
+        """Version spans of the tokens, in the order of arrival."""
         ends = [*(start for _, start in self.changes[1:]), len(self.tokens)]
         return [(version, start, end) for (version, start), end in zip(self.changes, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A run of ``tokens`` tokens of ``version``, beginning at ``at``."""
+    """Arrival of ``tokens`` tokens of ``version`` without a break, from ``at`` on."""
 
     at: float
     version: str
@@ -66,7 +66,8 @@ class Arrival:
 class TokenStream:
     """Streams one sample after another from ``sampler``; ``on_version`` is called when its version changes.
 
-    ``gaps`` are (begin, end) between arrivals of a sample's tokens; ``arrivals`` one entry a change of version or sample.
+    ``gaps`` are (begin, end) between arrivals of a sample's tokens. ``arrivals`` has an entry for each change of version or
+    sample.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class TokenStream:
         self._count = 0
 
     def stop(self) -> None:
-        """End with the sample in hand."""
+        """Have ``run`` end after the present sample."""
         self._stopping = True
 
     async def run(self) -> None:
@@ -153,14 +154,14 @@ class TokenStream:
             self._on_version()
 
     def _note(self) -> None:
-        """The tokens since the last change, as an arrival."""
+        """Record the tokens since the last change as an arrival."""
         if self._count and self.shown is not None:
             self.arrivals.append(Arrival(self.shown_at, self.shown, self._count))
         self._count = 0
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[bytes, bytes]]:
-    """Name and data of each server-sent event; weft writes data on one line."""
+    """Yield name and data of each server-sent event. weft writes data on one line."""
     rest = b""
     async for data in answer.content.iter_any():
         *events, rest = (rest + data).split(b"\n\n")

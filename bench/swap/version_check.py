@@ -1,4 +1,4 @@
-"""Check of streamed tokens: each must be of the version that the stream names, and of one that was due."""
+"""Checks streamed tokens: each token must be of the version that the stream names, and that version must have been due."""
 
 import asyncio
 from bisect import bisect_right
@@ -16,15 +16,15 @@ from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, GenerateRequest, PromptScored, PromptScoring
 
 TOLERANCE = 1e-3
-"""Between vLLM's and torch's logprob of a token, both in float32."""
+"""Largest difference between vLLM's and torch's logprob of a token, both in float32."""
 _AT_ONCE = 8
 _COMPARED_SPANS = 40
 
 
 def undue_tokens(arrivals: Sequence[Arrival], names: Sequence[str], asked: Sequence[float]) -> int:
-    """Tokens of a stream whose version was not due: ``names[k + 1]`` was asked for at ``asked[k]``.
+    """Return the number of tokens of a stream whose version was not due: ``names[k + 1]`` was asked for at ``asked[k]``.
 
-    Due is the newest version asked for and, until the stream has shown that, the one before.
+    Due is the newest version asked for. The version before it is due, too, until the stream has shown the newest.
     """
     wrong, shown = 0, -1
     for arrival in arrivals:
@@ -37,7 +37,7 @@ def undue_tokens(arrivals: Sequence[Arrival], names: Sequence[str], asked: Seque
 
 
 def unlike_tokens(sample: Sample) -> int:
-    """Tokens that the end or the report of a finished sample tells otherwise than the stream did."""
+    """Return the number of tokens that a finished sample's last event or report tells otherwise than the stream did."""
     if sample.done is None or sample.report is None:
         return 0
     told: list[int] = sample.done["sequences"][0]["tokens"]
@@ -52,10 +52,10 @@ def _versions(spans: Sequence[Span]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """``wrong`` of ``tokens`` do not have the logprob that their version gives them.
+    """Result of the check: ``wrong`` of ``tokens`` tokens do not have the logprob that their version gives them.
 
-    ``told_apart``: the share of tokens whose logprob under the version before or after is another one, which is how much
-    the check can see.
+    ``told_apart``: fraction of the tokens whose logprob is different under the version before or after. Only for these can
+    the check see a wrong version.
     """
 
     tokens: int
@@ -64,7 +64,7 @@ class Scored:
 
 
 def score(model: Path, checkpoints: Path, samples: Sequence[Sample]) -> Scored:
-    """Recompute the logprob of every streamed token with torch, under its version in ``checkpoints``, in one pass a span."""
+    """Recompute the logprob of every streamed token with torch, under its version in ``checkpoints``, one pass for each span."""
     base = BaseModel.load(read_base_model_facts("scored", model, None), dtype="float32", device="cpu")
     return asyncio.run(_Scorer(base, checkpoints).score(samples))
 

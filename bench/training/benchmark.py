@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.processes.fresh_process import in_fresh_process, prepare
+from bench.report import rounded
 from bench.training.row import RowTask, ServiceAddress, measure_row
 from bench.workload import OperationShape
 from testing.cluster_process import started_service
@@ -44,7 +45,7 @@ _WIDTH = 11
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bases", "--base", default="small", help="of tiny, small, large; comma between")
     parser.add_argument("--tenants", default="1,4,16,64", help="numbers of tenants")
@@ -66,7 +67,7 @@ def numbers(text: str) -> list[int]:
 
 @contextmanager
 def serving(base: str, model: Path, options: argparse.Namespace) -> Iterator[ServiceAddress | None]:
-    """A service of one base, and keys of as many tenants as any row needs; None without ``--service-tenants``."""
+    """Run a service of one base with as many tenants as any row needs. Yields None without ``--service-tenants``."""
     tenants = [] if options.no_service else numbers(options.service_tenants)
     if not tenants:
         yield None
@@ -83,7 +84,7 @@ def serving(base: str, model: Path, options: argparse.Namespace) -> Iterator[Ser
 
 
 def measure_base(base: str, folder: Path, options: argparse.Namespace) -> Iterator[Row]:
-    """Every row of one base, as soon as it is measured."""
+    """Yield every row of one base as soon as the row is measured."""
     model = folder / base
     in_fresh_process(write_base, base, model, dtype=options.dtype)
     with serving(base, model, options) as service:
@@ -107,15 +108,10 @@ def measure_base(base: str, folder: Path, options: argparse.Namespace) -> Iterat
 
 
 def shown(value: float | str | None) -> str:
-    """A cell of the table."""
+    """Return a value as a cell of the table."""
     if isinstance(value, float):
         return f"{value:.2f}" if value < 100 else f"{value:.0f}"
     return "-" if value is None else str(value)
-
-
-def rounded(row: Row) -> Row:
-    """Return the row with four decimals."""
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def main() -> None:

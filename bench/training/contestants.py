@@ -26,30 +26,30 @@ from engine.training.trainer import PassItem, Trainer
 
 Block = NDArray[np.int64]
 SMALL_TOKENS = 2048
-"""Up to this many tokens a step is cheap enough to be made for warming up alone."""
+"""Most tokens of a step that is cheap enough to be made only for warming up."""
 TURN_SECONDS = 0.5
-"""A turn repeats steps for about this long; one step at least."""
+"""Seconds that a turn repeats steps for, about; one step at least."""
 _MOST_STEPS = 50
 _SERVICE_WARM_UP_SECONDS = 8.0
 _SERVICE_TURN_SECONDS = 6.0
 _SERVICE_STEPS = (6, 60)
 _IN_FLIGHT = 2
 _PEAK_OVER_SAVED = 2.0
-"""A step's peak of memory over what its forward pass keeps for the backward one, as seen on the CPU."""
+"""Ratio of a step's peak memory to the memory that its forward pass keeps for the backward pass, as seen on the CPU."""
 _SEQUENTIAL_TURN_TOKENS = 4096
-"""One tenant after another, a turn need not visit them all: the rate is that of any of them."""
+"""Most tokens of a turn that visits one tenant after another. The rate is the same for all tenants, so some suffice."""
 
 
 class Contestant(Protocol):
-    """Takes turns with the others."""
+    """Way to train the tenants' operations, which takes turns with other contestants."""
 
     def turn(self) -> float:
-        """A few steps; their rate in tokens a second."""
+        """Make a few steps and return their rate in tokens a second."""
         ...
 
 
 class _StepContestant(ABC):
-    """A contestant whose steps are function calls; ``step_seconds`` is what one was last seen to take."""
+    """A contestant whose steps are function calls. ``step_seconds``: seconds of a step as last measured."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -57,7 +57,7 @@ class _StepContestant(ABC):
 
     @abstractmethod
     def step(self) -> int:
-        """One step; returns the tokens computed."""
+        """Make one step and return the number of tokens computed."""
 
     def turn(self) -> float:
         """Steps for about ``TURN_SECONDS``; their rate in tokens a second."""
@@ -71,7 +71,7 @@ class _StepContestant(ABC):
 
 
 class EngineContestant(_StepContestant):
-    """weft's trainer called directly: one pass over all runs, then one AdamW call for all."""
+    """weft's trainer called directly: one pass over all runs, then one AdamW call for all runs."""
 
     def __init__(self, trainer: Trainer, name: str, blocks: Sequence[Block], device: torch.device) -> None:
         super().__init__(device)
@@ -87,9 +87,9 @@ class EngineContestant(_StepContestant):
         self._tokens = tokens_of(blocks)
 
     def warm_up(self) -> float:
-        """One whole step; returns the first run's summed loss before it.
+        """Make one whole step and return the first run's summed loss before the step.
 
-        Optimiser moments exist before (as zeros), so that memory is what every later step takes.
+        Optimiser moments are made first (as zeros), so that this step takes as much memory as every later step.
         """
         self._optimise()
         started = time.perf_counter()
@@ -99,7 +99,7 @@ class EngineContestant(_StepContestant):
         return loss
 
     def step(self) -> int:
-        """One step of all runs; returns the tokens computed. Raises ``WeftError`` when one fails."""
+        """Make one step of all runs and return the number of tokens computed. Raises ``WeftError`` when an operation fails."""
         self._compute()
         self._optimise()
         return self._tokens
@@ -119,9 +119,9 @@ class EngineContestant(_StepContestant):
 
 
 class PeftContestant(_StepContestant):
-    """Plain PEFT, the blocks one after another, each on its own adapter; a single block is the whole batch at once.
+    """Plain PEFT, the blocks one after another, each on its own adapter. A single block is the whole batch at once.
 
-    ``most_tokens`` bounds a turn's step: the next ones go on where it ended.
+    ``most_tokens`` bounds the tokens of a step. The next step continues with the block after the last one.
     """
 
     def __init__(
@@ -137,18 +137,18 @@ class PeftContestant(_StepContestant):
         """Rate of the last turn in tokens a second, without the time of ``set_adapter``."""
 
     def warm_up(self) -> float:
-        """A step on at most ``SMALL_TOKENS`` of the first block; returns its summed loss before the step."""
+        """Make a step on at most ``SMALL_TOKENS`` of the first block, and return their summed loss before the step."""
         block = self._blocks[0]
         rows = max(1, min(len(block), SMALL_TOKENS // (block.shape[1] - 1)))
         started = time.perf_counter()
         loss = float(self._train(0, block[:rows]))
         elapsed = time.perf_counter() - started
-        share = rows * (block.shape[1] - 1) / min(self._tokens, self._most_tokens or self._tokens)
-        self.step_seconds = elapsed / share
+        part_of_step = rows * (block.shape[1] - 1) / min(self._tokens, self._most_tokens or self._tokens)
+        self.step_seconds = elapsed / part_of_step
         return loss
 
     def fits(self) -> bool:
-        """Return true when a step fits into the machine's memory, judged by a ``warm_up``; on CUDA, by trying."""
+        """Return whether a step fits into the machine's memory, judged by a ``warm_up``; on CUDA, by trying."""
         if self.device.type == "cuda":
             return self._tried()
         with self._reference.counting_saved_bytes() as saved:
@@ -175,7 +175,7 @@ class PeftContestant(_StepContestant):
         return rate
 
     def step(self) -> int:
-        """The next tenants, all unless ``most_tokens`` stops before; returns the tokens computed."""
+        """Train the next tenants, all or as many as ``most_tokens`` allows. Return the number of tokens computed."""
         tokens = 0
         for _ in self._blocks:
             block = self._blocks[self._next]
@@ -192,19 +192,19 @@ class PeftContestant(_StepContestant):
 
 
 def sequential_peft(reference: PeftReference, blocks: Sequence[Block], device: torch.device) -> PeftContestant:
-    """One tenant after another."""
+    """Return a contestant that trains one tenant after another, with a bounded number of tokens in a step."""
     return PeftContestant(reference, blocks, device, most_tokens=_SEQUENTIAL_TURN_TOKENS)
 
 
 class ServiceContestant:
     """A ``weft serve`` process and tenants on the real SDK in another, each with two steps in flight.
 
-    Its seconds are those of all turns: by the wall, of clients, of the service's own process, of its children, and of idle
-    cores.
+    The counted seconds are sums over all turns: elapsed time, and CPU time of the clients, of the service's own process,
+    of the service's children, and of idle cores.
     """
 
     def __init__(self, clients: SdkClients, shape: OperationShape, vocabulary: int, pid: int) -> None:
-        """``pid`` is the service's."""
+        """Take ``pid`` as the service's process id."""
         self._clients = clients
         self._shape = shape
         self._vocabulary = vocabulary
@@ -214,7 +214,7 @@ class ServiceContestant:
         self.client_cpu_s = self.own_cpu_s = self.children_cpu_s = self.idle_s = 0.0
 
     def warm_up(self) -> None:
-        """Train until the service computes as it does under load."""
+        """Train until the service's rate is steady."""
         self._clients.start_run(
             self._shape, vocabulary=self._vocabulary, in_flight=_IN_FLIGHT, seconds=_SERVICE_WARM_UP_SECONDS
         )
@@ -222,7 +222,7 @@ class ServiceContestant:
         self.step_seconds = report.wall_s / max(1, min(map(len, report.steps)))
 
     def turn(self) -> float:
-        """Steps for about six seconds, six at least; their rate in tokens a second, the ends included."""
+        """Make steps for about six seconds, six at least. Return their rate in tokens a second, first and last step included."""
         least, most = _SERVICE_STEPS
         steps = _steps_in(_SERVICE_TURN_SECONDS, self.step_seconds, least=least, most=most)
         before = self._seconds()
@@ -241,7 +241,7 @@ class ServiceContestant:
 
 
 def tokens_of(blocks: Sequence[Block]) -> int:
-    """Tokens that a step over the blocks computes."""
+    """Return the number of tokens that a step over the blocks computes."""
     return sum(block.shape[0] * (block.shape[1] - 1) for block in blocks)
 
 

@@ -18,7 +18,7 @@ from bench.workload import ALPHA, LEARNING_RATE, RANK
 class PeftReference:
     """A Hugging Face model with ``adapters`` LoRA adapters in it, as PEFT's documentation puts them there.
 
-    ``switch_seconds`` is what ``set_adapter`` has taken so far; its cost grows with the number of adapters.
+    ``switch_seconds`` are the seconds in ``set_adapter`` so far. Its cost grows with the number of adapters.
     """
 
     def __init__(self, model: Path, *, adapters: int, device: str, dtype: str) -> None:
@@ -50,7 +50,7 @@ class PeftReference:
         ]
 
     def step(self, adapter: int, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Forward, backward and AdamW step of one adapter on int64 (sequences, length); returns the summed loss."""
+        """Run forward, backward and AdamW step of one adapter on int64 (sequences, length), and return the summed loss."""
         if len(self._names) > 1:
             started = time.perf_counter()
             self._model.set_adapter(self._names[adapter])
@@ -65,7 +65,7 @@ class PeftReference:
 
     @contextmanager
     def counting_saved_bytes(self) -> Iterator[dict[int, int]]:
-        """Count what steps inside the block keep for their backward passes: bytes by storage, without the model's weights."""
+        """Count the bytes that steps inside the block keep for backward passes, by storage, without the model's weights."""
         own = {parameter.untyped_storage().data_ptr() for parameter in self._model.parameters()}
         found: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""One row of ``bench.training``, measured in a process of its own: its peak of memory is then that row's."""
+"""One row of ``bench.training``, measured in a process of its own, so that the process's peak of memory is the row's."""
 
 import os
 import statistics
@@ -47,7 +47,7 @@ class ServiceAddress:
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """A row to measure: at most ``repeats`` rounds, none begun once ``seconds`` of rounds have passed."""
+    """A row to measure, in at most ``repeats`` rounds. No round begins once the rounds have taken ``seconds``."""
 
     base: str
     model: Path
@@ -62,12 +62,14 @@ class RowTask:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A row. Rates in tokens a second; ratios are medians over rounds; None is not measured.
+    """A measured row. Rates are in tokens a second, ratios are medians over rounds, None is not measured.
 
-    ``single_tenant_tokens_per_s`` is the faster of PEFT and engine with one adapter and the whole batch.
-    ``peak_rss_mib`` is the process's before anything but the fused contestant was loaded. ``share_of_floor`` is the
-    fused rate over what the measured rate of matrix products would allow. ``client_cpu_share`` is of all cores; cores that the
-    service's own process and its children take, and those that are idle, are of the service's turns.
+    - ``single_tenant_tokens_per_s``: the faster of PEFT and engine, with one adapter and the whole batch.
+    - ``peak_rss_mib``: peak memory of the process while only the fused contestant was loaded.
+    - ``share_of_floor``: the fused rate over the rate that the measured rate of matrix products would allow.
+    - ``client_cpu_share``: the clients' part of all cores, during the service's turns.
+    - ``service_own_cores``, ``service_children_cores``, ``idle_cores``: cores used by the service's own process and by its
+      children, and idle cores, during the service's turns.
     """
 
     base: str
@@ -129,7 +131,7 @@ class Row:
         return PeftReference(self._task.model, adapters=adapters, device=str(self._base.device), dtype=self._task.dtype)
 
     def _warm_single(self, single: EngineContestant) -> EngineContestant:
-        """The fused contestant has warmed the same code: large batches are spared another step."""
+        """Warm up ``single``, unless its batch is large: the fused contestant has warmed the same code."""
         if self._tokens <= SMALL_TOKENS:
             single.warm_up()
         else:
@@ -141,12 +143,12 @@ class Row:
         return single if single.fits() else None
 
     def _check_same_work(self, ours: float, theirs: float) -> None:
-        """The first tenant's loss, with adapters that are zero yet. Raises ``RuntimeError`` when they differ."""
+        """Compare the first tenant's losses, before any step has changed an adapter. Raises ``RuntimeError`` when they differ."""
         if not np.isclose(ours, theirs, rtol=_LOSS_TOLERANCE[self._task.dtype]):
             raise RuntimeError(f"the contestants do not compute the same: loss {ours} in the engine, {theirs} in PEFT")
 
     def measure(self) -> RowResult:
-        """Rounds in which each contestant takes a turn."""
+        """Measure rounds in which each contestant takes a turn."""
         contestants: dict[str, Contestant | None] = {
             _FUSED: self._fused,
             _SEQUENTIAL: self._sequential,
@@ -157,7 +159,7 @@ class Row:
         rates: Rates = {name: [] for name in _NAMES}
         rounds, started = 0, perf_counter()
         while rounds == 0 or (rounds < self._task.repeats and perf_counter() - started < self._task.seconds):
-            # Each round begins with another one: what the one before leaves behind (caches, the service's last work) is shared.
+            # Each round begins with another contestant, so that none always runs after the same one's caches and last work.
             first = rounds % len(contestants)
             for name, contestant in (*list(contestants.items())[first:], *list(contestants.items())[:first]):
                 if contestant is not None:
@@ -211,7 +213,7 @@ class Row:
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float | None:
-    """Median over rounds of the two contestants' turns in the same round."""
+    """Return the median over rounds of the ratio of two contestants' rates in the same round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True)) if ours and theirs else None
 
 

@@ -1,4 +1,4 @@
-"""Checks a batch before it joins a fused pass: one bad index would fail the pass of every tenant in it.
+"""Checks a training batch before it joins a fused pass, since one bad index would fail the batches of all tenants in the pass.
 
 The API makes the same checks on arrival. This module keeps the engine safe without them.
 """

@@ -1,4 +1,4 @@
-"""Default sizes, taken from the machine: tokens of a pass, memory for adapters."""
+"""Default sizes for this machine: the tokens of one training pass, and the bytes of memory for adapters."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _ADAPTER_DIVISOR = 4
 
 
 def default_pass_token_budget(base: BaseModel) -> int:
-    """Return the tokens of a pass that keep the device busy. A longer pass would only make its neighbours wait."""
+    """Return the number of tokens that keeps the device busy for a pass. With more, other tenants would only wait longer."""
     return GPU_PASS_TOKENS if base.device.type == "cuda" else CPU_PASS_TOKENS
 
 

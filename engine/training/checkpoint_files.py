@@ -45,7 +45,7 @@ def _fill(folder: Path, base: BaseModel, state: AdapterState, *, optimizer: bool
 
 
 def read_checkpoint(directory: Path, base: BaseModel, *, optimizer: bool) -> AdapterState:
-    """Read the adapter in a folder, weft's or plain PEFT's, with ``optimizer`` its optimizer state too if there is one.
+    """Read the adapter in a folder, weft's or plain PEFT's. With ``optimizer``, read its optimizer state too, if there is one.
 
     Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
     """

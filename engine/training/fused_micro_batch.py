@@ -1,7 +1,7 @@
 """One fused forward (and backward) of a micro-batch: the sequences of several adapters in one call of the base model.
 
-Members whose adapters have one layout stand together, and so do a member's rows. A computation changes no state: the pass
-that cut the micro-batch notes its result, maybe in another process.
+Members whose adapters have the same layout are neighbours in a micro-batch, and so are the rows of one member. Computing a
+micro-batch changes no state. The pass that cut the micro-batch notes the result, maybe in another process.
 """
 
 import logging
@@ -35,7 +35,7 @@ class MemberSlice:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchOutput:
-    """Numbers of a micro-batch that was computed.
+    """Output of a computed micro-batch.
 
     - ``losses[i]`` and ``is_sound[i]``: loss of ``slices[i]``, and whether the loss and its logprobs are finite.
     - ``logprobs``: float32 (targets,) of all targets, in the order of ``slices``.
@@ -51,7 +51,7 @@ class MicroBatchOutput:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Seconds of one micro-batch, by part. Several micro-batches run at once, so the sum may exceed the wall clock's."""
+    """Seconds of one micro-batch, by part. Micro-batches run at the same time, so their sum may exceed the elapsed time."""
 
     low_rank: Stopwatch = field(default_factory=Stopwatch)
     loss: Stopwatch = field(default_factory=Stopwatch)
@@ -174,7 +174,8 @@ class FusedMicroBatches:
 def _gradients(total: Tensor, groups: Sequence[StackedGroup], grouped: Sequence[Sequence[int]]) -> dict[int, Tensor]:
     """Return each member's gradient of ``total``, float32 (layout.size,).
 
-    Rows do not depend on each other, so the gradient of the sum by one adapter is that of its own member's loss alone.
+    Rows do not depend on each other. So the gradient of the sum with respect to one adapter is the gradient of its own
+    member's loss.
     """
     leaves = [leaf for group in groups for leaf in group.leaves()]
     found = iter(torch.autograd.grad(total, leaves, allow_unused=True))

@@ -1,7 +1,7 @@
-"""One fused pass: sequences of many training operations, on many adapters, computed together over one base.
+"""One fused pass: computes sequences of many training operations, on many adapters, in shared calls of one base model.
 
-Every operation is a member of its own, so it gets its own gradient and fails alone. That holds for two operations of one
-adapter too.
+Every operation is a member of its own, even beside another operation of the same adapter. So it gets its own gradient and
+fails alone.
 """
 
 from collections.abc import Sequence
@@ -147,7 +147,7 @@ class FusedPass:
                     "weft could not compute this pass, possibly for lack of memory; try fewer or shorter sequences"
                 )
             return
-        # One after another: computed together, the members could need as much memory as the micro-batch that failed.
+        # One after another: at the same time, the members could need as much memory as the micro-batch that failed.
         for member in members:
             alone = [row for row in rows if row.member == member]
             (again,) = self._compute([alone], backward=backward)

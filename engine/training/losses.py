@@ -2,7 +2,7 @@
 
 The formulas are those of the SDK's public documentation; each loss names its paper. In them:
 
-- ``logp``: log-probability of a target under the current weights; ``q``: the one under which it was sampled.
+- ``logp``: log-probability of a target under the current weights; ``q``: under the weights that sampled it.
 - ``A``: advantage; ``w``: weight; ``r = exp(logp - q)``: probability ratio.
 - ``clip(r)``: ``r`` limited to the clip thresholds; ``sg``: stops the gradient.
 """
@@ -75,7 +75,7 @@ def _cispo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
 
 
 def _dro(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
-    """Direct reward optimisation: ``-(logp * A - beta / 2 * (logp - q)^2)``.
+    """Direct reward optimisation: ``-(logp * A - beta / 2 * (logp - q)^2)``, the policy's part of the method's loss.
 
     Richemond et al. 2024, "Offline Regularised Reinforcement Learning for Large Language Models Alignment".
     """

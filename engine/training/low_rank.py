@@ -3,8 +3,8 @@
 The formula is LoRA's: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".
 
 - Adapters of one layout form a group. Their matrices are stacked: (adapters, rank, in) and (adapters, out, rank).
-- A group's tokens are cut into blocks of one adapter each. Blocks of equal size are computed by batched products, others by
-  one product each.
+- A group's tokens are cut into blocks of one adapter each. Blocks of equal size are computed by batched products, blocks of
+  different sizes by one product each.
 - For each projection, one autograd function adds the low-rank part in place and returns each adapter's gradient.
 """
 
@@ -93,7 +93,7 @@ class StackedGroup:
         return [leaf for pair in self.pairs.values() for leaf in (pair.a, pair.b)]
 
     def gradient(self, found: Sequence[Tensor | None]) -> Tensor:
-        """Join gradients by leaf to one tensor, float32 (adapters, layout.size), zero where a leaf has none."""
+        """Concatenate the leaves' gradients into one tensor, float32 (adapters, layout.size), zero where a leaf has none."""
         parts = [
             (torch.zeros_like(leaf) if part is None else part).flatten(1)
             for leaf, part in zip(self.leaves(), found, strict=True)
@@ -204,8 +204,8 @@ class _AddLowRank(torch.autograd.Function):
 def _add_group(x: Tensor, y: Tensor, block: _Blocks, a: Tensor, b: Tensor) -> Tensor:
     """Add one group's part to ``y`` (tokens, out) and return the scaled inner activations ``A x``.
 
-    Their shape is (rank, group's tokens), or (blocks, rank, block's tokens). With the rank as rows every product is several
-    times as fast as with the rank as columns: BLAS has no kernel for so few columns.
+    The activations' shape is (rank, group's tokens), or (blocks, rank, block's tokens). With the rank as rows every
+    product is several times as fast as with the rank as columns: BLAS has no kernel for so few columns.
     """
     if not block.are_equal:
         inner = x.new_empty(a.shape[1], block.end - block.start)

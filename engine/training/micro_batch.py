@@ -43,8 +43,8 @@ class Member:
 def split_for(rows: Sequence[PackedRow], *, at_once: int, token_budget: int) -> list[list[PackedRow]]:
     """Cut ``rows`` into micro-batches, the largest first, of which ``at_once`` are computed at the same time.
 
-    Each of them gets an equal part of ``token_budget`` padded tokens, but at least ``LEAST_POSITIONS`` (or the whole budget, if
-    that is less). A single row may be longer.
+    Each micro-batch gets an equal part of ``token_budget`` padded tokens, but at least ``LEAST_POSITIONS`` (or the whole
+    budget, if the budget is less). A single row may be longer.
     """
     each = max(token_budget // at_once, min(token_budget, LEAST_POSITIONS))
     batches = split_rows(rows, token_budget=each)

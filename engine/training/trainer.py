@@ -32,7 +32,7 @@ __all__ = ["ComputedPass", "PassItem", "PassOperation", "PassPiece", "Trainer"]
 
 DEFAULT_PASS_TOKEN_BUDGET = 2048
 _STEP_ELEMENTS = 2**28
-"""Most parameters stepped at once. A fused step needs a few times as much memory beside the adapters."""
+"""Most parameters in one fused step. The step needs a few times the parameters' memory besides the adapters."""
 
 
 class Trainer:
@@ -127,7 +127,8 @@ class Trainer:
     def finish(self, computed: ComputedPass, in_order: Sequence[PassOperation]) -> None:
         """Note a pass's results, and end the operations that are complete.
 
-        ``in_order`` are operations under way, each run's in its order. An operation ends only after those before it.
+        ``in_order`` are the operations under way, in which each run's operations keep their order. An operation ends only
+        after the run's operations before it.
         """
         for piece, result in zip(computed.pieces, computed.results, strict=True):
             piece.operation.note(piece, result)

@@ -20,7 +20,8 @@ from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from store.settings import Settings
-from testing.cluster_process import DEFAULT_SERVER, ClusterProcess, RedisProcess, throwaway_database
+from testing.cluster_process import ClusterProcess, RedisProcess
+from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 from tests.cluster.tcp_proxy import TcpProxy
 from tests.conftest import missing_service
 

@@ -30,7 +30,7 @@ def trainer_of(cluster: Cluster, tenant: str) -> tuple[str, psutil.Process]:
     return str(trainer), psutil.Process(int(str(pid)))
 
 
-def test_runs_are_shared_out_among_the_trainers(cluster: Cluster) -> None:
+def test_runs_are_divided_among_the_trainers(cluster: Cluster) -> None:
     cats, dogs = names()
     with at_work(cluster, cats, dogs):
         assert trainer_of(cluster, cats)[0] != trainer_of(cluster, dogs)[0]

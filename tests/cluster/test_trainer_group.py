@@ -60,7 +60,7 @@ def has_runs(cluster: Cluster, trainer: str) -> bool:
     return cluster.process.query("SELECT count(*) FROM runs WHERE trainer_id = %s", trainer) != [(0,)]
 
 
-def test_a_group_of_two_ranks_trains_its_share_and_hands_over(
+def test_a_group_of_two_ranks_trains_its_part_and_hands_over(
     cluster: Cluster, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     with (

@@ -50,14 +50,14 @@ def server_of(service: Service, replica: str) -> psutil.Process:
     raise AssertionError(f"no server of {replica}")
 
 
-def order(service: Service, action: str, replica: str) -> None:
-    """Tell a replica something by the admin command."""
+def send_directive(service: Service, action: str, replica: str) -> None:
+    """Send a replica directive by the admin command."""
     command = [sys.executable, "-m", "cli.main", "replica", action, replica, "--base", BASE_NAME]
     subprocess.run([*command, "--data", str(service.data)], check=True, capture_output=True)
 
 
 def sampled_on(speaker: Speaker, replica: str) -> list[int]:
-    """A whole sample drawn there, of a new session each time until an order to the other has come through."""
+    """Return a whole sample drawn on ``replica``: try new sessions until the other replica follows its directive."""
     deadline = time.monotonic() + RESTART_SECONDS
     for number in itertools.count(1000):
         stream = speaker.stream(sampler=speaker.pinned(MEOW, number))
@@ -91,7 +91,7 @@ def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
     assert moved
     # Started again it knows no adapter, and gets each at its first sample; with the other drained, all come to it.
     (other,) = {"vllm-0", "vllm-1"} - {victim}
-    order(service, "drain", other)
+    send_directive(service, "drain", other)
     for speaker, tokens in zip(pair, expected, strict=True):
         assert sampled_on(speaker, victim) == tokens
-    order(service, "work", other)
+    send_directive(service, "work", other)

@@ -51,11 +51,12 @@ from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
-from tests.conftest import POSTGRES_SERVER, missing_service
+from testing.throwaway_database import DEFAULT_SERVER
+from tests.conftest import missing_service
 from tests.ledger_heads import ready_heads
 
 BASE = "test/tiny"
-POSTGRES_URL = make_url(POSTGRES_SERVER).set(drivername="postgresql+asyncpg")
+POSTGRES_URL = make_url(DEFAULT_SERVER).set(drivername="postgresql+asyncpg")
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""The Celery app of a cluster: its messages tell one of several workers to look into the database for work.
+"""The Celery app of a cluster: declares the tasks, whose messages tell one of several workers to look for work in the database.
 
-No message matters. Of a lost one, the next sweep sends another, or a trainer finds the work by itself. A doubled one
-finds nothing left to do.
+Correctness does not depend on any message. When a message is lost, a later message or a trainer's own look finds the work.
+When a message comes twice, the second one finds nothing left to do.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ REMOVE_ORPHANS = "weft.remove_orphans"
 
 HOUSEKEEPING = "housekeeping"
 _HINT_SECONDS = 30.0
-"""Life of a placement's message: a placement that is not claimed by then has been announced again."""
+"""Life of a placement's message, in seconds. A placement that is not claimed by then has been announced again."""
 _ANNOUNCE_SECONDS = 5.0
 _ORPHANS_SECONDS = 3600.0
 _VISIBILITY_SECONDS = 600
-"""Time after which Redis hands an unacknowledged message to another worker; longer than any task of weft's."""
+"""Seconds after which Redis hands an unacknowledged message to another worker: more than any task of weft takes."""
 _CONNECT_SECONDS = 3.0
 
 
@@ -47,7 +47,7 @@ def make_celery(settings: Settings) -> Celery:
         # Acknowledged when done: a worker that dies with a message leaves it to another.
         task_acks_late=True,
         task_reject_on_worker_lost=True,
-        # One at a time: a message that waits behind another here could have told an idle trainer.
+        # One message at a time: a second one would wait here, while an idle trainer could act on it.
         worker_prefetch_multiplier=1,
         broker_transport_options={
             "visibility_timeout": _VISIBILITY_SECONDS,
@@ -59,7 +59,7 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_timeout=_CONNECT_SECONDS,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # A sender must not wait: a placement that could not be announced is still in the table.
+        # Not retried, since a sender must not wait. A placement that could not be announced is still in the table.
         task_publish_retry=False,
         worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,

@@ -12,7 +12,7 @@ from celery.worker import WorkController, state
 log = logging.getLogger(__name__)
 
 TASK_SECONDS = 300.0
-"""Time limit of a task: a longer one is cancelled, and the task's next message does the work."""
+"""Seconds after which a task is cancelled. The task's next message does the work."""
 _RESTART_SECONDS = 2.0
 _STOP_SECONDS = 10.0
 
@@ -55,7 +55,7 @@ class CeleryWorker:
                 task.cancel()
                 log.error("task %s took more than %.0f s and was cancelled", name, TASK_SECONDS)
             except Exception:
-                # Celery would only log it, too; the next message does the work again.
+                # Celery, too, would only log the error. The task's next message does the work again.
                 log.exception("task %s failed", name)
 
         self._app.task(run, name=name, shared=False, lazy=False)

@@ -1,7 +1,7 @@
-"""The announcer of placements: it tells trainers through Celery that runs wait for one.
+"""Announces placements: tells trainers, through Celery, that training runs wait for a trainer.
 
-A placement is a row, written with the operation that finds its run without a trainer. It is announced after the commit,
-and again while no trainer claims the run.
+A placement is a database row, written in the transaction of an operation whose run has no trainer. It is announced after
+the commit, and again while no trainer claims the run.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class PlacementAnnouncer:
             try:
                 await asyncio.to_thread(send_placement, self._celery, base_model)
             except (OperationalError, OSError) as error:
-                # Trainers look by themselves, too.
+                # Trainers look for placements by themselves, too.
                 log.warning("placements of %s could not be announced: %s", base_model, error)
                 return 0
         if due:

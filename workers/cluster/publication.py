@@ -1,7 +1,7 @@
-"""Publication in a cluster: versions are loaded by every living sampling process before live samplers follow them.
+"""Publication of an adapter's new version in a cluster: every living sampling process loads it before live samplers follow it.
 
-Each process is sent a version command, a row in the database. The rows of a process that dies are deleted by its reaper
-(``remove_pools``), so that no sender waits for it.
+Each process is sent a version command, a row in the database. The reaper deletes the commands of a dead process
+(``remove_pools``), so that no sender waits for that process.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A Redis channel between processes: small messages, published by each process and received by all others.
 
-Redis keeps no message. A channel knows whether messages come through, since a process hears its own; what was lost
-meanwhile is found in the database by whoever looks there again.
+Redis stores no message, so an outage drops messages. A channel tells whether messages come through, since each process also
+hears its own. Once they come through again, the channel's user looks for what it missed in the database.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from store.repeat import repeat
 log = logging.getLogger(__name__)
 
 OUTAGE_SECONDS = 0.5
-"""Seconds between two attempts while Redis cannot be reached."""
+"""Seconds between two tries while Redis cannot be reached."""
 _SOCKET_SECONDS = 5.0
 _SILENCE_SECONDS = 2.0
 _PROBE = b""
 _PROBE_SECONDS = 1.0
 _DEAF_SECONDS = 3.0
-"""Seconds without a message of its own after which a process takes messages for lost."""
+"""Seconds without a message of its own after which a process concludes that messages do not come through."""
 _MOST_KEPT = 4096
-"""Parts kept for sending again."""
+"""Most parts kept for sending again."""
 
 Receive = Callable[[bytes], None]
 
 
 def open_redis(url: str) -> Redis:
-    """Return a client whose waits are bounded."""
+    """Return a client of the Redis at ``url`` whose connects and reads have time limits."""
     return Redis.from_url(
         url, socket_connect_timeout=_SOCKET_SECONDS, socket_timeout=_SOCKET_SECONDS, health_check_interval=30
     )
 
 
 class RedisChannel:
-    """One channel. Parts sent in the same moment go out in one message; ``receive`` gets the parts of other processes."""
+    """One channel. Parts sent at the same moment go out in one message. ``receive`` is called with other processes' parts."""
 
     def __init__(self, redis: Redis, name: str, receive: Receive, on_change: Callable[[bool], None]) -> None:
         """``on_change`` is called with whether messages come through, whenever that changes."""
@@ -54,7 +54,7 @@ class RedisChannel:
         self._is_through = False
 
     def send(self, part: bytes) -> None:
-        """Send ``part``, which has no line break, to all other processes soon. Equal parts of one moment are sent once."""
+        """Send ``part``, which has no line break, to all other processes soon. Equal parts of one message are sent once."""
         self._outgoing[part] = None
         self._added.set()
 
@@ -67,7 +67,7 @@ class RedisChannel:
         )
 
     async def _probe(self) -> None:
-        """Send a message to this process itself: a connection may stand to a server that has come to a halt."""
+        """Send a message that this process must hear itself: a connection may be open although its server has stopped."""
         if monotonic() - self._heard > _DEAF_SECONDS:
             self._note(is_through=False)
         self.send(_PROBE)
@@ -92,7 +92,7 @@ class RedisChannel:
                 await self._send_again(parts)
 
     async def _send_again(self, parts: list[bytes]) -> None:
-        """Put the first ``_MOST_KEPT`` parts back and wait out the outage; what the others told is found in the database."""
+        """Put the first ``_MOST_KEPT`` parts back and pause. The database has the facts that the dropped parts told."""
         self._outgoing = dict.fromkeys([*parts, *self._outgoing][:_MOST_KEPT])
         self._added.set()
         await asyncio.sleep(OUTAGE_SECONDS)

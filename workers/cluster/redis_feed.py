@@ -1,6 +1,6 @@
-"""Token feeds between processes, over Redis: tokens of a sample go from the process that samples to the one that streams them.
+"""Token feeds between processes, over Redis: carry a sample's tokens from the process that samples to those that stream them.
 
-Tokens are sent only while a process follows the sample. Lost tokens are in the sample's result, which is the truth.
+Tokens are sent only while a process follows the sample. Tokens that Redis drops are still in the sample's result.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ class _Message(msgspec.Struct):
 
 
 class RedisTokenFeed(TokenFeed):
-    """Followers of samples in all processes. A follower gets what is made after its process was heard."""
+    """Followers of samples in all processes. A follower gets the tokens made after other processes heard of it."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
-        """``namespace`` keeps services apart that share a Redis."""
+        """Use the channel of ``namespace``, which keeps services apart that share a Redis."""
         super().__init__()
         self._channel = RedisChannel(redis, f"{namespace}:tokens", self._receive, self._changed)
         #: End of each sample's following by other processes, on the monotonic clock.
@@ -94,7 +94,7 @@ class RedisTokenFeed(TokenFeed):
             self._change.set()
 
     async def _tell_again(self) -> None:
-        """Tell other processes which samples this one follows, and drop followings that were not told again."""
+        """Tell other processes which samples this process follows, and forget followers that have not told again in time."""
         now = monotonic()
         self._followed = {key: ends for key, ends in self._followed.items() if ends > now}
         if keys := self.followed_here():

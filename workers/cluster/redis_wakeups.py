@@ -1,6 +1,7 @@
-"""Wake-ups between processes, over Redis. A lost wake-up costs time only: every listener looks again by itself.
+"""Wake-ups between processes, over Redis: a process tells the listeners of a topic to look into the database again.
 
-While Redis cannot be reached, every listener is woken twice a second and looks at the database, which has the truth.
+A lost wake-up costs time only, since every listener also looks by itself. While Redis cannot be reached, every listener is
+woken twice a second.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class RedisWakeups(Wakeups):
     """
 
     def __init__(self, redis: Redis, namespace: str) -> None:
-        """``namespace`` keeps services apart that share a Redis."""
+        """Use the channel of ``namespace``, which keeps services apart that share a Redis."""
         super().__init__()
         self._channel = RedisChannel(redis, f"{namespace}:wakeups", self._receive, self._changed)
         self._is_through = False
@@ -73,7 +74,7 @@ class RedisWakeups(Wakeups):
             self.announce_all()
 
     async def _wake_in_turn(self) -> None:
-        """Wake a few listeners at a time: of a thousand polls that look at once, each would wait for all the others."""
+        """Wake a few listeners at a time. If a thousand polls looked at once, each would wait for all the others."""
         topics = self.topics()
         for begin in range(0, len(topics), _WOKEN_AT_ONCE):
             for topic in topics[begin : begin + _WOKEN_AT_ONCE]:

@@ -1,4 +1,4 @@
-"""Version commands as one sampling process runs them: load a version on its replicas, or drop one.
+"""Runs the version commands that a sampling process gets: load an adapter's version on its replicas, or drop one.
 
 ``workers/cluster/publication.py`` sends the commands.
 """
@@ -89,5 +89,5 @@ class VersionCommandRunner:
                 done = partial(self._runtime.wakeups.announce, version_command_topic(command.id))
                 after_commit(transaction, done)
         except Unavailable as outage:
-            # The command stays open, and a later look runs it again.
+            # The command stays open. A later look runs it again.
             log.warning("version command %s could not be recorded: %s", command.id, outage.message)

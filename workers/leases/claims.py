@@ -1,4 +1,4 @@
-"""A trainer's claims: it leases waiting runs until it has an even part of all runs of its base model."""
+"""A trainer's claims: leases waiting training runs to the trainer until it has an even part of its base model's runs."""
 
 import logging
 from functools import partial
@@ -35,7 +35,7 @@ class RunClaims:
     async def _claim_up_to(self, most: int) -> int:
         async with self._runtime.database.write() as transaction:
             found = await claim_runs(transaction, self._identity.id, self._identity.base_model, most)
-            # The API placed a run that had a trainer already: that trainer has not been woken for the operation.
+            # The API placed a run that had a trainer already. That trainer has not been woken for the operation.
             for holder in found.holders:
                 after_commit(transaction, partial(self._runtime.wakeups.announce, trainer_topic(holder)))
             for _ in found.claimed:

@@ -36,15 +36,15 @@ class Heartbeat:
 
     @property
     def has_lease(self) -> bool:
-        """True while the lease stands, so that other processes take this one for alive."""
+        """True while the lease has not ended, so that other processes count this one as alive."""
         return monotonic() - self._renewed < self._lease.total_seconds()
 
     @property
     def may_declare_dead(self) -> bool:
         """True when this process may declare dead a process whose lease has ended.
 
-        It may once it has renewed without a break for one lease. Until then an outage of the database may have kept every
-        process from renewing.
+        The process may once it has renewed without a break for the time of one lease. Before that, an outage of the
+        database may have kept every process from renewing.
         """
         return self.is_alone or monotonic() - self._unbroken_since >= self._lease.total_seconds()
 

@@ -1,4 +1,4 @@
-"""Numbers of runs of the living trainers, by which each trainer claims and releases an even part."""
+"""Counts of the living trainers and their training runs, from which a trainer computes its even part of the runs."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class TrainerLoads:
     trainers: int
 
     def room(self, waiting: int) -> int:
-        """Return how many of ``waiting`` runs the trainer lacks to an even part of all; below zero when it has more."""
+        """Return how many of the ``waiting`` runs the trainer should claim to have an even part; below zero when it has more."""
         return -(-(self.total + waiting) // self.trainers) - self.own
 
 

@@ -1,4 +1,4 @@
-"""The heartbeat loop of a sampling process: it renews the process's lease and reaps dead sampling processes."""
+"""The heartbeat loop of a sampling process: renews the process's lease and reaps dead sampling processes."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ class PoolHeartbeat:
         await reap_peers(self._runtime, self._heartbeat)
 
     async def check(self) -> None:
-        """Raise ``NotReady`` unless the lease stands."""
+        """Raise ``NotReady`` when the lease has ended."""
         if not self._heartbeat.has_lease:
             raise NotReady("this sampling process cannot renew its lease")
 

@@ -1,4 +1,4 @@
-"""The table of worker processes: each training or sampling process renews a row, and is dead once its lease has ended.
+"""The table of worker processes: each training or sampling process renews its row's lease, and counts as dead when it ends.
 
 Leases are in the database's time, so that the clocks of the machines need not agree.
 """
@@ -119,7 +119,7 @@ async def lock_expired(
 
 
 async def _end_sessions(transaction: AsyncSession, names: Collection[str]) -> None:
-    """Have PostgreSQL end the named sessions: a process frozen in the middle of a statement would keep its rows locked."""
+    """Have PostgreSQL end the named sessions. A process frozen in the middle of a transaction would keep rows locked."""
     others = set(names) - {session_name(this_host(), os.getpid())}
     if others and transaction.get_bind().dialect.name == "postgresql":
         await transaction.execute(_END_SESSIONS, {"names": sorted(others)})
@@ -136,7 +136,7 @@ async def declare_all_dead(transaction: AsyncSession) -> None:
 
 
 async def declare_dead(transaction: AsyncSession, pid: int) -> None:
-    """Expire the lease of a local process that is known to have exited: others reap it at their next look."""
+    """Expire the lease of a local process that is known to have exited. Its peers reap it at their next look."""
     await transaction.execute(
         update(WorkerProcess)
         .where(WorkerProcess.host == this_host(), WorkerProcess.pid == pid)

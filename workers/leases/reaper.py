@@ -45,12 +45,12 @@ async def reap_peers(runtime: Runtime, heartbeat: Heartbeat) -> None:
 async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool]) -> None:
     """Reap the dead of every kind and base model whose lease ended ten leases ago. Raises ``Unavailable``.
 
-    ``may_declare_dead``: whether this process was in touch with the database all the while. Else processes that seem dead may
-    have been cut off together with it, and none is reaped.
+    ``may_declare_dead`` tells whether this process was in touch with the database all the while. If it was not, no process is
+    reaped: the processes that seem dead may only have been cut off from the database, as this one was.
     """
     async with runtime.database.write() as transaction:
         now = await database_now(transaction, runtime.clock)
-        # Asked after the time was read: a database that stands still between the two makes no process look dead.
+        # Asked after the time was read, so that a database that halts between the two makes no process look dead.
         if not may_declare_dead():
             return
         dead = await lock_expired(transaction, now - _FORSAKEN_LEASES * runtime.settings.lease)

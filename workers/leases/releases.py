@@ -1,4 +1,4 @@
-"""A trainer's releases: the runs that it should not keep, and the end of its leases on them."""
+"""A trainer's releases: finds the training runs that the trainer should not keep, and ends its leases on them."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,7 +14,7 @@ from workers.leases.loads import read_loads
 from workers.leases.processes import WorkerIdentity, remove_processes
 
 _IDLE = timedelta(seconds=30)
-"""Time without a request before a run may move: its next operation then costs a restore."""
+"""Time without a request before a run may move to another trainer. A move costs a restore at the next operation."""
 
 
 class RunReleases:

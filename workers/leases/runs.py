@@ -1,7 +1,7 @@
-"""The lease loop of a trainer: it renews the trainer's lease, reaps dead trainers, and claims runs that wait.
+"""The lease loop of a trainer: renews the trainer's lease, reaps dead trainers, and claims training runs that wait.
 
-A trainer holds its runs while its process lives. A token in the run's row fences off a trainer that has lost the run
-(``tenants/run_leases.py``).
+A trainer holds its runs while its process lives. A fencing token in the run's row refuses writes of a trainer whose lease on
+the run has passed to another (``tenants/run_leases.py``).
 """
 
 import asyncio
@@ -62,10 +62,10 @@ class RunLeases:
 
     @property
     def may_declare_dead(self) -> bool:
-        """True when this trainer may declare dead a process whose lease has ended: it was not cut off itself."""
+        """True when this trainer may declare dead a process whose lease has ended (``Heartbeat.may_declare_dead``)."""
         return self._heartbeat.has_lease and self._heartbeat.may_declare_dead
 
     async def check(self) -> None:
-        """Raise ``NotReady`` unless the lease stands."""
+        """Raise ``NotReady`` when the lease has ended."""
         if not self._heartbeat.has_lease:
             raise NotReady("this trainer cannot renew its lease")

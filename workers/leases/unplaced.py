@@ -1,4 +1,4 @@
-"""The net below placements: it finds runs that have work, no trainer, and no placement.
+"""Places unplaced runs: training runs that have work but neither a trainer nor a placement, the row that asks for one.
 
 An operation that was accepted while its run's trainer died may have left no placement.
 """

@@ -32,7 +32,7 @@ class AttemptState(Enum):
     ABORTED = "aborted"
     """An ``abort`` gate has cut the attempt. The sample ends with the tokens that it has."""
     ENDED = "ended"
-    """Nothing of the attempt is waited for. ``Attempt.before_end`` says which state it ended from."""
+    """All requests have ended. ``Attempt.before_end`` names the state that the attempt ended from."""
 
 
 MOVES: dict[AttemptState, frozenset[AttemptState]] = {
@@ -58,7 +58,7 @@ class Attempt:
     requests: list[GenerateRequest] = field(default_factory=list)
     """Requests to the replica; empty before streaming begins. An attempt may be cut before that."""
     newer: WeightSource | None = None
-    """Weights that the sampler follows by now, None while they are ``source``. Set in any state."""
+    """Newer weights that the sampler follows by now; None while the sampler follows ``source``. Set in any state."""
     is_row_current: bool = True
     """True if the sample's in-flight row names the attempt's version and replica. Independent of the state."""
     state: AttemptState = field(default=AttemptState.RUNNING, init=False)
@@ -106,8 +106,8 @@ class Attempt:
         return version in (self.source.name, self.newer.name if self.newer is not None else None)
 
     def resumes_on(self, failure: WeftError | None) -> WeightSource | None:
-        """Return the weights on which the sample resumes while it stays in flight, after ``failure`` if there was one.
+        """Return the weights on which the sample resumes while it stays in flight; ``failure`` is the attempt's, if any.
 
-        None: the sample must be dispatched again, as after a failure or a gate's cut, or it is finished.
+        None: the sample must be dispatched again, as after a failure or a gate's cut, or the sample is finished.
         """
         return self.newer if failure is None and self.before_end is AttemptState.LEFT else None

@@ -24,17 +24,17 @@ from engine.sampling.replica import (
     PromptScoring,
 )
 from ledger.token_feed import TokensMade
-from workers.sampling.stop_conditions import StopReason, StopRules, StopWatch
+from workers.sampling.stop_conditions import StopCheck, StopReason, StopRules
 
 TOKENS_AT_A_TIME = 8
-"""Tokens that a replica sends together where nobody needs each at once: each message costs server and weft CPU time."""
+"""Tokens in one message of a replica where no reader needs each token at once: each message costs CPU time."""
 
 
 @dataclass(slots=True)
 class _Sequence:
     """Sequence of a sample with its tokens so far."""
 
-    watch: StopWatch
+    stop_check: StopCheck
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     topk: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class _Sequence:
         self.logprobs.append(event.logprob)
         if event.topk is not None:
             self.topk.append(event.topk)
-        self.reason = self.watch.after(self.tokens)
+        self.reason = self.stop_check.after(self.tokens)
 
     def spans(self) -> list[VersionSpan]:
         """Return the version spans; see ``Continuation.spans``."""
@@ -67,7 +67,7 @@ class Continuation:
     def __init__(
         self, operation_id: str, sample: SampleRequest, stop: StopRules, *, cache_salt: str | None = None
     ) -> None:
-        """``stop`` ends the sequences, ``operation_id`` begins the ids of the requests.
+        """Draw ``sample`` with requests whose ids begin with ``operation_id``, until ``stop`` ends each sequence.
 
         Requests with different ``cache_salt`` share no prefix cache.
         """
@@ -77,7 +77,7 @@ class Continuation:
         self._cache_salt = cache_salt
         self._scoring = _scoring(sample)
         self._scored: PromptScored | None = None
-        self._sequences = [_Sequence(StopWatch(stop)) for _ in range(sample.num_samples)]
+        self._sequences = [_Sequence(StopCheck(stop)) for _ in range(sample.num_samples)]
         self._asked: dict[str, tuple[int, ...]] = {}
 
     @property
@@ -100,9 +100,9 @@ class Continuation:
     ) -> list[GenerateRequest]:
         """Return the requests for the rest of the sample, as attempt number ``attempt``. Earlier requests become void.
 
-        While there are no tokens, one request draws all sequences, so that they share the work on the prompt. After
-        that there is one request for each sequence that has not ended. The replica sends tokens one by one if the
-        sample is followed (``is_followed``) or has stop strings, which only weft checks; else ``TOKENS_AT_A_TIME``.
+        While there are no tokens, one request draws all sequences, so that the prompt is computed once. After that there
+        is one request for each sequence that has not ended. The replica sends tokens one by one if the sample is followed
+        (``is_followed``) or has stop strings, which only weft checks. Otherwise it sends ``TOKENS_AT_A_TIME``.
         """
         name = f"{self._operation_id}.{attempt}"
         unfinished = [index for index, sequence in enumerate(self._sequences) if sequence.reason is None]
@@ -135,10 +135,11 @@ class Continuation:
     def take(self, request: GenerateRequest, event: GenerateEvent) -> int | None:
         """Take in the next event of ``request``, one of the latest ``requests``.
 
-        Return the index of a sequence, within the request, that a stop string has just ended, else None. The replica
-        knows no stop strings: the caller must cut that sequence, whose further events are ignored. Raises
-        ``EngineFailure`` for an event that cannot be right: without its logprob, out of order, or an end that nobody
-        asked for. The tokens so far stay good.
+        Return the index, within the request, of a sequence that a stop string has just ended, else None. The replica
+        knows no stop strings, so the caller must cut that sequence. Its further events are ignored.
+
+        Raises ``EngineFailure`` for an event that cannot be right: a token without its logprob, an event out of order, or
+        an end that was not asked for. The tokens so far stay valid.
         """
         if isinstance(event, PromptScored):
             self._take_scores(event)
@@ -193,7 +194,7 @@ class Continuation:
 
     def restart(self) -> None:
         """Drop every token and keep the prompt's scores."""
-        self._sequences = [_Sequence(StopWatch(self._stop)) for _ in range(self._sample.num_samples)]
+        self._sequences = [_Sequence(StopCheck(self._stop)) for _ in range(self._sample.num_samples)]
 
     def abandon(self) -> None:
         """End every sequence with the tokens that it has. Prompt scores that have not come stay missing."""
@@ -240,7 +241,7 @@ def segment_seed(seed: int | None, index: int, start: int) -> int | None:
     """Return the seed with which sequence ``index`` of a sample is drawn from its token ``start`` on.
 
     The first segment of the first sequence has the sample's own ``seed``. Every other segment has 63 bits of a hash
-    of all three numbers, so that no two segments share a random stream. None stays None.
+    of ``seed``, ``index`` and ``start``, so that no two segments share a random stream. None stays None.
     """
     if seed is None or (index == 0 and start == 0):
         return seed

@@ -1,7 +1,7 @@
-"""Dispatch of samples: each waits until its gates are open and a replica takes it, and is then marked as in flight.
+"""Dispatch of samples: each sample waits until its gates (which pause sampling) are open and a replica takes it.
 
-Samples that are dispatched at one moment, as when a version cuts the samples of a run, share a round with one
-transaction. Its statements are a large part of what a sample costs weft.
+A dispatched sample is marked as in flight. Samples that are dispatched at one moment, as when a version cuts the samples of
+a run, share a round with one transaction. The transaction's statements are a large part of weft's work for a sample.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from workers.sampling.router import Router
 from workers.sampling.weight_source import WeightSource, WeightSources
 
 REPLICA_WAIT_SECONDS = 300.0
-"""Longest wait of a sample for a replica that takes work, while none is alive."""
+"""Longest wait of a sample for a replica that takes work, while no replica is alive."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +66,9 @@ class Dispatcher:
     async def dispatch(self, operation: ReadyOperation, sequences: int) -> Attempt | None:
         """Wait until the sample may run and a replica takes it, and mark it as in flight. Return its attempt.
 
-        Return None when an ``abort`` gate closed between two attempts of a sample that was in flight: then it ends
-        with the tokens that it has. Raises ``NotFound`` when its adapter is gone, ``Unavailable`` without a database,
-        and ``EngineFailure`` when no replica is alive for ``REPLICA_WAIT_SECONDS``.
+        Return None when an ``abort`` gate closed between two attempts of a sample that was in flight. The sample then
+        ends with the tokens that it has. Raises ``NotFound`` when the sample's adapter is gone, ``Unavailable`` without a
+        database, and ``EngineFailure`` when no replica is alive for ``REPLICA_WAIT_SECONDS``.
         """
         was_in_flight = False
         while True:
@@ -86,7 +86,7 @@ class Dispatcher:
                 # The database knows of a closed gate that the cache does not show yet.
                 await self._gate_cache.refresh()
             elif self._gate_cache.closed_before(run):
-                # A change may be of other gates. The cache tells in memory, without another round.
+                # The change may be of other gates. The cache tells so from memory, without another round.
                 while self._gate_cache.closed_before(run):
                     await self._gate_cache.wait_for_change(run)
             else:
@@ -106,12 +106,12 @@ class Dispatcher:
             raise
 
     async def _round(self, questions: Sequence[_Question]) -> list[_Answer | WeftError]:
-        """Answer all questions in one transaction. Attempts that it does not mark as in flight are ended."""
+        """Answer all questions in one transaction. End the attempts that the transaction does not mark as in flight."""
         started: list[Attempt] = []
         in_flight: set[Attempt] = set()
         try:
             async with self._database.write() as transaction:
-                # Held: whoever publishes a version after this transaction finds the attempts and leaves them.
+                # Held: a version that is published after this transaction finds these attempts, and they are left for it.
                 sources = await self._sources.hold(transaction, [question.operation for question in questions])
                 for question, source in zip(questions, sources, strict=True):
                     question.attempt = self._start(question, source)

@@ -1,4 +1,4 @@
-"""Cache of one base model's closed gates in one process, read again from the database at every wake-up.
+"""Cache of one base model's closed gates (rows that pause sampling) in one process, read again at every wake-up.
 
 The cache only decides when to look and what to cut. The database decides whether a sample may run
 (``tenants.gates.mark_in_flight``).

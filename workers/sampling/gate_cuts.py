@@ -1,4 +1,4 @@
-"""Cuts that closed gates make: running attempts behind a closed gate are ended as the gate's mode says."""
+"""Cuts attempts (tries to draw a sample) that run behind a closed gate, the row that pauses sampling, as its mode says."""
 
 import asyncio
 import logging
@@ -50,5 +50,5 @@ async def _cut_requests(attempt: Attempt) -> None:
         try:
             await attempt.routed.replica.cut(request.request_id)
         except EngineFailure as failure:
-            # The request's stream has ended with the same failure: the sample goes on elsewhere.
+            # The request's stream has ended with the same failure, so the sample goes on elsewhere.
             log.warning("cut not confirmed replica=%s: %s", attempt.routed.name, failure.message)

@@ -1,6 +1,6 @@
-"""Rows of ``samples_in_flight``: which samples this process draws now, from which version and on which replica.
+"""Writes the rows of ``samples_in_flight``: the samples that this process draws now, with their version and replica.
 
-A pause of a gate answers once no row of a sample behind that gate is left.
+The request to pause a gate is answered once no sample behind that gate has a row.
 """
 
 import logging
@@ -26,7 +26,7 @@ class InFlightRows:
     """Writer of the in-flight rows of one base model's samples in one process."""
 
     def __init__(self, runtime: Runtime, base_model: str, process: str) -> None:
-        """``process`` is this process's id among those that sample."""
+        """Write rows under ``process``, this process's id among the sampling processes."""
         self._database = runtime.database
         self._ledger = runtime.ledger
         self._clock = runtime.clock
@@ -36,21 +36,21 @@ class InFlightRows:
         self._background = BackgroundTasks()
 
     async def mark(self, transaction: AsyncSession, attempts: Sequence[Attempt]) -> set[Attempt]:
-        """Mark the attempts' samples as in flight. Return the attempts whose gates were open: the others got no row."""
+        """Mark the attempts' samples as in flight. Return the attempts whose gates were open; other attempts got no row."""
         if not attempts:
             return set()
         marked = await mark_in_flight(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
         return {attempt for attempt, is_marked in zip(attempts, marked, strict=True) if is_marked}
 
     async def clear(self, transaction: AsyncSession, operations: Sequence[ReadyOperation]) -> set[str]:
-        """Delete the samples' rows and wake those who wait for that. Return the ids of the operations that had a row."""
+        """Delete the samples' rows and wake the pauses that wait for them. Return the ids of the operations that had a row."""
         cleared = await clear_in_flight(transaction, [operation.id for operation in operations], self._process)
         if cleared:
             self._ledger.announce_cleared_samples(transaction, self._base_model)
         return cleared
 
     async def clear_one(self, operation: ReadyOperation) -> None:
-        """Delete the sample's row in a transaction of its own, and wake those who wait for that."""
+        """Delete the sample's row in a transaction of its own, and wake the pauses that wait for it."""
         async with self._database.write() as transaction:
             await self.clear(transaction, [operation])
 
@@ -68,7 +68,7 @@ class InFlightRows:
         try:
             await self._updates.ask(attempt)
         except Unavailable as outage:
-            # The row only informs; the sample's next dispatch writes it again.
+            # The row only informs. The sample's next dispatch writes it again.
             log.warning("%s", outage.message)
         except Exception:
             log.exception("operation=%s resumed and its in-flight row was not updated", attempt.operation.id)

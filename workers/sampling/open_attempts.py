@@ -1,4 +1,4 @@
-"""Attempts of one process that have not ended, and their load on the replicas."""
+"""Set of one process's attempts (tries to draw a sample on a replica) that have not ended, and their load on replicas."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ class OpenAttempts:
         routed = None if is_closed else self._router.choose(operation.lane, source.name)
         if routed is None:
             return None
-        # Counted at once: the next choice of the same round must see the load.
+        # Counted at once, because the next choice of the same round must see the load.
         self._router.hold(routed, source.name, source.run, sequences)
         attempt = Attempt(operation, source, routed, sequences)
         self._attempts.add(attempt)

@@ -1,4 +1,4 @@
-"""Loading of a run's new version on the replicas before samplers follow it, and unloading before its folder is removed."""
+"""Loads a run's new adapter version on the replicas before samplers follow it, and unloads one before its folder is removed."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 async def prepare(router: Router, run: RunId, version: CheckpointId, directory: Path) -> None:
     """Load a version beside the old one on every replica that samples the run, without a pause.
 
-    Raises ``WeftError`` when a live replica cannot load it: then no replica keeps it.
+    Raises ``WeftError`` when a live replica cannot load the version. No replica keeps the version then.
     """
     wanted = AdapterVersion(name=version, directory=directory)
     replicas = [routed for routed in router.replicas if routed.takes_work and run in routed.adapters.values()]

@@ -1,4 +1,4 @@
-"""Pool of one base model's replicas: starts them side by side, watches their health, and replaces lost ones."""
+"""Pool of one base model's replicas: starts them side by side, watches their health, and replaces failed ones."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ ReadDirectives = Callable[[], Awaitable[Mapping[str, StandingDirective]]]
 """Reads the replica directives that stand, by the replica's name."""
 
 WATCH_SECONDS = 2.0
-"""Time between two looks at a replica's health."""
+"""Seconds between two looks at a replica's health."""
 MISSED_LOOKS = 3
 """Looks in a row without an answer after which a replica is started again."""
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -110,7 +110,7 @@ class _ReplicaWatch:
         await self._restart()
 
     async def _restart(self) -> None:
-        # Set before the start, so that they hold however it fails.
+        # Set before the start, so that both hold however the start fails.
         self._missed += 1
         self._pause = min(WATCH_SECONDS * 2.0**self._missed, _LONGEST_PAUSE_SECONDS)
         try:
@@ -136,7 +136,7 @@ class _ReplicaWatch:
             self._router.drain(routed, is_draining=standing is not None)
             log.info("replica %s %s", routed.name, "sleeps" if must_sleep else "is awake")
         except InvalidRequest as refusal:
-            # The replica can never sleep: it stays drained, which is the rest of the directive.
+            # The replica can never sleep. It stays drained, which is the other half of the directive.
             routed.is_asleep = False
             self._cannot_sleep = True
             log.warning("replica %s cannot sleep: %s", routed.name, refusal.message)

@@ -21,14 +21,14 @@ _OWN_SPARE_PLACES = 1
 
 
 class ReplicaSource(Protocol):
-    """Source of one replica; makes another one when the replica is lost."""
+    """Source of one replica; makes another one when the replica has failed."""
 
     @property
     def name(self) -> str:
         """Name of the replica."""
 
     async def start(self) -> SamplerReplica:
-        """Return a ready replica. Raises ``InvalidRequest`` if it can never be ready, ``EngineFailure`` if it is not now."""
+        """Return a ready replica. Raises ``InvalidRequest`` if it can never be ready, ``EngineFailure`` if a retry may help."""
 
     async def stop(self) -> None:
         """Stop what ``start`` started, except the replica itself, which its user closes."""

@@ -20,10 +20,11 @@ async def stream_requests(
 ) -> EngineFailure | None:
     """Stream ``requests`` into ``continuation`` until all have ended. Return the failure of one of them, if any failed.
 
-    No request begins once ``is_cut``: it came too late for the cut. ``on_tokens`` is called whenever the continuation
-    may have new tokens. Once ``left`` is done the streams are closed without a wait for the replica, which aborts the
-    requests soon after. Being cancelled aborts the requests, too. Raises ``InvalidRequest`` for what the caller must
-    change.
+    - ``is_cut``: once true, no request begins any more. A request that begins later would miss the cut.
+    - ``on_tokens`` is called whenever the continuation may have new tokens.
+    - ``left``: once done, the streams are closed without waiting for the replica, which aborts the requests soon after.
+
+    Being cancelled aborts the requests, too. Raises ``InvalidRequest`` for a mistake that the caller must correct.
     """
     streams = [
         asyncio.create_task(_stream_request(replica, continuation, request, is_cut, on_tokens)) for request in requests
@@ -57,7 +58,7 @@ async def _stream_request(
             stopped = [index for event in events if (index := continuation.take(request, event)) is not None]
             on_tokens()
             if continuation.has_ended(request):
-                # Closing the stream aborts whatever the replica still draws for this request.
+                # Closing the stream aborts the sequences that the replica still draws for this request.
                 return
             for index in stopped:
                 await replica.cut(request.request_id, index)

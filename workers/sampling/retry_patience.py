@@ -17,8 +17,8 @@ class RetryPatience:
     def pause_after(self, failure: EngineFailure | None, *, made: int) -> float:
         """Count an attempt that made ``made`` tokens, and return the seconds to wait before the next attempt.
 
-        ``failure`` is None when a gate or a version cut the attempt: then nothing is waited for. Raises
-        ``EngineFailure`` after ``MOST_FRUITLESS_ATTEMPTS`` failures in a row without a new token.
+        ``failure`` is None when a gate or a version cut the attempt; the pause is then 0. Raises ``EngineFailure`` after
+        ``MOST_FRUITLESS_ATTEMPTS`` failures in a row without a new token.
         """
         if failure is None or made > 0:
             self._fruitless = 0

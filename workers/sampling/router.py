@@ -1,8 +1,8 @@
-"""Routing of samples to replicas: a session keeps its replica unless that is overloaded or lacks the adapter.
+"""Routing of samples to replicas: a session keeps its replica unless that replica is overloaded or lacks the adapter.
 
-Load is counted in the sequences that this process has on a replica. Consistent hashing with bounded loads (Mirrokni, Thorup and
-Zadimoghaddam 2018) keeps a session on one
-replica, whose prefix cache has its prompts, and bounds the replica's load.
+Load is counted in the sequences that this process has on a replica. A session stays on one replica, because the replica's
+prefix cache has the session's prompts. A bound on the load moves some sessions to other replicas. Method: Mirrokni, Thorup
+and Zadimoghaddam 2018, "Consistent Hashing with Bounded Loads".
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class RoutedReplica:
     is_alive: bool = True
     is_draining: bool = False
     is_asleep: bool | None = False
-    """None: unknown, because the answer to a directive was lost or the server was away."""
+    """None: unknown, because the replica has not answered a directive or its server was away."""
     adapters: OrderedDict[str, RunId | None] = field(default_factory=OrderedDict)
     """Run of each version that was asked for on the replica, the least recently used version first."""
 
@@ -121,7 +121,7 @@ class Router:
         self.mark(routed, is_alive=(await routed.replica.health()).alive)
 
     def mark(self, routed: RoutedReplica, *, is_alive: bool) -> None:
-        """Record whether the replica answers. One that comes back may have lost its adapters, so they are forgotten."""
+        """Record whether the replica answers. Forget the adapters of one that comes back, since it may have restarted."""
         if is_alive and not routed.is_alive:
             routed.adapters.clear()
             routed.is_asleep = None if routed.is_asleep else routed.is_asleep

@@ -15,7 +15,7 @@ def stop_rules(sample: SampleRequest, facts: BaseModelFacts, vocabulary: BaseVoc
     range, and for stop strings when the base model has no tokenizer.
     """
     params = sample.params
-    # At least one token must fit, also when no limit is given.
+    # At least one new token must fit, even when no limit is given.
     check_prompt(sample.prompt, 1 if params.max_tokens is None else params.max_tokens, facts)
     check_choice(params.temperature, params.top_p)
     if sample.num_samples < 1:

@@ -1,7 +1,10 @@
-"""Life of one sample: dispatch, attempt, and again with the tokens so far, until every sequence has ended.
+"""Runs one sample to its end: dispatches it, streams an attempt, and repeats with the tokens so far until all sequences end.
 
-Three things cut an attempt. A gate that closes (``gate_cuts``) or a replica that fails sends the sample to the dispatch
-again; a newer version of the run (``swap``) has it resume at once.
+Three things end an attempt early:
+
+- A gate closes (``gate_cuts``): the sample is dispatched again.
+- The replica fails: the sample is dispatched again.
+- A newer version of the run is published (``swap``): the sample resumes on that version at once.
 """
 
 import asyncio
@@ -91,9 +94,9 @@ class SampleRunner:
     ) -> tuple[SampleOutput, SampleReport]:
         """Draw ``continuation`` to its end. Being cancelled aborts what runs.
 
-        Raises, besides ``Unavailable``, after which the call may be repeated with the same three arguments:
-        ``InvalidRequest`` for what the caller must change, ``NotFound`` when the adapter is gone, ``StaleSample``, and
-        ``EngineFailure`` after too many failures in a row without a new token.
+        Raises ``InvalidRequest`` for a mistake that the caller must correct, ``NotFound`` when the adapter is gone,
+        ``StaleSample``, and ``EngineFailure`` after too many failures in a row without a new token. After ``Unavailable``
+        the call may be repeated with the same three arguments.
         """
         patience, newer = RetryPatience(), None
         while not continuation.finished:
@@ -103,7 +106,7 @@ class SampleRunner:
                 continuation.abandon()
                 break
             failure = await self._attempt(attempt, continuation, history)
-            # Nothing is awaited from the end of a left attempt to `resume`: a gate that closes finds one of the two.
+            # Nothing is awaited between the end of a left attempt and `resume`. So a closing gate finds the old or the new one.
             newer = attempt.resumes_on(failure)
             history.left_at = attempt.left_at
             if attempt.before_end is AttemptState.ABORTED:
@@ -150,7 +153,7 @@ class SampleRunner:
 
     async def _stream(self, attempt: Attempt, continuation: Continuation, history: History) -> EngineFailure | None:
         """Stream the attempt's requests until all have ended. Return the failure of one of them, if any failed."""
-        # A replica that came back since the choice has forgotten the adapters that were asked for there.
+        # If the replica came back since it was chosen, the router has forgotten which adapters were asked for there.
         attempt.routed.note(attempt.source.name, attempt.source.run)
         attempt.requests = continuation.requests(
             attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)

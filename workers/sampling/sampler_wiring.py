@@ -37,7 +37,7 @@ class BaseSampling:
     runtime: Runtime
 
     async def prepare(self, run: RunId, version: CheckpointId) -> None:
-        """Load the version on every replica that samples the run. Raises ``WeftError``: then no replica has it."""
+        """Load the version on every replica that samples the run. Raises ``WeftError``, and then no replica has the version."""
         await prepare(self.pool.router, run, version, self.runtime.data_folder.path(directory_of(version)))
 
     async def withdraw(self, version: CheckpointId) -> None:

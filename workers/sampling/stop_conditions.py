@@ -1,4 +1,4 @@
-"""Conditions that end a sequence: stop tokens, stop strings that may straddle tokens, and the length limit."""
+"""Checks whether a sequence has ended: by a stop token, a stop string that may straddle tokens, or the length limit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _UNFINISHED_CHARACTER = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Most bytes of a UTF-8 character, so also the most tokens that can share a character."""
 _MOST_UNSETTLED = 16
-"""Tokens of broken UTF-8 in a row after which the text is settled nevertheless."""
+"""Tokens in a row that end in broken UTF-8 after which the text counts as final all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class StopRules:
     decode: Callable[[list[int]], str] | None
 
 
-class StopWatch:
-    """Watch over one growing sequence that applies ``StopRules``."""
+class StopCheck:
+    """Check of one growing sequence against ``StopRules``."""
 
     def __init__(self, rules: StopRules) -> None:
         self._rules = rules
@@ -42,7 +42,7 @@ class StopWatch:
 class _TextTail:
     """Text of the end of a growing sequence, decoded a few tokens at a time.
 
-    Two neighbouring windows are decoded together, because the text of a token can depend on the token before it
+    Two neighbouring windows are decoded in one call, because the text of a token can depend on the token before it
     (leading spaces, split characters). The text of the first window is then cut off. The work for each token does not
     depend on the length of the sequence.
     """

@@ -1,4 +1,4 @@
-"""Swap of a live sample to its run's newer version: the attempt on the old one is left, the sample resumes on the new one.
+"""Swap of a sample to its run's newer weights: leaves the attempt on the old version and resumes the sample on the new one.
 
 Decision 14 (``docs/decisions/0014-a-swap-does-not-wait.md``) says why the swap does not wait for the old weights.
 """
@@ -23,7 +23,7 @@ class Swap:
     async def leave_outdated(self) -> None:
         """Leave every running attempt whose sampler follows a newer version, if ``swap_policy`` says so.
 
-        Nobody relies on the old version's being idle, so the sample resumes before the replica has aborted the rest.
+        No code needs the old version to be idle, so the sample resumes before the replica has aborted the old requests.
         """
         if not self._is_on:
             return
@@ -41,7 +41,7 @@ class Swap:
         outdated = []
         for attempt in self._attempts:
             newer = followed.get(attempt.operation.lane)
-            # An attempt that started during the read may be ahead of what was read.
+            # An attempt that started during the read may draw from a newer version than the read returned.
             if newer is not None and attempt.source.is_live and newer.publication > attempt.source.publication:
                 attempt.newer = newer
                 outdated.append(attempt)
@@ -50,9 +50,9 @@ class Swap:
     def resume(self, operation: ReadyOperation, sequences: int, newer: WeightSource) -> Attempt | None:
         """Start an attempt on ``newer`` for a sample that is in flight and whose attempt was left and has ended.
 
-        The sample stays in flight. Nothing may be awaited between the end of the left attempt and this call: a gate
-        that closes then finds the sample's row and one of the two attempts. Return None when a gate is closed or no
-        replica takes work: then the sample must be dispatched.
+        The sample stays in flight. Nothing may be awaited between the end of the left attempt and this call. So a gate
+        that closes finds the sample's row, and either the left attempt or the new one. Return None when a gate is closed or
+        no replica takes work: the sample must then be dispatched.
         """
         attempt = self._attempts.start(operation, sequences, newer)
         if attempt is not None:

@@ -56,7 +56,7 @@ class WeightSources:
     async def hold(
         self, transaction: AsyncSession, operations: Sequence[ReadyOperation]
     ) -> list[WeightSource | NotFound]:
-        """Return the weights of each sample, in order. No version is published to their samplers in this transaction."""
+        """Return the weights of each sample, in order. Until the transaction ends, no version is published to their samplers."""
         samplers = [(operation.tenant, operation.lane) for operation in operations]
         sampled = await sampled_versions(transaction, samplers, self._clock, hold=True)
         return [found if isinstance(found, NotFound) else self._source(found) for found in sampled]

@@ -94,7 +94,7 @@ class SamplingWorker:
         await self._heartbeat.leave()
 
     def stop(self) -> None:
-        """End ``run`` soon. Nothing accepted is lost."""
+        """End ``run`` soon. Samples that have not ended stay pending in the ledger."""
         self._stopping.set()
 
     async def _watch(self, topic: str, apply: Callable[[], Awaitable[None]]) -> None:
@@ -115,7 +115,7 @@ class SamplingWorker:
     async def _sweep(self) -> None:
         """Look at all pending samples again, and return claimed samples that this process does not work on.
 
-        Two things are repaired: lost wake-ups, and claims that were committed although the process saw the
+        A sweep repairs two things: lost wake-ups, and claims that were committed although the process saw the
         transaction fail, as when the database goes away during the commit.
         """
         self._position = 0
@@ -184,7 +184,7 @@ class SamplingWorker:
             return error
 
     async def _finish(self, operation: ReadyOperation, outcome: Outcome) -> None:
-        """Record the outcome; outcomes of one moment, as when a batch of sequences ends, share a transaction."""
+        """Record the outcome. Outcomes of one moment, as when a batch of sequences ends, share a transaction."""
         await self._endings.ask((operation, outcome))
         self._telemetry.finished(operation, outcome)
 

@@ -1,6 +1,6 @@
-"""Training states brought into the trainer's memory: a fresh one, a checkpoint's, or a run's own from before.
+"""Puts an adapter's training state into the trainer's memory: a fresh state, a checkpoint's, or the run's own earlier state.
 
-A run's own state is rebuilt: its newest snapshot is read from disk, then the operations after the snapshot are applied
+A run's own state is rebuilt: the run's newest snapshot is read from disk, then the operations after the snapshot are applied
 again, in order of seq_id.
 """
 
@@ -42,7 +42,7 @@ class AdapterRestorer:
     """Makes adapters' states and puts them into one base model's trainer."""
 
     def __init__(self, runtime: Runtime, engine: TrainingEngine, files: asyncio.Semaphore) -> None:
-        """``files`` limits the adapters read or written at the same time."""
+        """Take ``files`` as the limit of adapters read or written at the same time."""
         self._database = runtime.database
         self._ledger = runtime.ledger
         self._data_folder = runtime.data_folder
@@ -53,7 +53,10 @@ class AdapterRestorer:
         self._files = files
 
     async def restore(self, operation: ReadyOperation) -> RestoredAdapter:
-        """Rebuild the state of the operation's run. Raises ``WeftError``; part of the state may be in memory then."""
+        """Rebuild the state of the operation's run.
+
+        Raises ``WeftError``. Part of the state may be in the trainer's memory then.
+        """
         run_id = RunId(operation.lane)
         async with self._database.read() as session:
             run = await get_run(session, operation.tenant, run_id)

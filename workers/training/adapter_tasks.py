@@ -1,4 +1,4 @@
-"""Tasks beside the passes, one a lane: operations on whole adapters, and adapters on their way into memory."""
+"""Runs tasks beside the passes, at most one for each run: operations on whole adapters, and loads of adapters into memory."""
 
 import asyncio
 import logging
@@ -24,12 +24,12 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 _RETRIED = (LeaseLost, Unavailable, SQLAlchemyError)
-"""Errors that are not the operation's fault. The operation is run again, here or by the trainer that has the run's lease."""
+"""Errors that are not the operation's fault. The trainer that has the run's lease, this one or another, runs it again."""
 _BY_PASSES = PASS_KINDS | {OperationKind.OPTIM_STEP}
 
 
 class AdapterTasks:
-    """Begins and tracks the tasks of one base model's lanes. A lane has at most one, and no pass meanwhile."""
+    """Begins and tracks the tasks of one base model's lanes. A lane has at most one task, and no pass meanwhile."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class AdapterTasks:
         *,
         wake: Callable[[], None],
     ) -> None:
-        """``wake`` has the worker look for more work."""
+        """Call ``wake`` to have the worker look for more work."""
         self._engine = engine
         self._database = runtime.database
         self._max_adapters = runtime.settings.max_adapters
@@ -83,7 +83,7 @@ class AdapterTasks:
             await asyncio.wait(self._tasks.values())
 
     def try_creations_again(self) -> None:
-        """Have the open runs counted again for creations that wait because of the limit."""
+        """Have creations that wait because of the limit of open runs tried again."""
         self._is_full = False
 
     # --- one task --------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class AdapterTasks:
     ) -> None:
         lane.is_busy = True
         with working_on(head):
-            # A task keeps the logging context of the moment in which it is created.
+            # A task keeps the logging context of the moment of its creation.
             task = asyncio.create_task(self._run(lane, head, work, retries), name=f"adapter {lane.run}")
         self._tasks[lane.run] = task
 
@@ -107,7 +107,8 @@ class AdapterTasks:
     async def _run(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
         """Await ``work``, which returns whether the operation has run, and record the outcome.
 
-        An unforeseen error fails the operation. With ``retries`` it drops the run instead, which is then tried again.
+        An unforeseen error fails the operation. With ``retries`` such an error drops the run from memory instead, and the
+        operation is tried again.
         """
         try:
             has_run = await work
@@ -158,10 +159,12 @@ class AdapterTasks:
     def _make_room(self, arriving: RunId, position: int) -> bool:
         """Page out adapters until there is room for the run ``arriving``. Return whether there is room now.
 
-        ``position`` is the one of the operation that needs the adapter. Idle adapters go first, least recently used first;
-        then adapters whose next operation was accepted after ``position``. So the oldest operation always gets its
-        adapter, and no tenant starves. No more adapters go than must: while those paged out are being written, the
-        arriving one waits. An adapter runs at least one operation before it can be evicted (prevents thrashing).
+        ``position`` is the ledger position of the operation that needs the adapter.
+
+        - Idle adapters go first, least recently used first. Adapters whose next operation was accepted after ``position``
+          go next. So the oldest operation always gets its adapter, and no tenant starves.
+        - No more adapters go than must. The arriving adapter waits while paged-out adapters are being written.
+        - An adapter runs at least one operation before it can be evicted (prevents thrashing).
         """
         while not self._residency.has_room(arriving, arriving=self._arriving, once_left=True):
             idle, younger = [], []
@@ -189,14 +192,14 @@ class AdapterTasks:
     # --- kinds of work ---------------------------------------------------------------------------------------------
 
     async def _bring_in(self, lane: Lane, head: ReadyOperation) -> bool:
-        """Bring the adapter into memory. The operation itself runs later, with the next round."""
+        """Bring the adapter into memory. The operation itself runs in the next round."""
         try:
             await self._writer.drain(lane.run)
             if not lane.is_dropped:
                 await self._residency.bring_in(head)
                 lane.has_just_arrived = True
         except (RunUnloaded, *_RETRIED):
-            # RunUnloaded: the operation was accepted just before the unload was written.
+            # RunUnloaded: the operation was accepted just before the run's unload was written.
             raise
         except WeftError as error:
             log.error("run=%s could not be restored: %s", head.lane, error.message)

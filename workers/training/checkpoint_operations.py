@@ -1,4 +1,4 @@
-"""Operations on whole adapters: create, save, load, unload. Each does its work, then writes its outcome in one transaction.
+"""Runs the operations on whole adapters: create, save, load, unload. Each writes its outcome in one transaction at its end.
 
 The operations run beside the passes of other runs: other threads read and write files, the compute thread only swaps
 states.
@@ -88,7 +88,7 @@ class CheckpointOperations:
             await asyncio.to_thread(self._data_folder.remove, replaced)
 
     async def save_for_sampler(self, operation: ReadyOperation, save: SaveWeightsForSampler) -> None:
-        """Publish an immutable version for sampling. One without a name gets a sampler of its own."""
+        """Publish an immutable version for sampling. A version without a name gets a sampler of its own."""
         if save.name is not None:
             await self._check_path_free(operation, CheckpointPath(operation.lane, Segment.SAMPLER_WEIGHTS, save.name))
         checkpoint, size = await self._write(operation, optimizer=False)
@@ -116,7 +116,7 @@ class CheckpointOperations:
                     result = await self._open_sampler(transaction, operation, save, checkpoint, path)
                 await self._complete(transaction, operation, result)
         except Unavailable:
-            # The row may have been written all the same. If not, housekeeping removes the folder that no row names.
+            # The row may have been written although the commit failed. If not, housekeeping removes the folder that no row names.
             raise
         except WeftError:
             await asyncio.to_thread(self._data_folder.remove, directory_of(checkpoint))

@@ -1,6 +1,6 @@
-"""Task that writes completions to the ledger in batches, beside the computing.
+"""Writes completions (outcomes of training operations) to the ledger in batches, while the next passes compute.
 
-Completions that come while one transaction runs go into the next one.
+Completions that come while one transaction runs go into the next transaction.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MAX_BATCH = 256
 
 
 class CompletionWriter:
-    """Writes in the order given. When a run's completion is refused, the run's later ones are dropped unwritten."""
+    """Writer in the order given. When a run's completion is refused, the run's later completions are dropped unwritten."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._database = runtime.database
@@ -48,8 +48,8 @@ class CompletionWriter:
     async def run(self, *, on_written: Callable[[Completion], None], on_refused: Callable[[RunId], None]) -> None:
         """Write until ``close``.
 
-        ``on_written`` is called for each completion in the ledger; ``on_refused`` for each run of which one could not be
-        written: from then on the run's memory is ahead of the ledger.
+        ``on_written`` is called for each completion that is in the ledger now. ``on_refused`` is called for each run with a
+        completion that could not be written: from then on the run's memory is ahead of the ledger.
         """
         while self._queue or not self._closing:
             self._added.clear()
@@ -82,7 +82,7 @@ class CompletionWriter:
             by_run.setdefault(RunId(completion.operation.lane), []).append(completion)
         for run, completions in by_run.items():
             if len(by_run) > 1:
-                # A completion that can never be written must not keep other runs' from being written.
+                # A completion that can never be written must not block the completions of other runs.
                 await self._write(completions, on_written, on_refused)
                 continue
             log.error("run=%s is dropped from memory; it is rebuilt from the ledger", run)

@@ -1,8 +1,8 @@
-"""Fused passes under way: as many at once as the trainer has slots, each planned when a slot is free.
+"""Keeps fused passes running: as many at once as the trainer has slots, each planned when a slot becomes free.
 
-A slot whose pass has ended starts the next pass at once; the results of the last one are noted meanwhile. While more
-tokens wait than the free slots hold, a pass takes one slot. The last tokens that wait are computed on all free slots
-together. Called from the event loop.
+A slot whose pass has ended starts the next pass at once. The results of the ended pass are noted meanwhile. While more
+tokens wait than the free slots hold, a pass takes one slot. The last tokens that wait are computed on all free slots at
+once. Called from the event loop.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 _HEADROOM = 8
-"""A pass may exceed its token budget by one part in ``_HEADROOM``. Light work beside a full pass then pushes out no long
-sequence: without it there would be less to compute than the cores can share."""
+"""A pass may exceed its token budget by one part in ``_HEADROOM``. So light work beside a full pass pushes out no long
+sequence. Without the long sequence there would be too few micro-batches for the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Chosen:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Pieces that are computed together. ``is_last``: nothing waited after the part when it was planned."""
+    """Pieces computed in one call of the trainer. ``is_last``: no work waited after the part when it was planned."""
 
     chosen: list[_Chosen]
     is_last: bool
@@ -69,7 +69,7 @@ class FusedPasses:
         *,
         ended: Callable[[], None],
     ) -> None:
-        """``ended`` hears that a pass has ended."""
+        """Call ``ended`` whenever a pass has ended."""
         trainer = engine.trainer
         self._trainer = trainer
         self._compute = engine.compute
@@ -169,7 +169,7 @@ class FusedPasses:
     def _slots_for(self, part: _Part) -> int:
         """Return the slots that the part takes.
 
-        The last part that waits takes all free slots. A sequence longer than one slot holds takes all slots there are.
+        The last part that waits takes all free slots. A sequence that is too long for one slot takes all slots there are.
         """
         if part.is_last:
             return self._free
@@ -192,7 +192,7 @@ class FusedPasses:
     async def _run(self, part: Sequence[_Chosen], slots: int) -> None:
         try:
             computed = await self._computed(part, slots)
-            # First the next pass: no core waits while results are noted.
+            # The next pass starts first, so that no core waits while results are noted.
             self.begin()
             await self._note(computed, part)
         except Exception:

@@ -1,7 +1,7 @@
 """Training operations of one base model in memory: a lane for each run, its operations strictly by seq_id.
 
-A lane holds what the ledger says of a run, and how far memory is ahead of the ledger: operations that have been computed
-and whose completions are not written yet. No I/O here.
+A lane holds a run's pending operations as the ledger has them. It also holds how far memory is ahead of the ledger:
+operations that have been computed and whose completions are not written yet. No I/O here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class Lane:
     has_just_arrived: bool = False
     """No operation has run since the adapter came into memory."""
     is_dropped: bool = False
-    """Memory and ledger may differ: whatever is still computed for this lane must not be written."""
+    """Memory and ledger may differ: results that are still computed for this lane must not be written."""
     unwritten: int = 0
     """Completions on their way to the ledger."""
 
@@ -47,7 +47,7 @@ class Lane:
         """The operation that may run now; None while there is none, or its payload is not loaded."""
         found = self.loaded.get(self.next_seq_id)
         if found is None and self.next_seq_id not in self.waiting:
-            # No other operation can run: the lane ends here, even with a hole before later operations.
+            # An unload runs even after a hole in the seq_ids: it ends the lane, and no other operation can run.
             found = self.loaded.get(UNLOAD_SEQ_ID)
         return found
 
@@ -157,7 +157,7 @@ class Lanes:
         if lane is not None:
             lane.is_dropped = True
             for operation in lane.started.values():
-                # Passes under way must not reach the adapter, which may be back by the time they end.
+                # Passes under way must not reach the adapter, which may be in memory again when they end.
                 operation.end(EngineFailure("the run is rebuilt from the ledger"))
         return lane
 

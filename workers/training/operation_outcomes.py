@@ -1,7 +1,7 @@
-"""Outcomes of training operations: noted in memory at once, written to the ledger soon after.
+"""Records outcomes of training operations: in memory at once, in the ledger soon after.
 
 Invariants: a run's completions reach the ledger strictly by seq_id. A run whose completion cannot be written is dropped
-from memory, for its memory would stay ahead of the ledger. The run's next operation rebuilds it.
+from memory, because its memory would stay ahead of the ledger. The run's next operation rebuilds the run.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class OperationOutcomes:
         *,
         wake: Callable[[], None],
     ) -> None:
-        """``wake`` has the worker look at the ledger again."""
+        """Call ``wake`` to have the worker look at the ledger again."""
         self._telemetry = engine.telemetry
         self._lanes = lanes
         self._residency = residency

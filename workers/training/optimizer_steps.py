@@ -1,4 +1,4 @@
-"""Optimizer steps of all lanes whose next operation is one, taken together as one fused step."""
+"""Takes the due optimizer steps of all runs in memory as one fused AdamW step."""
 
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Adapters in the trainer's memory: which are there, how much room there is, which leave and come back.
+"""Tracks the adapters in the trainer's memory and the room left there, brings adapters in and pages them out.
 
-Invariants: what the trainer holds for a run equals the effect of every operation of its lane up to ``applied_seq_id``.
-Whenever memory and ledger may differ, the adapter is forgotten and rebuilt from the ledger.
+Invariants: the state that the trainer holds for a run equals the effect of every operation of the run's lane up to
+``applied_seq_id``. Whenever memory and ledger may differ, the adapter is forgotten and rebuilt from the ledger.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class AdapterResidency:
         drain: Callable[[RunId], Awaitable[None]],
         on_room: Callable[[], None],
     ) -> None:
-        """``drain`` returns once the run's completions so far are written or dropped; ``on_room`` hears of more room."""
+        """Use ``drain`` to wait until a run's completions so far are written or dropped. Call ``on_room`` when room was made."""
         settings = runtime.settings
         self._snapshot_operations = settings.snapshot_operations
         self._memory_bytes = settings.adapter_memory_bytes or default_adapter_memory(engine.trainer.base)
@@ -142,13 +142,14 @@ class AdapterResidency:
     def has_room(self, run: RunId, *, arriving: int, once_left: bool = False) -> bool:
         """Return whether the memory budget holds the run's adapter beside all others.
 
-        The others are those in memory, ``arriving`` more that are being brought in, and those being written to disk.
-        ``once_left`` leaves the last out: their memory is free once they are written. One adapter fits in any case.
+        The others are the adapters in memory, ``arriving`` more that are being brought in, and the adapters being written
+        to disk. With ``once_left`` the adapters being written do not count, since their memory is free once they are
+        written. One adapter fits in any case.
         """
         sizes = [resident.nbytes for resident in self._residents.values()]
         if not once_left:
             sizes += [snapshot.nbytes for snapshot in self._leaving.values() if snapshot.run != run]
-        # An adapter's size is known only once it is in memory. While none is there, one comes alone.
+        # An adapter's size is known only once it is in memory. While no adapter is there, one adapter comes alone.
         return sum(sizes) + (arriving + 1) * max(sizes) <= self._memory_bytes if sizes else not arriving
 
     def least_recently_used(self, among: Iterable[RunId]) -> RunId | None:
@@ -178,7 +179,7 @@ class AdapterResidency:
             self._begin(snapshot)
 
     def snapshot_if_due(self, run: RunId) -> None:
-        """Begin a snapshot once enough operations came after the last. No operation of the run may be under way."""
+        """Begin a snapshot if enough operations came after the last snapshot. No operation of the run may be under way."""
         resident = self._residents.get(run)
         if resident and resident.applied_seq_id - resident.snapshot_seq_id >= self._snapshot_operations:
             self.snapshot(run)
@@ -191,7 +192,7 @@ class AdapterResidency:
         self._begin(self._capture(run))
 
     async def snapshot_all(self) -> None:
-        """Snapshot every resident run: after an orderly end the next start replays nothing."""
+        """Snapshot every resident run, so that after an orderly end the next start replays no operation."""
         await self._snapshots.finished()
         for run in self.residents():
             self.snapshot(run)
@@ -213,5 +214,5 @@ class AdapterResidency:
         self._snapshots.begin(snapshot).add_done_callback(ended)
 
     def _is_known(self, snapshot: Snapshot) -> bool:
-        """Return False when the run was forgotten meanwhile: its completions may then not all be written."""
+        """Return False when the run was forgotten meanwhile. Some of its completions may then be missing in the ledger."""
         return snapshot.run in self._residents or snapshot.run in self._leaving

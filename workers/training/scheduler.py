@@ -2,24 +2,25 @@
 
 The tenants with work stand in a circle that keeps its order. In its turn a tenant takes sequences, oldest operation
 first, while its deficit covers them. When the deficit does not cover the next sequence, the turn ends and the quantum of
-the tenant's next turn is added (Shreedhar and Varghese, 1996). A sequence that is covered but does not fit into the rest
-of the pass ends the pass, and the next pass starts with it. A tenant without work leaves the circle when its turn comes.
+the tenant's next turn is added (Shreedhar and Varghese 1996, "Efficient Fair Queuing Using Deficit Round-Robin"). A
+sequence that is covered but does not fit into the rest of the pass ends the pass, and the next pass starts with that
+sequence. A tenant without work leaves the circle when its turn comes.
 A tenant that joins enters at the front, so light work does not wait behind a flood. No tenant gains by leaving and coming
 back: its old place stays taken until the circle reaches it.
 
 Passes are planned one after another, though several may be under way at once. Each has a token budget of its own.
 
 Bounds, for a pass of B tokens, sequences of at most L tokens, and a tenant of share s with the quantum Q = s * B / 16;
-n other tenants have work meanwhile, with the shares S together:
+n other tenants have work meanwhile, whose shares add up to S:
 
 - Waiting: with T tokens of its tenant up to and including it, in order of acceptance, a sequence is served within
-  2 + 2 * ((K + 1) * S / 16 + (n * L + T) / B) passes, K = ceil(T / Q). For K turns cover T; another tenant has one
-  turn to each of them, and one more if it joins, of its quantum and less than L saved up; and two passes in a row serve
-  more than B tokens, because the second starts with what the first could not hold.
+  2 + 2 * ((K + 1) * S / 16 + (n * L + T) / B) passes, K = ceil(T / Q). Proof: K turns cover T. To each of these turns
+  another tenant has one turn of its quantum, and one more if it joins, and less than L saved up. Two passes in a row
+  serve more than B tokens, because the second pass starts with the sequence that the first could not hold.
 - Joining: a tenant new in the circle whose work is within Q and B is served in the next pass or the one after, unless
   others that join at the same time use up the room: only one sequence goes before them.
-- Fairness: over any passes through which two tenants have work, what each was served divided by its share differs by
-  less than 3 * B / 16 + L / s + L / s'.
+- Fairness: over any passes through which two tenants of shares s and s' have work, the tokens served to each, divided by its
+  share, differ by less than 3 * B / 16 + L / s + L / s'.
 - Work: a pass is never empty while there is work, and leaves less than L of its budget unused unless it took all there was.
 """
 
@@ -78,7 +79,7 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """The next pass: at most one piece of each operation, in order of acceptance, and their tokens together."""
+    """The next pass: at most one piece of each operation, in order of acceptance, and the sum of the pieces' tokens."""
 
     pieces: tuple[Piece, ...]
     tokens: int
@@ -113,8 +114,9 @@ def plan_pass(
 def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> list[list[Piece]]:
     """Split a pass into parts that are computed one after another, short sequences first.
 
-    Long and short sequences are not computed together anyway, so short ones need not wait for long ones. A part holds
-    sequences whose lengths differ by at most the factor ``LENGTH_RATIO``. Pieces of one run stay together, in order.
+    Long and short sequences go into different micro-batches anyway, so short sequences need not wait for long ones. A
+    part holds runs whose longest sequences differ by at most the factor ``LENGTH_RATIO``. Pieces of one run stay in one
+    part, in order.
     """
     operations = {operation.id: operation for operation in queue}
     longest: dict[RunId, int] = {}
@@ -143,7 +145,7 @@ class _Account:
     sequences: deque[tuple[RequestId, int]] = field(default_factory=deque)
 
     def end_turns(self, turns: int) -> None:
-        """Add the quanta of the next turns. A tenant without sequences keeps one quantum: the rest of its deficit is lost."""
+        """Add the quanta of the next turns. The deficit of a tenant without sequences is cut to one quantum."""
         self.deficit = self.deficit + turns * self.quantum if self.sequences else self.quantum
 
     def turns_missing(self) -> int:

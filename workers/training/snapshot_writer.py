@@ -1,7 +1,7 @@
 """Durable snapshots of adapters' training states, written and recorded beside the training.
 
-Invariants: a snapshot is recorded only once the completions of the operations it covers are written; the snapshots of one
-run are written one after another. Adapter states are values, so a snapshot holds a reference and copies nothing.
+Invariants: a snapshot is recorded only once the completions of the operations that it covers are written. The snapshots of
+one run are written one after another. Adapter states are immutable values, so a snapshot holds a reference and copies nothing.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Snapshot:
     """A run's state after operation ``seq_id``. ``nbytes`` is the memory kept for the adapter.
 
-    ``lease`` is the one under which the state was computed.
+    ``lease`` is the lease under which the state was computed.
     """
 
     run: RunId
@@ -48,10 +48,10 @@ class SnapshotWriter:
         drain: Callable[[RunId], Awaitable[None]],
         is_valid: Callable[[Snapshot], bool],
     ) -> None:
-        """``files`` limits the adapters read or written at the same time.
+        """Take ``files`` as the limit of adapters read or written at the same time.
 
-        ``drain`` returns once the run's completions so far are written or dropped. ``is_valid`` tells then whether the
-        snapshot may be recorded.
+        ``drain`` returns once the run's completions so far are written or dropped. Afterwards ``is_valid`` tells whether
+        the snapshot may be recorded.
         """
         self._database = runtime.database
         self._data_folder = runtime.data_folder
@@ -80,7 +80,7 @@ class SnapshotWriter:
         return task
 
     async def finished(self, run: RunId | None = None) -> None:
-        """Wait until nothing is being written: of any run, or of ``run`` what is being written now."""
+        """Wait until no snapshot of any run is being written; with ``run``, until the run's present snapshots are written."""
         if run is not None:
             if (task := self._tasks.get(run)) is not None:
                 await asyncio.wait([task])

@@ -1,4 +1,4 @@
-"""Trainer of one base model, together with the thread that changes its states and the telemetry that hears of it."""
+"""Record of one base model's trainer, the one thread that may change the trainer's states, and the trainer's telemetry."""
 
 from dataclasses import dataclass
 

@@ -2,8 +2,11 @@
 
 One worker for each base model that a process trains. While passes compute, the loop reads what was accepted meanwhile and
 takes optimizer steps. Tasks beside the loop write completions, run operations on whole adapters and move adapters in and
-out of memory. Invariants: a run's operations take effect strictly by seq_id, each once; an operation that fails fails
-alone; when a completion cannot be written, the run is dropped from memory and rebuilt from the ledger.
+out of memory. Invariants:
+
+- A run's operations take effect strictly by seq_id, each once.
+- An operation that fails fails alone.
+- When a completion cannot be written, the run is dropped from memory and rebuilt from the ledger.
 """
 
 import asyncio
@@ -30,7 +33,7 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
-"""Longest time without a full look at the ledger: it finds the work of lost wake-ups."""
+"""Longest time without a full look at the ledger, which finds the work of lost wake-ups."""
 _PAYLOADS_AT_ONCE = 512
 _OVERLAP = 512
 """Positions that are looked at again where several processes accept operations at once."""
@@ -61,7 +64,7 @@ class TrainingWorker:
         self._news = asyncio.Event()
         """Set when the ledger may hold operations that are not in the lanes yet."""
         self._again = asyncio.Event()
-        """Set when another round may find something to do: with each news, and when a pass or step has ended."""
+        """Set when another round may find work: when ``_news`` is set, and when a pass or step has ended."""
         self._swept = monotonic()
 
     async def run(self) -> None:
@@ -114,7 +117,7 @@ class TrainingWorker:
             )
 
     async def _round(self) -> None:
-        """Read what is new; take due steps; begin tasks and passes, which go on beside the next rounds."""
+        """Read new operations, take due steps, and begin tasks and passes, which go on beside the next rounds."""
         if monotonic() - self._swept >= SWEEP_SECONDS:
             await self._sweep()
         if self._news.is_set() or any(lane.to_load(self._engine.pass_token_budget) for lane in self._lanes):
@@ -131,7 +134,7 @@ class TrainingWorker:
         self._lanes.cursor = 0
         self._news.set()
         self._tasks.try_creations_again()
-        # Runs whose session has ended, and some of those for which another trainer has more time.
+        # Runs whose session has ended, and idle runs beyond this trainer's even part.
         await self._release(await self.leases.releases.ended())
         await self._release(await self.leases.releases.surplus())
 
@@ -151,7 +154,7 @@ class TrainingWorker:
     # --- looking ---------------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Read what was accepted since the last look, and the payloads that the next passes need."""
+        """Read the operations accepted since the last look, and the payloads that the next passes need."""
         lanes = self._lanes
         async with self._database.read() as session:
             if self._news.is_set():

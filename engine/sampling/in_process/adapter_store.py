@@ -57,7 +57,7 @@ class AdapterStore:
             entry = self._resident.get(version) or self._queued.get(version)
             if entry is None:
                 entry = self._queued[version] = _Entry(version)
-                # Running from the start: a cancelled waiter must not cancel the load for the others.
+                # Marked as running at once: a waiter that is cancelled must not cancel the load for other waiters.
                 entry.weights.set_running_or_notify_cancel()
             elif version in self._resident:
                 self._resident.move_to_end(version)

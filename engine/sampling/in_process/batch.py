@@ -44,7 +44,7 @@ def extend(sequences: Sequence[RunningSequence], rules: ChoiceRules, logits: Ten
     normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - normaliser
     topk = _likeliest(sequences, logits, normaliser)
-    # One transfer for both; float64 holds every token id exactly.
+    # One transfer for tokens and logprobs; float64 holds every token id exactly.
     chosen, scores = torch.stack([tokens.double(), logprobs.double()]).tolist()
     for position, sequence in enumerate(sequences):
         if sequence.runs:
@@ -69,7 +69,7 @@ def _likeliest(
 
 
 class DecodeBatch:
-    """Sequences that decode together, their KV cache and their newest tokens. Not thread-safe."""
+    """Sequences that decode in one batch, with their KV cache and their newest tokens. Not thread-safe."""
 
     def __init__(self, forward: ForwardPass) -> None:
         self._forward = forward

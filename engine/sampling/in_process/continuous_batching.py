@@ -1,4 +1,4 @@
-"""Scheduler of the in-process replica: chunks of prompts run between decode steps, ended sequences leave at once."""
+"""Scheduler of the in-process replica: runs chunks of prompts between decode steps, and drops ended sequences at once."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class FairQueue:
         waiting = self._jobs.pop(job.adapter_key)
         waiting.popleft()
         if waiting:
-            # Back at the end, so that adapters with equally many sequences take turns.
+            # The adapter goes to the end, so that adapters with equally many running sequences take turns.
             self._jobs[job.adapter_key] = waiting
 
 

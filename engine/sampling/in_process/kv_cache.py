@@ -91,7 +91,8 @@ class CachePart:
 def assemble(parts: Sequence[CachePart], columns: int) -> KvCache:
     """Return a new cache of the parts' rows with ``columns`` columns, right-aligned.
 
-    A part with more columns loses its leftmost ones. The caller guarantees that those are padding in every row taken.
+    The leftmost columns of a longer part are cut off. The caller guarantees that these columns are padding in every row
+    taken.
     """
     rows = sum(len(part.source) for part in parts)
     layers = []

@@ -60,7 +60,7 @@ class TorchReplica:
         self._outbox: Outbox | None = None
         self._jobs: dict[str, Job] = {}
         self._cuts: set[asyncio.Future[bool]] = set()
-        # The worker's thread owns it: the jobs that the batcher has.
+        # Jobs that the batcher has. Owned by the worker's thread.
         self._submitted: set[Job] = set()
         self._calls: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
@@ -107,7 +107,7 @@ class TorchReplica:
             self._call_worker(job.drop)
 
     async def cut(self, request_id: str, index: int | None = None) -> bool:
-        """See ``SamplerReplica.cut``. No turn that begins after it computes tokens of a cut sequence."""
+        """See ``SamplerReplica.cut``. A turn that begins after the cut computes no tokens of a cut sequence."""
         job = self._jobs.get(request_id)
         if job is None:
             return False

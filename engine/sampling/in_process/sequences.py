@@ -134,7 +134,7 @@ class RunningSequence:
 
     @property
     def params(self) -> GenerateRequest:
-        """Parameters by which its tokens are chosen."""
+        """Request, whose parameters choose the sequence's tokens."""
         return self.job.request
 
     @property

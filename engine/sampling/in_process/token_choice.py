@@ -91,8 +91,8 @@ class ChoiceRules:
 def choose_tokens(logits: Tensor, rules: ChoiceRules, uniforms: Sequence[float]) -> Tensor:
     """Return the next tokens, int64 (B,), drawn from ``logits`` float32 (B, V) with one uniform of [0, 1) a row.
 
-    Applied in this order: temperature; top-k (ties with the k-th logit stay in); top-p, the smallest set of the likeliest
-    tokens whose probability reaches p. A row with NaN gives an arbitrary token: check the row's log-normaliser.
+    The rules apply in this order: temperature; top-k (ties with the k-th logit stay in); top-p, the smallest set of the
+    likeliest tokens whose probability reaches p. A row with NaN gives an arbitrary token: check the row's log-normaliser.
     """
     if rules.all_greedy:
         return logits.argmax(-1)

@@ -1,4 +1,4 @@
-"""Sends aborts of sequences to a vLLM server, all that are asked for within a millisecond in one request."""
+"""Sends aborts of sequences to a vLLM server; all aborts of one millisecond go into one HTTP request."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ from engine.sampling.vllm.http import VllmHttp
 
 ABORT = "/inference/v1/abort_requests"
 _GATHER_S = 0.001
-"""Seconds to gather aborts. Requests that replace the aborted sequences are sent first: clients wait for those."""
+"""Seconds to gather aborts. Requests that replace the aborted sequences are sent first, because clients wait for them."""
 
 
 class VllmAborts:
-    """Aborts on one server, gathered because each request takes time of the server that makes other tokens late."""
+    """Sender of aborts to one server. It gathers aborts, because each HTTP request to the server delays other tokens."""
 
     def __init__(self, http: VllmHttp, background: BackgroundTasks, deadline_s: float) -> None:
         self._http = http

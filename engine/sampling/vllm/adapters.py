@@ -50,7 +50,8 @@ class Pin:
 class VllmAdapters:
     """At most ``max_resident`` versions on one server. A version that finds all places pinned waits its turn.
 
-    A name stands for one folder, because vLLM keys its prefix cache by both. No version replaces another in place.
+    A name stands for one folder for ever, because vLLM keys its prefix cache by name and folder. No version replaces
+    another in place.
     """
 
     def __init__(self, http: VllmHttp, settings: VllmSettings, background: BackgroundTasks) -> None:
@@ -69,7 +70,7 @@ class VllmAdapters:
 
     @asynccontextmanager
     async def pin(self, version: AdapterVersion, *, permanent: bool = False) -> AsyncIterator[Pin]:
-        """Keep ``version`` on the server inside the context, loading it if it is not there; ``permanent``: for good.
+        """Keep ``version`` on the server inside the context, or for good if ``permanent``. Load it if it is not there.
 
         Raises ``InvalidRequest`` for an adapter that the server cannot serve, ``EngineFailure`` when it does not load.
         """
@@ -90,7 +91,7 @@ class VllmAdapters:
             self._release(entry)
 
     def prolong(self, pin: Pin, task: "asyncio.Task[Any]") -> None:
-        """Keep the version of ``pin`` on the server until ``task`` is done, too."""
+        """Keep the version of ``pin`` on the server at least until ``task`` is done."""
         entry = pin.entry
         entry.pins += 1
         entry.prolonging.add(task)
@@ -129,7 +130,7 @@ class VllmAdapters:
         is_done = False
         try:
             version, settings = entry.version, self._settings
-            # First, so that an adapter that cannot be served evicts no other version.
+            # The check comes first, so that an adapter that cannot be served evicts no other version.
             await asyncio.to_thread(
                 check_adapter, version, max_rank=settings.max_lora_rank, head_adapters=settings.head_adapters
             )
@@ -141,12 +142,12 @@ class VllmAdapters:
             if not is_done and self._entries.get(entry.version.name) is entry:
                 del self._entries[entry.version.name]
             self._released.set()
-            # In the next turn of the loop: an entry can be evicted only once this task is done.
+            # Evicted in the next turn of the event loop: an entry can be evicted only once this task is done.
             asyncio.get_running_loop().call_soon(self._evict_if_forgotten, entry)
 
     async def _find_place(self, entry: _Entry) -> None:
         """Wait for a place, evicting the least recently used version without a pin."""
-        # The lock is first come, first served, and so are the places.
+        # The lock is first come, first served. So the places are, too.
         async with self._admission:
             while sum(other.has_place for other in self._entries.values()) >= self._settings.max_resident:
                 idle = next((other for other in self._entries.values() if other.has_place and _is_idle(other)), None)

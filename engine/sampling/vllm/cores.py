@@ -1,4 +1,4 @@
-"""CPU cores of a vLLM server that weft starts: engine and model in one process, and that process off one core.
+"""Sets the CPU cores of a vLLM server that weft starts: engine and model share one process, which leaves one core free.
 
 Decision 22 says why. Everything here is behind the setting ``vllm_tune_cpu``.
 """
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 def one_process_variables(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
-    """Return the environment variables that keep vLLM's engine and model in one process, with a thread for all but one core.
+    """Return environment variables that keep vLLM's engine and model in one process, with one thread fewer than cores.
 
-    Empty on a machine with several memory nodes: there vLLM's own worker processes have something to bind to.
+    Empty on a machine with several memory nodes, where vLLM binds its own worker processes to the nodes.
     """
     if len(list(memory_nodes.glob("node[0-9]*"))) > 1:
         return {}
@@ -31,9 +31,13 @@ def one_process_variables(memory_nodes: Path = _MEMORY_NODES) -> dict[str, str]:
 def bind_engine(group: int, variables: Mapping[str, str], processes: Path = _PROCESSES) -> frozenset[int]:
     """Keep the engine in process group ``group`` off the last core; return its cores, empty when it is left alone.
 
-    An engine is left alone in three cases. Its server's environment, ``variables``, lets vLLM give the model to worker
-    processes: vLLM binds those itself. Or an operator says there how vLLM is to bind. Or another engine of this machine is
-    bound already: both would share its cores. ``processes`` lists the machine's processes.
+    An engine is left alone in three cases:
+
+    - Its server's environment, ``variables``, lets vLLM give the model to worker processes, which vLLM binds itself.
+    - ``VLLM_CPU_OMP_THREADS_BIND`` in it tells vLLM how to bind.
+    - Another engine of this machine is bound already. Both would run on the same cores.
+
+    ``processes`` is the folder that lists the machine's processes.
     """
     allowed = os.sched_getaffinity(0)
     cores = frozenset(sorted(allowed)[:-1])

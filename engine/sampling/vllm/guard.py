@@ -3,8 +3,8 @@
 ``guard.py GRACE_SECONDS COMMAND...`` runs the command in a process group of its own and exits with its status. The
 group's id is the only line on standard output; the command's output goes to standard error.
 
-Two events end the group: SIGTERM to the guard, and the end of standard input, which comes when the parent is gone,
-however it died. The group gets SIGTERM, and SIGKILL after the grace. No process of the group is left behind.
+Two events end the group: SIGTERM to the guard, and the end of standard input. Standard input ends when the parent is gone,
+however the parent died. The group gets SIGTERM, and SIGKILL after the grace. No process of the group is left behind.
 """
 
 import ctypes

@@ -151,7 +151,7 @@ class VllmProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=self._settings.variables(),
-                # Not weft's own folder: the server would import weft's packages from there.
+                # Started in a folder other than weft's own: from weft's folder the server would import weft's packages.
                 cwd=self._settings.log.parent,
             )
         self._watch = asyncio.create_task(self._watch_over(self._guard))

@@ -42,7 +42,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 class VllmReplica:
     """``SamplerReplica`` over a running vLLM server. Usable on one event loop: the loop of ``start``.
 
-    No other client may use the server: the replica relies on knowing all that runs there.
+    No other client may use the server: the replica must know of every request on the server.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
@@ -291,7 +291,7 @@ class VllmReplica:
         self._heard_at = time.monotonic()
 
     async def _watch_over(self) -> None:
-        """Fail every outstanding request when a silent server does not answer, or is silent for too long."""
+        """Fail every outstanding request when a silent server does not answer a probe, or stays silent for too long."""
         every_s = self._settings.probe_every_s
         while not self._closing.is_set():
             silent_s = time.monotonic() - self._heard_at

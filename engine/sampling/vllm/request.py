@@ -52,7 +52,7 @@ class VllmRequest:
             "seed": None if seed is None else seed % _SEEDS,
             # vLLM refuses ids outside the vocabulary. Dropping them changes nothing: no such token is ever drawn.
             "stop_token_ids": sorted(token for token in asked.stop_tokens if 0 <= token < vocabulary_size),
-            # Only the stop tokens end a sequence. The caller adds the end-of-sequence tokens to them if they should.
+            # Only the stop tokens end a sequence. A caller who wants the end-of-sequence tokens to end it adds them to these.
             "ignore_eos": True,
             "detokenize": False,
             "logprobs": likely_asked(asked.topk),

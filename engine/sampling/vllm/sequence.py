@@ -112,7 +112,7 @@ class VllmSequence:
         self._is_cut = True
 
     async def abandon(self, aborts: VllmAborts) -> None:
-        """End a sequence without a reader. On return it has ended on the server too, if the server answers."""
+        """End a sequence without a reader. On return the sequence has ended on the server too, if the server answers."""
         self.is_muted = True
         try:
             await self.cut(aborts)
@@ -134,10 +134,10 @@ class VllmSequence:
             raise
 
     async def _abort_until_over(self, aborts: VllmAborts) -> None:
-        """Abort until the stream ends, at growing intervals: an abort that overtakes its request is ignored by the server."""
+        """Abort at growing intervals until the stream ends: the server ignores an abort that overtakes its request."""
         wait_s = _FIRST_WAIT_S
         while True:
-            # A lost abort says nothing about the sequence. Its stream does, or the next abort.
+            # A failed abort says nothing about the sequence: its stream or the next abort does.
             with suppress(EngineFailure):
                 await aborts.ask(self._server_id)
             try:
@@ -170,7 +170,7 @@ class VllmSequence:
             if tokens and not self.is_muted:
                 self._stream.put(tokens)
             if is_first:
-                # After the token: this starts another prompt, which is less urgent.
+                # Called after the token: the call starts another prompt, which is less urgent.
                 self._on_first()
             if choice.finish_reason is not None:
                 self._finish(choice)

@@ -15,7 +15,7 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
     """Raise ``InvalidRequest`` for a server that does not fit ``settings``, naming the server's value and the wanted one.
 
     Raises ``EngineFailure`` for a server that does not answer. Limits on adapters and logprobs are checked only on a server
-    in development mode: no other tells them.
+    in development mode: other servers do not tell their limits.
     """
     await _check_model(http, settings)
     answer = await http.get(_INFO, settings.start_deadline_s)
@@ -59,7 +59,7 @@ def _check_adapters(limits: LoraLimits, settings: VllmSettings) -> None:
         raise _mismatch(settings, "max LoRA rank", limits.max_lora_rank, settings.max_lora_rank)
     if limits.max_loras < settings.max_loras:
         raise _mismatch(settings, "max LoRAs in a batch", limits.max_loras, settings.max_loras)
-    # Beyond its own limit vLLM evicts adapters, and would read their files again between other requests' steps.
+    # Beyond its own limit vLLM evicts adapters, and later reads their files again between other requests' steps.
     kept = limits.max_cpu_loras or limits.max_loras
     resident = settings.max_resident + settings.spare_places
     if kept < resident + 1:

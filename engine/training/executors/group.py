@@ -39,10 +39,10 @@ _HEARTBEATS_A_TIMEOUT = 5
 
 
 class GroupLost(BaseException):
-    """The ranks can no longer work together: every process of the group must end and be started again.
+    """Error of a group whose ranks can no longer work together: every process of the group must end and be started again.
 
-    No ``Exception``, so that a guard against failed operations lets it through: the operation has not failed, and the next
-    group computes it again.
+    It is no ``Exception``, so that code which catches the failure of an operation does not catch a lost group. The
+    operation has not failed: the next group computes it again.
     """
 
 
@@ -228,7 +228,7 @@ class TrainerGroup:
     # --- every rank ------------------------------------------------------------------------------------------------
 
     def _compute(self, micro_batches: FusedMicroBatches, work: Work) -> list[MicroBatchResult]:
-        """Compute this rank's micro-batches, one a round, in step with the other ranks."""
+        """Compute this rank's micro-batches, one in each round, in step with the other ranks."""
         _, layers = self._base()
         results = []
         for number in range(work.rounds):
@@ -239,7 +239,7 @@ class TrainerGroup:
 
     def _leave(self) -> None:
         """Leave once every rank knows that the group ends: a connection closed earlier would look like a lost rank."""
-        # The rank that is through first closes its connections while another one still checks its own.
+        # Suppressed: the first rank that is done closes its connections while another rank still checks its own.
         with suppress(RuntimeError):
             dist.gather_object(None, [None] * self.size if self.leads else None, group=self._control)
         # Dropping the last reference joins the gloo threads of the control group. A gloo thread that frees a tensor while

@@ -40,10 +40,10 @@ class SentMember:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Micro-batches of one rank in a pass, one a round.
+    """Micro-batches of one rank in a pass, one in each round.
 
     ``rounds`` is the same on every rank. A rank with fewer ``batches`` only takes part in the gathers of the last rounds.
-    ``members`` are those that ``batches`` need, by number.
+    ``members`` are the members that ``batches`` need, by number.
     """
 
     batches: list[list[PackedRow]]

@@ -43,7 +43,7 @@ class MicroBatchThreads:
             return [_on_threads(slots, compute, batch) for batch in batches]
         threads = max(1, slots // len(batches))
         found = list(self._executor.map(partial(_on_threads, threads, compute), batches))
-        # torch keeps this number for each thread, and the last number set is the default of new threads.
+        # torch keeps a number of threads for each thread, and the last number set is the default of new threads.
         torch.set_num_threads(self._cores)
         return found
 

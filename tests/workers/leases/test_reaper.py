@@ -1,4 +1,4 @@
-"""Forsaken processes lose their runs and samples; processes that live, or may live, keep them."""
+"""The runs and samples of forsaken processes are released; processes that live, or may live, keep theirs."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Leases of runs: one trainer a run, a trainer that lost a run writes nothing of it, clocks need not agree."""
+"""Leases of runs: one trainer a run, a trainer whose lease has passed on writes nothing, clocks need not agree."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -126,7 +126,7 @@ async def trainers(database_url: str, tmp_path: Path) -> AsyncIterator[Trainers]
     await database.close()
 
 
-async def test_runs_that_wait_are_shared_out_by_load(trainers: Trainers) -> None:
+async def test_runs_that_wait_are_divided_by_load(trainers: Trainers) -> None:
     for number in range(10):
         await trainers.run(number)
     one, two = trainers.leases("one"), trainers.leases("two")
@@ -137,7 +137,7 @@ async def test_runs_that_wait_are_shared_out_by_load(trainers: Trainers) -> None
     assert await trainers.count(Placement) == 0
 
 
-async def test_a_trainer_that_lost_a_run_writes_nothing_of_it(trainers: Trainers) -> None:
+async def test_a_trainer_whose_lease_on_a_run_has_passed_on_writes_nothing_of_it(trainers: Trainers) -> None:
     mine, other = await trainers.run(0), await trainers.run(1)
     one = trainers.leases("one")
     await one.look()
@@ -154,7 +154,7 @@ async def test_a_trainer_that_lost_a_run_writes_nothing_of_it(trainers: Trainers
     await trainers.finish(kept)
 
 
-async def test_one_lost_run_in_a_batch_writes_nothing_of_the_batch(trainers: Trainers) -> None:
+async def test_one_run_without_a_lease_in_a_batch_writes_nothing_of_the_batch(trainers: Trainers) -> None:
     mine, other = await trainers.run(0), await trainers.run(1)
     one = trainers.leases("one")
     await one.look()
@@ -234,7 +234,7 @@ async def test_clock_skew_neither_keeps_the_dead_nor_reaps_the_living(trainers: 
     await trainers.finish(await trainers.head(one, run))
 
 
-async def test_idle_runs_beyond_a_trainers_share_go_to_one_that_has_less(trainers: Trainers) -> None:
+async def test_idle_runs_beyond_a_trainers_even_part_go_to_one_that_has_less(trainers: Trainers) -> None:
     runs = [await trainers.run(number) for number in range(4)]
     one, two = trainers.leases("one"), trainers.leases("two")
     await one.look()

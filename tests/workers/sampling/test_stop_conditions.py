@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from workers.sampling.stop_conditions import StopRules, StopWatch
+from workers.sampling.stop_conditions import StopCheck, StopRules
 
 MERGED = ["Ġt", "he", "Ġthe", "Ċ", "ing", "Ã©", "å"]
 
@@ -28,8 +28,8 @@ def decode(ids: list[int]) -> str:
 
 
 def stops_after(tokens: list[int], strings: tuple[str, ...]) -> int | None:
-    watch = StopWatch(StopRules(10**6, frozenset(), strings, decode))
-    return next((end for end in range(1, len(tokens) + 1) if watch.after(tokens[:end]) == "stop"), None)
+    stop_check = StopCheck(StopRules(10**6, frozenset(), strings, decode))
+    return next((end for end in range(1, len(tokens) + 1) if stop_check.after(tokens[:end]) == "stop"), None)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -59,10 +59,10 @@ def test_work_a_token_does_not_grow_with_the_length() -> None:
         longest = max(longest, len(ids))
         return decode(ids)
 
-    watch = StopWatch(StopRules(10**6, frozenset(), ("###",), measured))
+    stop_check = StopCheck(StopRules(10**6, frozenset(), ("###",), measured))
     for tokens in (TOKENIZER.encode("the é日 thing " * 40).ids, [0xFF - 68] * 400):
         for end in range(1, len(tokens) + 1):
-            watch.after(tokens[:end])
+            stop_check.after(tokens[:end])
     assert longest <= 40
 
 
@@ -70,4 +70,4 @@ def test_work_a_token_does_not_grow_with_the_length() -> None:
     ("tokens", "reason"), [([1, 7], "stop"), ([1, 2, 3], "length"), ([1, 2], None), ([1, 2, 7], "stop")]
 )
 def test_tokens_and_length(tokens: list[int], reason: str | None) -> None:
-    assert StopWatch(StopRules(3, frozenset({7}), (), None)).after(tokens) == reason
+    assert StopCheck(StopRules(3, frozenset({7}), (), None)).after(tokens) == reason

@@ -31,7 +31,8 @@ TURN_SECONDS = 0.5
 """Seconds that a turn repeats steps for, about; one step at least."""
 _MOST_STEPS = 50
 _SERVICE_WARM_UP_SECONDS = 8.0
-_SERVICE_TURN_SECONDS = 6.0
+_SERVICE_TURN_SECONDS = 20.0
+"""Length of a service's turn. A turn begins and ends with an empty pipeline, which no running service has."""
 _SERVICE_STEPS = (6, 60)
 _IN_FLIGHT = 2
 _PEAK_OVER_SAVED = 2.0

@@ -18,7 +18,8 @@ from migrations.upgrade import sync_url
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.settings import Settings
-from store.tables import Checkpoint, Run, RunState, WorkerProcess
+from store.tables import WorkerProcess
+from tenants.recorded_folders import newest_recorded_folders
 from workers.cluster.celery_app import HOUSEKEEPING
 from workers.leases.processes import ProcessKind
 
@@ -126,10 +127,10 @@ def _clock(connection: Connection) -> Finding:
 def _folders(connection: Connection, settings: Settings) -> Finding:
     """Check that the folders that rows name are here: else this is not the folder that trainers and pools share."""
     folder = DataFolder(settings.data_dir)
-    missing = [name for name in _named(connection) if not folder.path(name).is_dir()]
+    missing = [name for name in newest_recorded_folders(connection, _MOST_FOLDERS) if not folder.path(name).is_dir()]
     connection.rollback()
     # A snapshot that was replaced meanwhile is gone, but no row names it any more.
-    named = _named(connection)
+    named = newest_recorded_folders(connection, _MOST_FOLDERS)
     missing = [name for name in missing if name in named]
     if missing:
         return Finding(
@@ -139,17 +140,6 @@ def _folders(connection: Connection, settings: Settings) -> Finding:
             f"such as {missing[0]}: mount the folder that every trainer and pool shares, or restore it",
         )
     return Finding("shared folder", True, f"the {len(named)} newest folders that rows name are there")
-
-
-def _named(connection: Connection) -> list[str]:
-    snapshots = (
-        select(Run.snapshot_dir)
-        .where(Run.snapshot_dir.is_not(None), Run.state == RunState.READY)
-        .order_by(Run.last_request_at.desc())
-        .limit(_MOST_FOLDERS)
-    )
-    checkpoints = select(Checkpoint.directory).order_by(Checkpoint.created_at.desc()).limit(_MOST_FOLDERS)
-    return [*(name for name in connection.scalars(snapshots) if name), *connection.scalars(checkpoints)]
 
 
 # --- processes -----------------------------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from time import time
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete
 
 from ledger.pruning import PRUNE_BATCH, prune
 from ledger.runtime import Runtime
 from store.repeat import repeat
-from store.tables import Checkpoint, Run, VersionCommand
+from store.tables import VersionCommand
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in, delete_expired
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
+from tenants.recorded_folders import recorded_folders
 from tenants.sessions import end_silent_sessions
 from workers.leases.reaper import reap_forsaken
 
@@ -90,8 +91,7 @@ class Housekeeping:
         oldest = time() - _SETTLED_SECONDS if settled else None
         data_folder = self._runtime.data_folder
         async with self._runtime.database.read() as session:
-            known = set(await session.scalars(select(Checkpoint.directory)))
-            known |= set(await session.scalars(select(Run.snapshot_dir).where(Run.snapshot_dir.is_not(None))))
+            known = await recorded_folders(session)
         for parent in (CHECKPOINTS, SNAPSHOTS):
             for folder in await asyncio.to_thread(data_folder.folders, parent):
                 if folder not in known and self._is_older(folder, oldest):

@@ -1,4 +1,4 @@
-"""Migrations make exactly the schema that ``store/tables.py`` describes, on both databases."""
+"""Migrations make exactly the schema that ``store/tables`` describes, on both databases."""
 
 import sqlite3
 from pathlib import Path

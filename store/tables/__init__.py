@@ -1,0 +1,36 @@
+"""The database's tables as SQLAlchemy classes, a module for each noun.
+
+Alembic makes the schema (``migrations/``); ``tests/migrations`` proves that both agree. Every row that belongs to a tenant
+names it. Times are UTC. ``Base.metadata`` knows every table once this package is imported.
+"""
+
+from store.tables.base import Base
+from store.tables.operations import Operation, OperationPayload, OperationResult
+from store.tables.processes import WorkerProcess
+from store.tables.runs import Checkpoint, DownloadLink, Placement, Run, RunState
+from store.tables.sampling import AdapterGate, DirectedReplica, SampleInFlight, SampleReport, VersionCommand
+from store.tables.sessions import Sampler, Session
+from store.tables.tenancy import ApiKey, Tenant, UsageDay
+
+__all__ = [
+    "AdapterGate",
+    "ApiKey",
+    "Base",
+    "Checkpoint",
+    "DirectedReplica",
+    "DownloadLink",
+    "Operation",
+    "OperationPayload",
+    "OperationResult",
+    "Placement",
+    "Run",
+    "RunState",
+    "SampleInFlight",
+    "SampleReport",
+    "Sampler",
+    "Session",
+    "Tenant",
+    "UsageDay",
+    "VersionCommand",
+    "WorkerProcess",
+]

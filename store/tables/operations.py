@@ -1,0 +1,83 @@
+"""Tables of the ledger. Hot rows (operations) and large bytes (payloads, results) are apart."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, Integer, String, Text, UniqueConstraint, false, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from contracts.ledger_records import OperationState
+from store.tables.base import Base, partial_index
+
+_IS_PENDING_SAMPLE = text("state = 'pending' AND kind = 'sample'")
+_IS_PENDING_TRAINING = text("state = 'pending' AND kind <> 'sample'")
+_IS_UNPRUNED = text("finished_at IS NOT NULL AND pruned_at IS NULL")
+_IS_KEPT = text("kept_for_replay")
+
+
+class Operation(Base):
+    """An accepted request, as a row of the ledger.
+
+    - ``position``: order of acceptance in the whole service.
+    - ``lane``: run or sampler whose sequence the operation belongs to.
+    - ``(lane, seq_id)``: idempotency key.
+    - ``trace_id``: trace of the request that brought the operation.
+    - ``taken_by``: process that claimed the sample.
+    """
+
+    __tablename__ = "operations"
+
+    position: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    id: Mapped[str] = mapped_column(String(36), unique=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    lane: Mapped[str] = mapped_column(String(100))
+    seq_id: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str] = mapped_column(String(32))
+    base_model: Mapped[str] = mapped_column(String(500))
+    state: Mapped[str] = mapped_column(String(16), default=OperationState.PENDING)
+    body_digest: Mapped[bytes]
+    tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    trace_id: Mapped[str | None] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+    error_code: Mapped[str | None] = mapped_column(String(64))
+    error_category: Mapped[str | None] = mapped_column(String(16))
+    error_message: Mapped[str | None] = mapped_column(Text)
+    result_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    pruned_at: Mapped[datetime | None]
+    taken_by: Mapped[str | None] = mapped_column(String(64))
+
+    __table_args__ = (
+        UniqueConstraint("lane", "seq_id"),
+        partial_index("ix_operations_pending_training", "base_model", "position", where=_IS_PENDING_TRAINING),
+        partial_index("ix_operations_pending_samples_of_base", "base_model", "position", where=_IS_PENDING_SAMPLE),
+        partial_index("ix_operations_pending_samples", "tenant_id", where=_IS_PENDING_SAMPLE),
+        partial_index("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
+    )
+
+
+class OperationPayload(Base):
+    """An operation's payload as ``contracts.codec`` bytes, kept until a snapshot covers the operation.
+
+    ``kept_for_replay`` is set when the operation's result is pruned while a replay still needs the payload.
+    """
+
+    __tablename__ = "operation_payloads"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    body: Mapped[bytes]
+    kept_for_replay: Mapped[bool] = mapped_column(server_default=false())
+
+    __table_args__ = (partial_index("ix_operation_payloads_kept", "operation_id", where=_IS_KEPT),)
+
+
+class OperationResult(Base):
+    """An operation's result as ``contracts.codec`` bytes, pruned after the grace time."""
+
+    __tablename__ = "operation_results"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    body: Mapped[bytes]

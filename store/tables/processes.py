@@ -1,0 +1,22 @@
+"""Table of worker processes."""
+
+from datetime import datetime
+
+from sqlalchemy import String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from store.tables.base import Base
+
+
+class WorkerProcess(Base):
+    """A process that trains or samples ``base_model``. Its lease ends at ``expires_at``, by the database's clock."""
+
+    __tablename__ = "worker_processes"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    base_model: Mapped[str] = mapped_column(String(500))
+    host: Mapped[str] = mapped_column(String(200))
+    pid: Mapped[int]
+    started_at: Mapped[datetime]
+    expires_at: Mapped[datetime]

@@ -1,0 +1,111 @@
+"""Tables of training runs, checkpoints and links to them."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from store.tables.base import Base
+
+
+class RunState(StrEnum):
+    """State of a run's adapter."""
+
+    CREATING = "creating"
+    READY = "ready"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+
+class Run(Base):
+    """A training run: one adapter over one base model.
+
+    - ``next_seq_id``: seq_id of the operation that may run next.
+    - ``snapshot_seq_id``: last operation in the durable snapshot, -1 before the first.
+    - ``snapshot_dir``: the snapshot's folder, relative to the data folder.
+    - ``trainer_id``: process that leases the run and alone may write its results.
+    - ``lease_token``: fencing token; grows with every lease.
+    """
+
+    __tablename__ = "runs"
+
+    id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"), index=True)
+    model_seq_id: Mapped[int] = mapped_column(BigInteger)
+    base_model: Mapped[str] = mapped_column(String(500))
+    rank: Mapped[int]
+    alpha: Mapped[float]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    train_attn: Mapped[bool]
+    train_mlp: Mapped[bool]
+    train_unembed: Mapped[bool]
+    user_metadata: Mapped[dict[str, str] | None]
+    state: Mapped[str] = mapped_column(String(16), default=RunState.CREATING)
+    next_seq_id: Mapped[int] = mapped_column(BigInteger, default=0)
+    snapshot_seq_id: Mapped[int] = mapped_column(BigInteger, default=-1)
+    snapshot_dir: Mapped[str | None] = mapped_column(String(500))
+    trainer_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    created_at: Mapped[datetime]
+    last_request_at: Mapped[datetime]
+
+    __table_args__ = (
+        UniqueConstraint("session_id", "model_seq_id"),
+        Index("ix_runs_tenant_id_created_at", "tenant_id", "created_at"),
+    )
+
+
+class Checkpoint(Base):
+    """A saved version of an adapter. ``directory`` is its immutable folder, relative to the data folder.
+
+    ``listed`` is false for versions without a name, made by ``save_weights_and_get_sampling_client``.
+    """
+
+    __tablename__ = "checkpoints"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    segment: Mapped[str] = mapped_column(String(32))
+    name: Mapped[str] = mapped_column(String(200))
+    directory: Mapped[str] = mapped_column(String(500))
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    listed: Mapped[bool] = mapped_column(default=True)
+    public: Mapped[bool] = mapped_column(default=False)
+    user_metadata: Mapped[dict[str, str] | None]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None] = mapped_column(index=True)
+
+    __table_args__ = (
+        UniqueConstraint("run_id", "segment", "name"),
+        Index("ix_checkpoints_tenant_id_created_at", "tenant_id", "created_at"),
+    )
+
+
+class DownloadLink(Base):
+    """A link to a checkpoint's files that needs no API key. Only the SHA-256 of its secret is stored, as hexadecimal."""
+
+    __tablename__ = "download_links"
+
+    secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    checkpoint_id: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class Placement(Base):
+    """A run that has work and no trainer. A cluster announces it until a trainer claims it.
+
+    ``announced_at``: last sent to the broker.
+    """
+
+    __tablename__ = "placements"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    base_model: Mapped[str] = mapped_column(String(500), index=True)
+    created_at: Mapped[datetime]
+    announced_at: Mapped[datetime | None]

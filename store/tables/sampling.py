@@ -1,0 +1,85 @@
+"""Tables of the sampling pools: gates, replicas, samples in flight and their reports."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from store.tables.base import Base
+
+
+class AdapterGate(Base):
+    """A gate before the samples of one run's adapter, or of a whole base model (``run_id`` is then ``pool:NAME``).
+
+    The gate is open while ``mode`` is None, or once ``expires_at`` has passed. ``generation`` grows with every change; the
+    other columns mean nothing while the gate is open.
+    """
+
+    __tablename__ = "adapter_gates"
+
+    run_id: Mapped[str] = mapped_column(String(520), primary_key=True)
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"))
+    base_model: Mapped[str] = mapped_column(String(500), index=True)
+    generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    mode: Mapped[str | None] = mapped_column(String(8))
+    reason: Mapped[str | None] = mapped_column(String(500))
+    since: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+
+
+class DirectedReplica(Base):
+    """An operator's directive for one replica of a base model. A replica without a row works normally."""
+
+    __tablename__ = "ordered_replicas"
+
+    base_model: Mapped[str] = mapped_column(String(500), primary_key=True)
+    replica: Mapped[str] = mapped_column(String(200), primary_key=True)
+    wanted: Mapped[str] = mapped_column(String(8))
+    reason: Mapped[str | None] = mapped_column(String(500))
+    since: Mapped[datetime]
+
+
+class SampleInFlight(Base):
+    """A sample that a replica computes now.
+
+    ``version`` is the id of a checkpoint of ``run_id``. Both are None for the bare base.
+    """
+
+    __tablename__ = "samples_in_flight"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    base_model: Mapped[str] = mapped_column(String(500))
+    run_id: Mapped[str | None] = mapped_column(String(100), index=True)
+    version: Mapped[str | None] = mapped_column(String(32))
+    replica: Mapped[str] = mapped_column(String(200))
+    process: Mapped[str] = mapped_column(String(64), index=True)
+    since: Mapped[datetime]
+
+
+class SampleReport(Base):
+    """A sample's report as ``contracts.sample_report`` bytes, pruned with the result."""
+
+    __tablename__ = "sample_reports"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    body: Mapped[bytes]
+
+
+class VersionCommand(Base):
+    """A command to the sampling process ``process_id`` to load or to forget a version.
+
+    ``done_at`` is None until the command is carried out. ``error_message`` says why it failed.
+    """
+
+    __tablename__ = "version_orders"
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    process_id: Mapped[str] = mapped_column(String(64), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    run_id: Mapped[str | None] = mapped_column(String(100))
+    version: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    done_at: Mapped[datetime | None]
+    error_message: Mapped[str | None] = mapped_column(Text)

@@ -1,0 +1,59 @@
+"""Tables of clients' sessions and samplers."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from store.tables.base import Base
+
+
+class Session(Base):
+    """A session of one SDK client."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tags: Mapped[list[str]]
+    user_metadata: Mapped[dict[str, Any] | None]
+    sdk_version: Mapped[str] = mapped_column(String(64), default="")
+    project_id: Mapped[str | None] = mapped_column(String(200))
+    display_name: Mapped[str | None] = mapped_column(String(200))
+    created_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime] = mapped_column(index=True)
+    ended_at: Mapped[datetime | None]
+    end_reason: Mapped[str | None] = mapped_column(String(32))
+    end_detail: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (Index("ix_sessions_tenant_id_created_at", "tenant_id", "created_at"),)
+
+
+class Sampler(Base):
+    """A sampling session, which samples from one of three things.
+
+    - Pinned: from ``checkpoint_id``.
+    - Live: from the newest version of ``live_run_id``, which ``checkpoint_id`` then names.
+    - Neither set: from the bare base.
+
+    ``publications`` counts the versions that a live sampler has followed. A live sampler's sample that falls more than
+    ``max_version_lag`` publications behind (None: no limit) is handled as ``on_stale`` says.
+    """
+
+    __tablename__ = "samplers"
+
+    id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    sampling_session_seq_id: Mapped[int] = mapped_column(BigInteger)
+    base_model: Mapped[str] = mapped_column(String(500))
+    model_path: Mapped[str | None] = mapped_column(String(500))
+    checkpoint_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    live_run_id: Mapped[str | None] = mapped_column(String(100), index=True)
+    created_at: Mapped[datetime]
+    publications: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    max_version_lag: Mapped[int | None]
+    on_stale: Mapped[str | None] = mapped_column(String(8))
+
+    __table_args__ = (UniqueConstraint("session_id", "sampling_session_seq_id"),)

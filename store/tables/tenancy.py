@@ -1,0 +1,46 @@
+"""Tables of tenants: who they are, their keys and their usage."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, Float, ForeignKey, Integer, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from store.tables.base import Base
+
+
+class Tenant(Base):
+    """An owner of sessions, runs and checkpoints. ``share`` is its weight against other tenants in the scheduler."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), unique=True)
+    share: Mapped[float] = mapped_column(Float, default=1.0)
+    created_at: Mapped[datetime]
+
+
+class ApiKey(Base):
+    """An API key. Only the secret's SHA-256 is stored. ``prefix`` finds the row and names the key to people."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    prefix: Mapped[str] = mapped_column(String(32), unique=True)
+    secret_hash: Mapped[bytes]
+    note: Mapped[str] = mapped_column(String(200), default="")
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+
+
+class UsageDay(Base):
+    """A tenant's usage on ``day`` (ISO, UTC): successful operations, and the tokens that were trained or sampled."""
+
+    __tablename__ = "usage_days"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    day: Mapped[str] = mapped_column(String(10), primary_key=True)
+    base_model: Mapped[str] = mapped_column(String(500), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    operations: Mapped[int] = mapped_column(BigInteger)
+    tokens: Mapped[int] = mapped_column(BigInteger)

@@ -1,6 +1,7 @@
 """The ASGI application: the list of routers, the handlers of errors and the observer of requests."""
 
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api import health
 from api.errors import install_error_handlers
@@ -55,13 +56,21 @@ _OPENAI_MODULES = (chat, completions, openai_models)
 def create_app(services: ApiServices) -> FastAPI:
     """Return the API over ``services``; the caller opens and closes the services.
 
-    Redirects of trailing slashes are off, because the SDK mishandles them.
+    Redirects of trailing slashes are off, because the SDK mishandles them. No route serves the OpenAPI document, nor
+    pages that load scripts of others; ``docs/reference/routes.md`` is made from the document.
     """
-    app = FastAPI(title="weft", summary="Multi-tenant LoRA training; speaks the Tinker API.", redirect_slashes=False)
+    app = FastAPI(
+        title="weft",
+        summary="Multi-tenant LoRA training; speaks the Tinker API.",
+        redirect_slashes=False,
+        openapi_url=None,
+    )
     app.state.services = services
     install_error_handlers(app)
     # Added last, so outermost: the log lines of the other middleware carry the request's trace id.
     app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX))
+    proxies = [str(network) for network in services.runtime.settings.trusted_proxies]
+    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=proxies)
     for module in (*_TINKER_MODULES, *_WEFT_MODULES):
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in _OPENAI_MODULES:

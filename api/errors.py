@@ -79,6 +79,9 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code in _NOTHING_THERE:
         route = f"{request.method} {request.url.path[:200]}"
-        return await _weft_error(request, NotImplementedHere(f"weft offers no {route}; /openapi.json lists its routes"))
+        return await _weft_error(
+            request,
+            NotImplementedHere(f"weft offers no {route}; its documentation's page of routes lists what there is"),
+        )
     code = InvalidRequest.code if error.status_code < 500 else "internal_error"
     return error_response(error.status_code, detail=str(error.detail), code=code, retryable=error.status_code >= 500)

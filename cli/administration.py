@@ -10,6 +10,7 @@ from sqlalchemy.engine import make_url
 from migrations.upgrade import check_not_older, upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
+from store.private_folder import open_private_folder
 from store.settings import Settings
 from tenants.keys import create_key, create_tenant, find_tenant, list_keys, list_tenants, revoke_key
 from tenants.usage import usage
@@ -23,7 +24,7 @@ def on_database(settings: Settings, work: Callable[[Database], Coroutine[Any, An
     An SQLite schema is brought up to date first. For an old PostgreSQL schema, which ``weft db upgrade`` brings up to
     date, it raises ``InvalidRequest``.
     """
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    open_private_folder(settings.data_dir)
     url = settings.resolved_database_url()
     if make_url(url).get_backend_name() == "sqlite":
         upgrade(url)

@@ -19,6 +19,7 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import WeftError
 from migrations.upgrade import current_is_head, is_newer
 from store.database import create_engine
+from store.private_folder import others_may_enter
 from store.settings import Settings
 
 _LITTLE_BYTES = 2**30
@@ -69,6 +70,11 @@ def _data_folder(settings: Settings) -> Finding:
     free = shutil.disk_usage(folder).free
     if free < _LITTLE_BYTES:
         told = f"{folder}, {free / 2**30:.1f} GiB free: snapshots and checkpoints fail without room"
+        return Finding("data folder", True, told, advises=True)
+    if others_may_enter(folder):
+        told = (
+            f"{folder} is open to other users of this machine, and holds every tenant's weights; run `chmod 700` on it"
+        )
         return Finding("data folder", True, told, advises=True)
     return Finding("data folder", True, f"{folder}, {free / 2**30:.0f} GiB free")
 

@@ -54,6 +54,8 @@ class ApiServer(uvicorn.Server):
                 log_level=settings.log_level,
                 access_log=False,
                 log_config=None,
+                # The application reads forwarded headers itself, from trusted proxies only.
+                proxy_headers=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=10,
             )

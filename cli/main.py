@@ -10,9 +10,20 @@ import typer
 from cli import gates, replicas
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.process import run_process
+from store.private_folder import PRIVATE_UMASK, open_private_folder
 from store.settings import Settings
 
-app = typer.Typer(help="weft: multi-tenant LoRA training behind the Tinker API.", no_args_is_help=True)
+
+def _keep_files_private() -> None:
+    """Let only the service's own user read what any command writes."""
+    os.umask(PRIVATE_UMASK)
+
+
+app = typer.Typer(
+    help="weft: multi-tenant LoRA training behind the Tinker API.",
+    no_args_is_help=True,
+    callback=_keep_files_private,
+)
 tenant_app = typer.Typer(help="Make and list tenants, and show their usage.", no_args_is_help=True)
 key_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
 model_app = typer.Typer(help="Make base models to try weft with.", no_args_is_help=True)
@@ -203,7 +214,7 @@ def database_upgrade(data: DataOption = None) -> None:
     from migrations.upgrade import upgrade
 
     settings = load_settings(data=data)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    open_private_folder(settings.data_dir)
     upgrade(settings.resolved_database_url())
     typer.echo("the schema is up to date")
 

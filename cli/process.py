@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from store.private_folder import open_private_folder
 from store.settings import Settings
 
 _YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS = 5_000, 10, 50
@@ -28,8 +29,8 @@ def run_process(settings: Settings, process: str, main: Callable[[Settings], Cor
     """Run ``main`` on uvloop. Blocking. ``process`` is its name in logs. Raises what ``main`` raises."""
     import uvloop
 
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
     log_to_standard_error(settings, process)
+    open_private_folder(settings.data_dir)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(settings))
 

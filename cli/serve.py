@@ -40,7 +40,6 @@ READY = "ready; Ctrl-C finishes the pass in hand and ends"
 async def serve(settings: Settings) -> None:
     """Run the embedded service until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
     bases = read_base_models(settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
     listener = bind(settings)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
     # Off the event loop: reading a tokenizer takes long.

@@ -5,7 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, IPvAnyNetwork, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -60,6 +60,21 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="Address on which the API listens.")
     port: int = Field(default=8642, ge=0, le=65535, description="Port on which the API listens. 0 picks a free one.")
+    public_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$",
+        description="URL under which clients reach the API, such as `https://weft.example.org`. Download links begin "
+        "with it. Default: the host that a request names, if it is a trusted one.",
+    )
+    trusted_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Host names, without a port, that download links may begin with where no public URL is set. "
+        "Loopback and the address that a connection came in on need no entry.",
+    )
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = Field(
+        default=(),
+        description="Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed.",
+    )
     base_models: tuple[str, ...] = Field(default=(), description="Served base models, each as `[NAME=]PATH`.")
     base_dtype: str = Field(
         default="auto", pattern="^(auto|float32|bfloat16|float16)$", description="Precision of the frozen base weights."

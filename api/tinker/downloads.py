@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from api.authentication import Caller
 from api.json_body import PathId
+from api.public_address import public_address
 from api.services import ApiServices, Services
 from contracts.errors import NotFound
 from contracts.ids import TenantId
@@ -39,9 +40,10 @@ async def archive(
     caller: Caller, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> Response:
     """Redirect to a link to the checkpoint's files as one tar. Raises ``NotFound``."""
+    address = public_address(request, services.runtime.settings)
     link = await _link(services, caller, run_id, segment, name)
     headers = {
-        "Location": f"{request.base_url}api/v1/downloads/{link.secret}/archive.tar",
+        "Location": f"{address}/api/v1/downloads/{link.secret}/archive.tar",
         "Expires": format_datetime(link.expires_at, usegmt=True),
     }
     return Response(status_code=302, headers=headers)
@@ -52,8 +54,9 @@ async def file_urls(
     caller: Caller, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> FileUrls:
     """Return a link to each of the checkpoint's files. Raises ``NotFound``."""
+    address = public_address(request, services.runtime.settings)
     link = await _link(services, caller, run_id, segment, name)
-    base = f"{request.base_url}api/v1/downloads/{link.secret}/files"
+    base = f"{address}/api/v1/downloads/{link.secret}/files"
     names = [file.name for file in _files(services.runtime.data_folder.path(link.directory))]
     return FileUrls(urls={file: f"{base}/{file}" for file in names}, expires=link.expires_at)
 

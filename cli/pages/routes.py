@@ -15,8 +15,8 @@ _HEAD = f"""# Routes
 {GENERATED.format(source="api/app.py")}
 
 A route wants an API key, as `X-API-Key: tml-…` or `Authorization: Bearer tml-…`. Three kinds do not: `/healthz`, `/readyz`, and
-downloads, whose link holds a secret. A running service shows its OpenAPI document at `/openapi.json`. The page of
-[errors](errors.md) explains the codes.
+downloads, whose link holds a secret. The page of [errors](errors.md) explains
+the codes.
 
 """
 _NOT_OFFERED = """## Not offered

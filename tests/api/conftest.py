@@ -219,7 +219,7 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, lifespan="off", proxy_headers=False))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     yield Service(f"http://127.0.0.1:{listener.getsockname()[1]}", app, services, clock, wakeups)
     wakeups.close()

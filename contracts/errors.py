@@ -16,6 +16,7 @@
     ├── FutureGone             410  future_gone          result pruned after its grace time
     ├── TooManySamples         429  too_many_samples     the SDK repeats the request until others have ended
     ├── StaleSample            400  stale_sample         the sample fell too many versions behind its run
+    ├── Cancelled              400  cancelled            ended from outside; the message says by whom and why
     ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
     │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
@@ -142,6 +143,14 @@ class StaleSample(WeftError):
     """A live sampler's sample fell further behind its run's newest version than the sampler allows."""
 
     code = "stale_sample"
+    status = 400
+    category = "user"
+
+
+class Cancelled(WeftError):
+    """The operation was ended from outside before it was done: by its client, an operator, or the end of its session or key."""
+
+    code = "cancelled"
     status = 400
     category = "user"
 

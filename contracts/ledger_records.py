@@ -40,6 +40,8 @@ class NewOperation:
     """Trainer that leases the run, as far as known."""
     trace_id: str | None = None
     """Trace of the request that brings the operation."""
+    key_id: int | None = None
+    """Number of the API key of that request."""
 
 
 @dataclass(frozen=True, slots=True)

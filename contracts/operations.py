@@ -204,6 +204,11 @@ class SampleOutput:
     topk_prompt_logprobs: TopkLogprobs | None = None
     prompt_cache_hit_tokens: int = 0
 
+    @property
+    def drawn(self) -> int:
+        """Number of tokens of all sequences."""
+        return sum(len(one.tokens) for one in self.sequences)
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardOutput:

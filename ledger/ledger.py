@@ -31,15 +31,19 @@ from contracts.ledger_records import (
     RejectedOperation,
     RunLease,
 )
-from contracts.operations import OperationKind, Result
+from contracts.operations import OperationKind, Result, SampleOutput
 from ledger import statements as sql
+from ledger.cancellation import EndedOperation, Selection, end_samples, end_training
 from ledger.rows import error_columns, finished_row, new_row, pending_operation, ready_operations, status_of
+from ledger.turns import advance, lock_runs
 from ledger.wakeups import (
     Wakeups,
+    cancelled_samples_topic,
     cleared_samples_topic,
     gates_topic,
     operation_topic,
     placements_topic,
+    recalls_topic,
     sampling_topic,
     trainer_topic,
     versions_topic,
@@ -98,9 +102,9 @@ class Ledger:
 
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a training operation as failed, so that later seq_ids of its run can run. Raises ``SequenceConflict``."""
-        await self._lock_runs(transaction, [rejected.lane])
+        await lock_runs(transaction, [rejected.lane])
         request_id = await self._insert(transaction, rejected, state=OperationState.FAILED)
-        await self._advance(transaction, [rejected.lane])
+        await advance(transaction, [rejected.lane], self._clock())
         await self._announce_training(transaction, rejected)
         return request_id
 
@@ -142,6 +146,11 @@ class Ledger:
         rows = await session.execute(sql.NEXT_SEQ_IDS, {"lanes": list(lanes)})
         return {row.id: row.next_seq_id for row in rows}
 
+    async def leases(self, session: AsyncSession, runs: Sequence[RunId]) -> dict[RunId, RunLease]:
+        """Return the valid lease of each of the runs that has one."""
+        found = await session.execute(sql.LEASES, {"lanes": few_lengths(runs)}) if runs else ()
+        return {RunId(row.id): RunLease(row.trainer_id, row.lease_token) for row in found}
+
     async def pending_samples(
         self, session: AsyncSession, base_model: str, *, after_position: int
     ) -> list[ReadyOperation]:
@@ -156,6 +165,14 @@ class Ledger:
         keys = {"base": base_model, "process": process, "most": min(most, sql.MAX_READY)}
         claimed = list((await transaction.execute(sql.CLAIM_SAMPLES, keys)).scalars())
         return await ready_operations(transaction, sql.BY_ID, {"ids": claimed}) if claimed else []
+
+    async def ended(self, session: AsyncSession, ids: Sequence[str]) -> set[str]:
+        """Return those of the operations that are final."""
+        found: set[str] = set()
+        for begin in range(0, len(ids), sql.MAX_READY):
+            some = few_lengths(ids[begin : begin + sql.MAX_READY])
+            found |= set((await session.execute(sql.ENDED, {"ids": some})).scalars())
+        return found
 
     async def return_samples(
         self, transaction: AsyncSession, base_model: str, *, process: str, but: Collection[str]
@@ -174,7 +191,8 @@ class Ledger:
     async def complete(self, transaction: AsyncSession, completions: Sequence[Completion]) -> None:
         """Write results or errors and advance their runs, with one statement of each kind for all completions.
 
-        Ignores completions of operations that are final already. Raises ``LeaseLost`` when another trainer leases a run.
+        Ignores completions of operations that are final already, except that a cancelled sample's tokens are counted.
+        Raises ``LeaseLost`` when another trainer leases a run.
         """
         leases = {
             one.operation.lane: one.operation.lease
@@ -191,9 +209,12 @@ class Ledger:
         now = self._clock()
         finished: list[dict[str, object]] = []
         results: list[dict[str, object]] = []
+        cut: list[dict[str, object]] = []
         for completion in completions:
             operation, outcome = completion.operation, completion.outcome
             if operation.id not in pending:
+                if isinstance(outcome, SampleOutput) and (drawn := outcome.drawn):
+                    cut.append({"operation_id": operation.id, "used": operation.tokens + drawn})
                 continue
             pending.remove(operation.id)
             body = None if isinstance(outcome, WeftError) else encode(outcome)
@@ -206,7 +227,30 @@ class Ledger:
             await transaction.execute(sql.FINISH, finished)
         if results:
             await transaction.execute(sql.INSERT_RESULT, results)
-        await self._advance(transaction, lanes)
+        if cut:
+            await transaction.execute(sql.METER_CANCELLED, cut)
+        await advance(transaction, lanes, now)
+
+    async def cancel(
+        self, transaction: AsyncSession, selection: Selection, error: WeftError, *, only_samples: bool = False
+    ) -> list[EndedOperation]:
+        """Fail the pending operations of ``selection`` with ``error``, and return them (``ledger.cancellation``).
+
+        After the commit, clients that wait are answered, samplers abort, and trainers forget what they had begun.
+        """
+        now = self._clock()
+        ended = await end_samples(transaction, selection, error, now)
+        if not only_samples:
+            ended += await end_training(transaction, selection, error, now)
+        topics = {operation_topic(one.id) for one in ended}
+        topics |= {cancelled_samples_topic(one.base_model) for one in ended if one.kind is OperationKind.SAMPLE}
+        topics |= {recalls_topic(one.trainer) for one in ended if one.trainer is not None}
+        for topic in sorted(topics):
+            after_commit(transaction, partial(self.wakeups.announce, topic))
+        for one in ended:
+            finished = partial(self._telemetry.metrics.operation_finished, one.kind.value, error.code)
+            after_commit(transaction, finished)
+        return ended
 
     async def fail_pending(self, transaction: AsyncSession, run: RunId, error: RunUnloaded) -> None:
         """Fail every pending operation of ``run``, whose adapter is gone, except an unload."""
@@ -222,21 +266,6 @@ class Ledger:
         )
         for request_id in failed.scalars().all():
             after_commit(transaction, partial(self.wakeups.announce, operation_topic(request_id)))
-
-    async def _lock_runs(self, transaction: AsyncSession, runs: Collection[str]) -> None:
-        """Lock the runs' rows: two transactions that finish neighbouring operations must not both read one ``next_seq_id``."""
-        # SQLite has one writer anyway.
-        if runs and transaction.get_bind().dialect.name != "sqlite":
-            await transaction.execute(sql.LOCK_RUNS, {"lanes": sorted(runs)})
-
-    async def _advance(self, transaction: AsyncSession, runs: Collection[str]) -> None:
-        """Move each run's ``next_seq_id`` past the final operations that follow it without a gap."""
-        if not runs:
-            return
-        rows = await transaction.execute(sql.PAST_FINAL, {"lanes": sorted(runs)})
-        moved = [{"lane": row.lane, "next": row.next, "now": self._clock()} for row in rows]
-        if moved:
-            await transaction.execute(sql.ADVANCE, moved)
 
     # --- announcing ------------------------------------------------------------------------------------------------
 

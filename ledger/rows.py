@@ -39,7 +39,7 @@ def new_row(new: NewOperation | RejectedOperation, now: datetime, state: Operati
     }
     if isinstance(new, RejectedOperation):
         return values | {"finished_at": now, **error_columns(new.error)}
-    return values | {"tokens": new.tokens}
+    return values | {"tokens": new.tokens, "key_id": new.key_id}
 
 
 async def ready_operations(session: AsyncSession, query: Select[Any], keys: dict[str, object]) -> list[ReadyOperation]:
@@ -103,7 +103,7 @@ def finished_row(completion: Completion, now: datetime, *, result_bytes: int | N
     outcome = completion.outcome
     error = outcome if isinstance(outcome, WeftError) else None
     # Tokens of training data and prompts were counted at acceptance.
-    drawn = sum(len(one.tokens) for one in outcome.sequences) if isinstance(outcome, SampleOutput) else 0
+    drawn = outcome.drawn if isinstance(outcome, SampleOutput) else 0
     return {
         "operation_id": completion.operation.id,
         "now": now,

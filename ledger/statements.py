@@ -10,6 +10,7 @@ from sqlalchemy import Select, Table, bindparam, case, func, insert, literal_col
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, Tenant
@@ -165,6 +166,17 @@ FINISH = (
     )
 )
 
+METER_CANCELLED = (
+    update(operations)
+    .where(
+        operations.c.id == bindparam("operation_id"),
+        operations.c.error_code == literal_column(f"'{Cancelled.code}'"),
+        operations.c.tokens == 0,
+    )
+    .values(tokens=bindparam("used"))
+)
+"""Counts the tokens of a sample that was cancelled while it was drawn, once."""
+
 STILL_PENDING = (
     select(operations.c.id)
     .where(operations.c.id.in_(bindparam("ids", expanding=True)), operations.c.state == OperationState.PENDING)
@@ -172,6 +184,10 @@ STILL_PENDING = (
     .with_for_update()
 )
 """Locks the rows on PostgreSQL: when two processes complete an operation, the second finds it final."""
+
+LEASES = select(runs.c.id, runs.c.trainer_id, runs.c.lease_token).where(
+    runs.c.id.in_(bindparam("lanes", expanding=True)), runs.c.trainer_id.is_not(None)
+)
 
 LOCK_RUNS = (
     select(runs.c.id, runs.c.trainer_id, runs.c.lease_token)
@@ -230,6 +246,10 @@ STATUSES: Select[Any] = (
     )
     .join_from(operations, results, results.c.operation_id == operations.c.id, isouter=True)
     .where(operations.c.id.in_(bindparam("ids", expanding=True)))
+)
+
+ENDED = select(operations.c.id).where(
+    operations.c.id.in_(bindparam("ids", expanding=True)), operations.c.state != literal_column("'pending'")
 )
 
 RESULT = select(results.c.body).where(

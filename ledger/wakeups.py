@@ -15,6 +15,11 @@ def trainer_topic(trainer: str) -> str:
     return f"trainer:{trainer}"
 
 
+def recalls_topic(trainer: str) -> str:
+    """Topic: operations that the trainer may have begun were ended from outside."""
+    return f"recalls:{trainer}"
+
+
 def placements_topic(base_model: str) -> str:
     """Topic: runs of a base model have work and no trainer.
 
@@ -26,6 +31,11 @@ def placements_topic(base_model: str) -> str:
 def sampling_topic(base_model: str) -> str:
     """Topic: samples of a base model may be ready."""
     return f"sampling:{base_model}"
+
+
+def cancelled_samples_topic(base_model: str) -> str:
+    """Topic: samples of a base model were ended from outside."""
+    return f"cancelled:{base_model}"
 
 
 def gates_topic(base_model: str) -> str:

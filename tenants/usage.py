@@ -6,23 +6,35 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import and_, bindparam, case, func, or_, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
 from store.tables import Operation, Tenant, UsageDay
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
+_IS_DONE = Operation.state == OperationState.DONE
+_IS_METERED = or_(_IS_DONE, and_(Operation.error_code == Cancelled.code, Operation.tokens > 0))
+"""Done operations, and samples that were cancelled after some tokens."""
 _STALE = select(
-    Operation.tenant_id, Operation.base_model, Operation.kind, Operation.finished_at, Operation.tokens
-).where(Operation.id.in_(bindparam("ids", expanding=True)), Operation.state == OperationState.DONE)
+    Operation.tenant_id,
+    Operation.base_model,
+    Operation.kind,
+    Operation.finished_at,
+    Operation.tokens,
+    case((_IS_DONE, 1), else_=0).label("done"),
+).where(Operation.id.in_(bindparam("ids", expanding=True)), _IS_METERED)
 
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
-    """A tenant's usage on one day (UTC): successful operations, and their tokens (for samples: prompt and drawn ones)."""
+    """A tenant's usage on one day (UTC): successful operations, and their tokens (for samples: prompt and drawn ones).
+
+    The tokens of a sample that was cancelled while it was drawn count, too.
+    """
 
     tenant: str
     day: date
@@ -41,7 +53,7 @@ async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
     tokens: Counter[tuple[str, str, str, str]] = Counter()
     for row in await transaction.execute(_STALE, {"ids": list(ids)}):
         key = (row.tenant_id, _day(row.finished_at), row.base_model, row.kind)
-        operations[key] += 1
+        operations[key] += row.done
         tokens[key] += row.tokens
     if not operations:
         return
@@ -87,21 +99,21 @@ async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
             Operation.base_model,
             Operation.kind,
             Operation.finished_at,
-            func.count().label("operations"),
+            func.sum(case((_IS_DONE, 1), else_=0)).label("operations"),
             func.sum(Operation.tokens).label("tokens"),
         )
         .join(Tenant, Tenant.id == Operation.tenant_id)
         .where(
             Operation.finished_at.is_not(None),
             Operation.pruned_at.is_(None),
-            Operation.state == OperationState.DONE,
+            _IS_METERED,
         )
         .group_by(Tenant.name, Operation.base_model, Operation.kind, Operation.finished_at)
     )
     for row in recent:
         day = date.fromisoformat(_day(row.finished_at))
         if day >= since:
-            lines.append(UsageLine(row.name, day, row.base_model, row.kind, row.operations, int(row.tokens or 0)))
+            lines.append(UsageLine(row.name, day, row.base_model, row.kind, int(row.operations), int(row.tokens or 0)))
     return _summed(lines)
 
 

@@ -22,6 +22,7 @@ class Operation(Base):
     - ``(lane, seq_id)``: idempotency key.
     - ``trace_id``: trace of the request that brought the operation.
     - ``taken_by``: process that claimed the sample.
+    - ``key_id``: API key of the request that brought the operation.
     """
 
     __tablename__ = "operations"
@@ -47,6 +48,7 @@ class Operation(Base):
     result_bytes: Mapped[int | None] = mapped_column(BigInteger)
     pruned_at: Mapped[datetime | None]
     taken_by: Mapped[str | None] = mapped_column(String(64))
+    key_id: Mapped[int | None]
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),

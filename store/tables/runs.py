@@ -85,7 +85,10 @@ class Checkpoint(Base):
 
 
 class DownloadLink(Base):
-    """A link to a checkpoint's files that needs no API key. Only the SHA-256 of its secret is stored, as hexadecimal."""
+    """A link to a checkpoint's files that needs no API key. Only the SHA-256 of its secret is stored, as hexadecimal.
+
+    ``key_id``: API key that the link was made with; the link ends with the key.
+    """
 
     __tablename__ = "download_links"
 
@@ -94,6 +97,7 @@ class DownloadLink(Base):
     checkpoint_id: Mapped[str] = mapped_column(String(32))
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
+    key_id: Mapped[int | None]
 
 
 class Placement(Base):

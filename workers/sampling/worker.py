@@ -18,7 +18,7 @@ from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
 from ledger.statements import MAX_READY
-from ledger.wakeups import gates_topic, sampling_topic, versions_topic
+from ledger.wakeups import cancelled_samples_topic, gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
 from store.repeat import repeat
 from telemetry.context import working_on
@@ -68,6 +68,10 @@ class SamplingWorker:
         """Most samples that this process claims at a time; None: no other process shares the samples."""
         self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(self._record)
         self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._drawn: dict[str, asyncio.Task[object]] = {}
+        """Tasks whose samples are dispatched or drawn now; the others record an outcome."""
+        self._cancelled: set[str] = set()
+        """Samples that are drawn here although their operations have been ended from outside."""
         self._has_room = asyncio.Event()
         self._position = 0
         self._swept_at = float("-inf")
@@ -80,6 +84,7 @@ class SamplingWorker:
             asyncio.create_task(self._heartbeat.run()),
             asyncio.create_task(self._watch(gates_topic(base_model), self._gate_cuts.apply)),
             asyncio.create_task(self._watch(versions_topic(base_model), self._swap.leave_outdated)),
+            asyncio.create_task(self._watch(cancelled_samples_topic(base_model), self._end_cancelled)),
         ]
         with self._runtime.wakeups.listen(sampling_topic(base_model)) as event:
             self._has_room = event
@@ -102,6 +107,18 @@ class SamplingWorker:
         with self._runtime.wakeups.listen(topic) as event:
             failed = f"{topic} was announced and not seen to"
             await repeat(apply, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=event, failed=failed)
+
+    async def _end_cancelled(self) -> None:
+        """Stop drawing the samples whose operations have been ended from outside."""
+        if not self._drawn:
+            return
+        async with self._runtime.database.read() as session:
+            ended = await self._runtime.ledger.ended(session, list(self._drawn))
+        for operation in ended - self._cancelled:
+            # A sample may have ended by itself meanwhile.
+            if (task := self._drawn.get(operation)) is not None:
+                self._cancelled.add(operation)
+                task.cancel()
 
     async def _look(self) -> None:
         """Sweep if it is time to, and start the samples that wait. After a failure the next look sweeps."""
@@ -178,10 +195,29 @@ class SamplingWorker:
             raise TypeError(f"{operation.kind} without a sample request")
         try:
             rules = stop_rules(operation.payload, self._facts, self._vocabulary)
-            continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
-            return await _until_available(partial(self._runner.run, operation, continuation, History()))
         except WeftError as error:
             return error
+        continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
+        return await self._drawn_to_its_end(operation, continuation, History())
+
+    async def _drawn_to_its_end(
+        self, operation: ReadyOperation, continuation: Continuation, history: History
+    ) -> Outcome:
+        task = self._drawn[operation.id] = _this_task()
+        try:
+            return await _until_available(partial(self._runner.run, operation, continuation, history))
+        except WeftError as error:
+            return error
+        except asyncio.CancelledError:
+            if operation.id not in self._cancelled or self._stopping.is_set():
+                raise
+            task.uncancel()
+            # The operation is final, so this outcome is not recorded. Its tokens are counted.
+            continuation.abandon()
+            return continuation.output(), history.report(continuation)
+        finally:
+            self._drawn.pop(operation.id, None)
+            self._cancelled.discard(operation.id)
 
     async def _finish(self, operation: ReadyOperation, outcome: Outcome) -> None:
         """Record the outcome. Outcomes of one moment, as when a batch of sequences ends, share a transaction."""
@@ -202,6 +238,13 @@ class SamplingWorker:
             await record_reports(transaction, reports)
             self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
         return [None] * len(ends)
+
+
+def _this_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("not in a task")
+    return task
 
 
 async def _until_available(call: Callable[[], Awaitable[T]]) -> T:

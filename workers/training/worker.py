@@ -18,7 +18,7 @@ from contracts.ids import RunId
 from contracts.ledger_records import PendingOperation
 from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
-from ledger.wakeups import trainer_topic
+from ledger.wakeups import recalls_topic, trainer_topic
 from store.repeat import repeat
 from workers.leases.runs import RunLeases
 from workers.training.adapter_tasks import AdapterTasks
@@ -50,6 +50,7 @@ class TrainingWorker:
         self._ledger = runtime.ledger
         self._wakeups = runtime.wakeups
         self._topic = trainer_topic(leases.identity.id)
+        self._recalls_topic = recalls_topic(leases.identity.id)
         self._lanes = Lanes()
         self._writer = CompletionWriter(runtime)
         self.residency = AdapterResidency(runtime, engine, drain=self._writer.drain, on_room=self._wake)
@@ -65,6 +66,8 @@ class TrainingWorker:
         """Set when the ledger may hold operations that are not in the lanes yet."""
         self._again = asyncio.Event()
         """Set when another round may find work: when ``_news`` is set, and when a pass or step has ended."""
+        self._recalled = asyncio.Event()
+        """Set when operations in the lanes may have been cancelled."""
         self._swept = monotonic()
 
     async def run(self) -> None:
@@ -105,8 +108,12 @@ class TrainingWorker:
     # --- the loop --------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        topic = self._topic
-        with self._wakeups.listen(topic) as self._news, self._wakeups.listen(topic) as self._again:
+        topic, recalls = self._topic, self._recalls_topic
+        with (
+            self._wakeups.listen(topic) as self._news,
+            self._wakeups.listen(recalls) as self._recalled,
+            self._wakeups.listen(topic, recalls) as self._again,
+        ):
             self._news.set()
             await repeat(
                 self._round,
@@ -120,6 +127,8 @@ class TrainingWorker:
         """Read new operations, take due steps, and begin tasks and passes, which go on beside the next rounds."""
         if monotonic() - self._swept >= SWEEP_SECONDS:
             await self._sweep()
+        if self._recalled.is_set():
+            await self._drop_recalled()
         if self._news.is_set() or any(lane.to_load(self._engine.pass_token_budget) for lane in self._lanes):
             await self._look()
         if await self._steps.take():
@@ -133,6 +142,7 @@ class TrainingWorker:
         self._engine.telemetry.log_summary()
         self._lanes.cursor = 0
         self._news.set()
+        self._recalled.set()
         self._tasks.try_creations_again()
         # Runs whose session has ended, and idle runs beyond this trainer's even part.
         await self._release(await self.leases.releases.ended())
@@ -175,6 +185,19 @@ class TrainingWorker:
                 ids = [one.id for one in wanted[:_PAYLOADS_AT_ONCE]]
                 lanes.add_payloads(await self._ledger.load(session, ids))
         lanes.drop_idle()
+
+    async def _drop_recalled(self) -> None:
+        """Drop runs whose lease is not the one in memory, and look at the whole ledger: operations were cancelled."""
+        self._recalled.clear()
+        held = {lane.run: lane.lease for lane in self._lanes}
+        async with self._database.read() as session:
+            valid = await self._ledger.leases(session, list(held))
+        gone = [run for run, lease in held.items() if valid.get(run) != lease]
+        for run in gone:
+            self.outcomes.drop(run)
+        if gone:
+            self._lanes.cursor = 0
+            self._news.set()
 
     def _seen(self) -> int:
         """Return the position up to which no new operation can appear.

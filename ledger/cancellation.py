@@ -1,0 +1,214 @@
+"""Cancellation: ends pending operations from outside, whoever works on them.
+
+A cancelled operation becomes a failed one in the caller's transaction. What follows from that:
+
+- A run goes on with its next operation; no hole is left in its ``seq_id``.
+- The run's fencing token grows. A trainer that has computed the operation already cannot record it: it forgets the adapter
+  and rebuilds it from the ledger, without the operation.
+- A sampling process stops drawing the sample, and records how many tokens it has drawn.
+- A run whose creation is cancelled has failed for good.
+
+An unload is never cancelled: its key is used once in the life of a run.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, Row, Table, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import RunUnloaded, WeftError
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import OperationState
+from contracts.operations import OperationKind
+from ledger import statements as sql
+from ledger.rows import error_columns
+from ledger.statements import operations, runs
+from ledger.turns import advance
+from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
+from store.tables import ApiKey, RunState, Sampler, Session
+
+_AT_ONCE = 500
+"""Operations ended by one statement: bounds its parameters."""
+
+_samplers = cast(Table, Sampler.__table__)
+_sessions = cast(Table, Session.__table__)
+_keys = cast(Table, ApiKey.__table__)
+
+
+@dataclass(frozen=True, slots=True)
+class OfOperation:
+    """Selects one operation, of ``tenant`` if that is given."""
+
+    operation: str
+    tenant: TenantId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OfLane:
+    """Selects the operations of one lane: a run's or a sampler's id."""
+
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfSession:
+    """Selects the operations of every run and every sampler of a session."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfTenant:
+    """Selects a tenant's operations."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfKey:
+    """Selects the operations that requests with one API key have brought; ``key`` is its number."""
+
+    key: int
+
+
+Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey
+"""Selects pending operations by one of their owners."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedOperation:
+    """An operation that was pending and has been ended. ``trainer`` leases its run, if anybody does."""
+
+    id: RequestId
+    lane: str
+    kind: OperationKind
+    base_model: str
+    trainer: str | None = None
+
+
+_COLUMNS = (operations.c.id, operations.c.lane, operations.c.seq_id, operations.c.kind, operations.c.base_model)
+
+
+async def end_samples(
+    transaction: AsyncSession, selection: Selection, error: WeftError, now: datetime
+) -> list[EndedOperation]:
+    """Fail the pending samples of ``selection`` with ``error``, and return them."""
+    query = select(*_COLUMNS).where(IS_PENDING, IS_SAMPLE, *_samples_of(selection)).order_by(operations.c.id)
+    found = {row.id: row for row in await transaction.execute(query)}
+    # Tokens count again once the sampling process says how many it has drawn.
+    ended = await _fail(transaction, list(found), error, now, tokens=0)
+    return [_ended(found[one]) for one in ended]
+
+
+async def end_training(
+    transaction: AsyncSession, selection: Selection, error: WeftError, now: datetime
+) -> list[EndedOperation]:
+    """Fail the pending training operations of ``selection`` with ``error``, advance their runs, and return them."""
+    query = (
+        select(*_COLUMNS)
+        .join_from(operations, runs, runs.c.id == operations.c.lane)
+        .where(
+            IS_PENDING,
+            IS_TRAINING,
+            operations.c.seq_id >= runs.c.next_seq_id,
+            operations.c.kind != OperationKind.UNLOAD_MODEL,
+            *_training_of(selection),
+        )
+        .order_by(operations.c.id)
+    )
+    found = {row.id: row for row in await transaction.execute(query)}
+    if not found:
+        return []
+    trainers: dict[str, str | None] = {}
+    for lanes in _parts(sorted({row.lane for row in found.values()})):
+        # Locked before the operations, as when operations are completed.
+        locked = await transaction.execute(sql.LOCK_RUNS, {"lanes": lanes})
+        trainers |= {row.id: row.trainer_id for row in locked}
+    ended = await _fail(transaction, list(found), error, now)
+    touched = {found[one].lane for one in ended}
+    created = {found[one].lane for one in ended if found[one].seq_id == 0}
+    consequence = RunUnloaded(f"the model was never made: {error.message}")
+    orphaned = [one for run in sorted(created) for one in await _fail_run(transaction, RunId(run), consequence, now)]
+    for lanes in _parts(sorted(touched)):
+        fenced = update(runs).where(runs.c.id.in_(lanes)).values(lease_token=runs.c.lease_token + 1)
+        await transaction.execute(fenced)
+        await advance(transaction, lanes, now)
+    return [*(_ended(found[one], trainers[found[one].lane]) for one in ended), *orphaned]
+
+
+async def _fail(
+    transaction: AsyncSession, ids: Sequence[str], error: WeftError, now: datetime, **values: object
+) -> list[str]:
+    """Fail those of the operations that are pending still, and return their ids. ``ids`` are sorted, as locks need it."""
+    failed: list[str] = []
+    for some in _parts(ids):
+        pending = list((await transaction.execute(sql.STILL_PENDING, {"ids": some})).scalars())
+        if pending:
+            failing = update(operations).where(operations.c.id.in_(pending))
+            columns = {"state": OperationState.FAILED, "finished_at": now, **error_columns(error), **values}
+            await transaction.execute(failing.values(**columns))
+        failed += pending
+    return failed
+
+
+async def _fail_run(transaction: AsyncSession, run: RunId, error: WeftError, now: datetime) -> list[EndedOperation]:
+    """Mark a run as never made, and fail what waits in its lane."""
+    await transaction.execute(
+        update(runs).where(runs.c.id == run, runs.c.state == RunState.CREATING).values(state=RunState.FAILED)
+    )
+    waiting = select(*_COLUMNS).where(
+        IS_PENDING, IS_TRAINING, operations.c.lane == run, operations.c.kind != OperationKind.UNLOAD_MODEL
+    )
+    found = {row.id: row for row in await transaction.execute(waiting.order_by(operations.c.id))}
+    return [_ended(found[one]) for one in await _fail(transaction, list(found), error, now)]
+
+
+def _ended(row: Row[*tuple[Any, ...]], trainer: str | None = None) -> EndedOperation:
+    return EndedOperation(RequestId(row.id), row.lane, OperationKind(row.kind), row.base_model, trainer)
+
+
+def _samples_of(selection: Selection) -> list[ColumnElement[bool]]:
+    """Return the conditions on a pending sample. The tenant is named wherever it can be: the index begins with it."""
+    match selection:
+        case OfOperation(operation, tenant):
+            named = operations.c.id == operation
+            return [named] if tenant is None else [named, operations.c.tenant_id == tenant]
+        case OfLane(lane):
+            owner = select(_samplers.c.tenant_id).where(_samplers.c.id == lane).scalar_subquery()
+            return [operations.c.tenant_id == owner, operations.c.lane == lane]
+        case OfSession(session):
+            owner = select(_sessions.c.tenant_id).where(_sessions.c.id == session).scalar_subquery()
+            lanes = select(_samplers.c.id).where(_samplers.c.session_id == session)
+            return [operations.c.tenant_id == owner, operations.c.lane.in_(lanes)]
+        case OfTenant(tenant_id):
+            return [operations.c.tenant_id == tenant_id]
+        case OfKey(key):
+            return [operations.c.tenant_id == _owner_of(key), operations.c.key_id == key]
+
+
+def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
+    """Return the conditions on a pending training operation, which is joined with its run."""
+    match selection:
+        case OfOperation(operation, tenant):
+            named = operations.c.id == operation
+            return [named] if tenant is None else [named, operations.c.tenant_id == tenant]
+        case OfLane(lane):
+            return [runs.c.id == lane]
+        case OfSession(session):
+            return [runs.c.session_id == session]
+        case OfTenant(tenant_id):
+            return [runs.c.tenant_id == tenant_id]
+        case OfKey(key):
+            return [runs.c.tenant_id == _owner_of(key), operations.c.key_id == key]
+
+
+def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for begin in range(0, len(ids), _AT_ONCE):
+        yield ids[begin : begin + _AT_ONCE]
+
+
+def _owner_of(key: int) -> ColumnElement[str]:
+    return select(_keys.c.tenant_id).where(_keys.c.id == key).scalar_subquery()

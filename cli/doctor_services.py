@@ -8,7 +8,7 @@ from cli.finding import Finding
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm.http import VllmHttp
 from store.settings import Settings
-from workers.sampling.replica_sources import split_url
+from workers.sampling.replica_sources import vllm_servers
 
 _SECONDS = 3.0
 
@@ -16,7 +16,7 @@ _SECONDS = 3.0
 def examine_services(settings: Settings) -> list[Finding]:
     """Check the services that the settings name and change nothing; return no finding when there are none."""
     try:
-        urls = dict.fromkeys(split_url(spec)[1] for spec in settings.vllm_urls)
+        urls = dict.fromkeys(server.url for server in vllm_servers(settings.vllm_urls))
     except InvalidRequest as error:
         return [Finding("vLLM servers", False, error.message), *_traces(settings)]
     return [*(asyncio.run(_server(url, settings.vllm_api_key)) for url in urls), *_traces(settings)]
@@ -51,5 +51,6 @@ def _traces(settings: Settings) -> list[Finding]:
 
 
 def _shown(url: str) -> str:
-    """Return the URL's host and port, without user name and password."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+    """Return the URL's host and port, without user name and password; a Unix socket's path."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] or parts.path

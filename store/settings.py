@@ -42,6 +42,7 @@ class Settings(BaseSettings):
     database_url: str | None = Field(
         default=None,
         description="SQLAlchemy URL (sqlite+aiosqlite or postgresql+asyncpg). Default: SQLite in the data folder.",
+        repr=False,
     )
     database_pool: int = Field(
         default=16,
@@ -151,8 +152,10 @@ class Settings(BaseSettings):
     )
     vllm_urls: tuple[str, ...] = Field(
         default=(),
-        description="vLLM servers that sample instead of this process, each as `[NAME=]URL`. NAME is the "
-        "base model that the server serves. Default of NAME: every base model.",
+        description="vLLM servers that sample instead of this process, each as `[NAME=]URL[#REPLICA]`. NAME is the "
+        "base model that the server serves; default: every base model. REPLICA is the replica's name in reports and "
+        "commands; default: `server-0`, `server-1` and so on.",
+        repr=False,
     )
     vllm_api_key: str | None = Field(default=None, description="API key of the vLLM servers.", repr=False)
     vllm_replicas: int = Field(
@@ -248,6 +251,7 @@ class Settings(BaseSettings):
         pattern="^https?://",
         description="Base URL of an OpenTelemetry collector that takes traces over HTTP, such as "
         "`http://localhost:4318`. Needs the extra `traces`. Default: no traces.",
+        repr=False,
     )
 
     @classmethod

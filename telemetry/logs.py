@@ -1,4 +1,4 @@
-"""Log formats: text for people, or one JSON object a line. Both carry the ids of the current work."""
+"""Log formats: text for people, or one JSON object a line. Both carry the ids of the current work, and mask secrets."""
 
 import logging
 import sys
@@ -7,6 +7,7 @@ from typing import Literal, TextIO
 
 import orjson
 
+from contracts.secrets import mask_secrets
 from telemetry.context import WorkContext, current_work
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -22,6 +23,10 @@ class TextFormatter(logging.Formatter):
         """Return the formatted record."""
         shown = "".join(f" {name}={value}" for name, value in _ids(current_work()).items())
         return super().formatMessage(record) + shown
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the formatted record with its traceback, secrets masked."""
+        return mask_secrets(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,12 +46,16 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             **_ids(current_work()),
         }
+        security = getattr(record, "security", None)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
         # Text may hold characters that UTF-8 cannot encode, such as file names of another encoding.
-        return orjson.dumps({name: _encodable(value) for name, value in line.items()}).decode()
+        shown: dict[str, object] = {name: _encodable(mask_secrets(value)) for name, value in line.items()}
+        if security is not None:
+            shown["security"] = {name: _encodable(mask_secrets(str(value))) for name, value in security.items()}
+        return orjson.dumps(shown).decode()
 
 
 def configure_logging(

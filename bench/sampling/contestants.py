@@ -20,6 +20,7 @@ from bench.clients.weft_client import LearningRun, WeftClient, sample_body
 from contracts.base_model import BaseModelFacts
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, GenerateRequest, NewToken
+from engine.sampling.vllm.http import open_session
 from engine.sampling.vllm.messages import Chunk, EventLines
 from engine.sampling.vllm.request import VllmRequest
 from engine.sampling.vllm.sequence import GENERATE
@@ -172,10 +173,10 @@ def _made(chunk: Chunk) -> int:
     return sum(len(choice.token_ids or []) for choice in chunk.choices)
 
 
-def keeping_session() -> aiohttp.ClientSession:
+def keeping_session(base_url: str) -> aiohttp.ClientSession:
     """Return the HTTP session of a ``StraightToVllm``."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_read=120))
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
+    return open_session(base_url, 0, _KEEPALIVE_SECONDS, timeout=timeout)
 
 
 class StraightToTorch:

@@ -23,6 +23,7 @@ from bench.sampling.contestants import (
     turn,
 )
 from contracts.base_model import BaseModelFacts
+from engine.sampling.vllm.http import request_url
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 
 ADAPTERS = 4
@@ -81,13 +82,13 @@ async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str, *, ap
         environment = _ENVIRONMENT | {"WEFT_VLLM_URLS": json.dumps([server.base_url])}
         service = await stack.enter_async_context(serving(data, facts, environment))
         client = await stack.enter_async_context(WeftClient(service.base_url, key))
-        http = await stack.enter_async_context(keeping_session())
+        http = await stack.enter_async_context(keeping_session(server.base_url))
         vocabulary = facts.vocabulary_size
         made = await Adapters.make(client, base_model=facts.name, vocabulary=vocabulary, number=ADAPTERS)
         contestants: dict[str, Contestant] = {_WEFT: made.weft}
         for name in (_WHOLE, _STREAMED):
             contestants[name] = StraightToVllm(
-                http, server.base_url, made.versions, vocabulary=vocabulary, is_streamed=name == _STREAMED
+                http, request_url(server.base_url), made.versions, vocabulary=vocabulary, is_streamed=name == _STREAMED
             )
         sdk = await asyncio.to_thread(ThroughSdk, service.base_url, key, made.paths)
         if apart:

@@ -19,6 +19,7 @@ from bench.sampling.contestants import keeping_session
 from bench.swap.tenant import Round, Swap
 from engine.sampling.vllm.aborts import ABORT
 from engine.sampling.vllm.adapters import LOAD, UNLOAD
+from engine.sampling.vllm.http import request_url
 from engine.sampling.vllm.messages import Chunk, EventLines
 from engine.sampling.vllm.prompt_budget import PromptBudget, Reservation
 from engine.sampling.vllm.sequence import GENERATE
@@ -203,6 +204,6 @@ async def bare_rounds(
     base_url: str, folders: Sequence[Path], neighbour: Path, load: BareLoad
 ) -> tuple[BareTenants, list[Round]]:
     """Run the load. Return the tenants, whose ``streams`` are the neighbour's, and the rounds."""
-    async with keeping_session() as http:
-        tenants = BareTenants(_Server(http, base_url, load), folders, neighbour)
+    async with keeping_session(base_url) as http:
+        tenants = BareTenants(_Server(http, request_url(base_url), load), folders, neighbour)
         return tenants, await tenants.run()

@@ -2,6 +2,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 
@@ -97,3 +98,17 @@ async def test_work_is_noted_for_the_running_task_only() -> None:
 )
 def test_only_a_traceparent_as_the_standard_says_is_taken(header: str, is_valid: bool) -> None:
     assert parse_traceparent(header.encode()) == (TraceParent(TRACE, SPAN) if is_valid else None)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_line_has_a_password_or_a_whole_key(form: Literal["text", "json"]) -> None:
+    key = "tml-0123456789ab-" + "s3cret_" * 6
+    stream = io.StringIO()
+    configure_logging("info", form, "worker", stream)
+    try:
+        raise ValueError("postgresql+asyncpg://weft:s3cret@db/weft")
+    except ValueError:
+        log.exception("at http://user:s3cret@gpu1:8000/v1 with %s", key)
+    written = stream.getvalue()
+    assert "s3cret" not in written
+    assert all(shown in written for shown in ("gpu1:8000/v1", "@db/weft", "tml-0123456789ab"))

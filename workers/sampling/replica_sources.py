@@ -1,5 +1,7 @@
 """Sources of vLLM replicas: servers that somebody else runs, and servers that weft starts."""
 
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Protocol
 
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
+from contracts.secrets import mask_secrets
 from engine.sampling.replica import SamplerReplica
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 from engine.sampling.vllm.replica import VllmReplica
@@ -18,6 +21,10 @@ RESIDENT_PER_SLOT = 8
 """Adapters that a server keeps resident for each adapter that fits into a batch (``vllm_max_loras``)."""
 _OWN_SPARE_PLACES = 1
 """Places for adapters beyond the resident ones, on servers that weft starts."""
+_SPEC = re.compile(r"((?P<base>.+?)=)?(?P<url>(https?://|unix:///)[^#]+?)/?(#(?P<name>(?!vllm-)[A-Za-z0-9_.-]{1,64}))?")
+"""Form of an entry of ``vllm_urls``. Names that begin with ``vllm-`` are those of servers that weft starts."""
+
+log = logging.getLogger(__name__)
 
 
 class ReplicaSource(Protocol):
@@ -47,6 +54,7 @@ class ExternalVllm:
 
     async def start(self) -> SamplerReplica:
         """See ``ReplicaSource``."""
+        log.info("replica %s is the vLLM server at %s", self.name, mask_secrets(self.settings.base_url))
         replica = VllmReplica(self.settings)
         await replica.start()
         return replica
@@ -89,12 +97,11 @@ class ManagedVllm:
 def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFolder) -> Sequence[ReplicaSource]:
     """Return sources of the vLLM servers that the settings name for a base model, maybe none.
 
-    Raises ``InvalidRequest`` for a URL without a scheme.
+    Raises ``InvalidRequest`` for an entry that is no ``[NAME=]URL[#REPLICA]``, and for two replicas of one name.
     """
-    urls = [url for name, url in map(split_url, settings.vllm_urls) if name in (None, facts.name)]
+    servers = [server for server in vllm_servers(settings.vllm_urls) if server.base_model in (None, facts.name)]
     sources: list[ReplicaSource] = [
-        ExternalVllm(_vllm_settings(settings, facts, data_folder, f"vllm-{url.partition('://')[2]}", url))
-        for url in urls
+        ExternalVllm(_vllm_settings(settings, facts, data_folder, server.name, server.url)) for server in servers
     ]
     sources += [
         ManagedVllm(
@@ -106,15 +113,33 @@ def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFol
     return sources
 
 
-def split_url(spec: str) -> tuple[str | None, str]:
-    """Split ``[NAME=]URL`` into the base model's name, if any, and the URL.
+@dataclass(frozen=True, slots=True)
+class ExternalServer:
+    """An entry of ``vllm_urls``. ``name`` is what tenants may read of it: the address is for operators only."""
 
-    Raises ``InvalidRequest`` for a URL without a scheme.
+    base_model: str | None
+    url: str
+    name: str
+
+
+def vllm_servers(specs: Sequence[str]) -> list[ExternalServer]:
+    """Return the servers of ``vllm_urls``, each given as ``[NAME=]URL[#REPLICA]``.
+
+    A server without a replica name is called by its place, ``server-0`` and so on. Raises ``InvalidRequest`` for an entry
+    of another form, and for two replicas of one name.
     """
-    name, _, url = spec.rpartition("=")
-    if not url.startswith(("http://", "https://")):
-        raise InvalidRequest(f"vllm_urls: {spec[:200]!r} must be [NAME=]http://host:port")
-    return name or None, url.rstrip("/")
+    servers: list[ExternalServer] = []
+    for place, spec in enumerate(specs):
+        found = _SPEC.fullmatch(spec)
+        if found is None:
+            raise InvalidRequest(
+                f"vllm_urls: entry {place} must be [NAME=]http://host:port, with #REPLICA after it to name the replica"
+            )
+        servers.append(ExternalServer(found["base"], found["url"], found["name"] or f"server-{place}"))
+    names = [server.name for server in servers]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidRequest(f"vllm_urls: {', '.join(twice)} names two replicas; write another #REPLICA after one URL")
+    return servers
 
 
 def replica_name(settings: Settings, own: str) -> str:

@@ -1,7 +1,7 @@
 """Guard process: runs a vLLM server that must not outlive weft. Standard library only, so that it starts at once.
 
-``guard.py GRACE_SECONDS COMMAND...`` runs the command in a process group of its own and exits with its status. The
-group's id is the only line on standard output; the command's output goes to standard error.
+``guard.py GRACE_SECONDS FOLDER COMMAND...`` runs the command in a process group of its own, removes the folder once it has
+ended, and exits with its status. The group's id is the only line on standard output; the command's output goes to standard error.
 
 Two events end the group: SIGTERM to the guard, and the end of standard input. Standard input ends when the parent is gone,
 however the parent died. The group gets SIGTERM, and SIGKILL after the grace. No process of the group is left behind.
@@ -9,6 +9,7 @@ however the parent died. The group gets SIGTERM, and SIGKILL after the grace. No
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def _signal_group(group: int, number: int) -> None:
 
 def main() -> int:
     """Run the command and return its exit status: 128 and more for a signal, as in a shell."""
-    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    grace_s, folder, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
     # A group of its own, so that a terminal's Ctrl-C does not reach the guard. No session of its own: Linux may share the
     # cores between sessions (autogroups), and a busy server in another session would starve weft.
     os.setpgid(0, 0)
@@ -83,6 +84,7 @@ def main() -> int:
         # vLLM's workers do not end when their server is killed.
         _signal_group(child.pid, signal.SIGKILL)
         _reap_all()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,23 @@ _KEEP_ALIVE_S = 1.0
 # In addition to the streams: a cut must not wait for a stream to end.
 _CONTROL_CONNECTIONS = 16
 _REFUSALS = frozenset({400, 404, 413, 422})
+UNIX = "unix://"
+"""Scheme of a server that listens on a Unix socket: ``unix:///folder/socket``."""
+
+
+def open_session(base_url: str, connections: int, keep_alive_s: float, **options: Any) -> aiohttp.ClientSession:
+    """Return a session of at most ``connections`` connections (0: any number) to the server at ``base_url``."""
+    limits: dict[str, Any] = {"limit": connections, "keepalive_timeout": keep_alive_s}
+    if base_url.startswith(UNIX):
+        connector: aiohttp.BaseConnector = aiohttp.UnixConnector(base_url.removeprefix(UNIX), **limits)
+    else:
+        connector = aiohttp.TCPConnector(**limits)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **options)
+
+
+def request_url(base_url: str) -> str:
+    """Return the start of the URLs of requests to ``base_url``, without a slash at its end."""
+    return "http://localhost" if base_url.startswith(UNIX) else base_url.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +66,18 @@ class VllmHttp:
 
     def __init__(self, name: str, base_url: str, api_key: str | None, max_streams: int) -> None:
         self._name = name
-        self._base_url = base_url.rstrip("/")
+        self._address = base_url
+        self._base_url = request_url(base_url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._connections = max_streams + _CONTROL_CONNECTIONS
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
         """Open the session on this event loop."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_KEEP_ALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
+        self._session = open_session(
+            self._address,
+            self._connections,
+            _KEEP_ALIVE_S,
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         )

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import shutil
 import signal
-import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from typing import Self
 from contracts.errors import EngineFailure
 from engine.sampling.vllm import guard as vllm_guard
 from engine.sampling.vllm.cores import bind_engine, one_process_variables
-from engine.sampling.vllm.http import VllmHttp
+from engine.sampling.vllm.http import UNIX, VllmHttp
 
-_HOST = "127.0.0.1"
+_SOCKET = "api.sock"
 _TAIL_BYTES = 4000
 _PROBE_EVERY_S = 0.25
 _PROBE_DEADLINE_S = 5.0
@@ -70,13 +71,12 @@ class VllmProcessSettings:
         """True if ``engine.sampling.vllm.cores`` applies to this server."""
         return self.on_cpu and self.tune_cpu
 
-    def arguments(self, port: int) -> list[str]:
-        """Return the whole command line."""
+    def arguments(self, socket: Path) -> list[str]:
+        """Return the whole command line of a server that listens on ``socket`` and on no port."""
         flags = {
             "--model": self.model.absolute(),
             "--served-model-name": self.served_model,
-            "--host": _HOST,
-            "--port": port,
+            "--uds": socket,
             "--max-model-len": self.context_length,
             "--max-lora-rank": self.max_lora_rank,
             "--max-loras": self.max_loras,
@@ -121,12 +121,16 @@ class VllmProcess:
     The server runs under a guard process (``engine.sampling.vllm.guard``), which ends all its processes when weft ends,
     however weft dies. If weft and the guard are killed at once, the server still gets SIGTERM; a server that ignores it
     stays. A process forked off weft without exec keeps the server alive until it ends, too.
+
+    The server listens on a Unix socket in a folder that only weft's user may enter: vLLM's API key would leave the routes
+    of its development mode open, which run code and stop the engine.
     """
 
     def __init__(self, settings: VllmProcessSettings) -> None:
         self._settings = settings
         self._guard: asyncio.subprocess.Process | None = None
         self._group = 0
+        self._folder: Path | None = None
         self._watch: asyncio.Task[None] | None = None
         self.base_url = ""
         self.died = asyncio.Event()
@@ -139,14 +143,16 @@ class VllmProcess:
 
         Raises ``EngineFailure`` with the end of the log when the server ends or is not healthy in time.
         """
-        port = _free_port()
-        self.base_url = f"http://{_HOST}:{port}"
+        # Not in the data folder: a socket's path has at most 107 characters. ``mkdtemp`` makes it for its owner only.
+        self._folder = Path(tempfile.mkdtemp(prefix="weft-vllm-"))
+        socket = self._folder / _SOCKET
+        self.base_url = f"{UNIX}{socket}"
         self._settings.log.parent.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s)]
+        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s), str(self._folder)]
         with self._settings.log.open("ab") as log:
             self._guard = await asyncio.create_subprocess_exec(
                 *guard,
-                *self._settings.arguments(port),
+                *self._settings.arguments(socket),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -204,8 +210,10 @@ class VllmProcess:
             first = await guard.stdout.readline()
             self._group = int(first) if first.strip().isdigit() else 0
         self.exit_code = await guard.wait()
-        # Needed only if the guard itself was killed: otherwise no process is left.
+        # Needed only if the guard itself was killed: otherwise no process and no folder is left.
         self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self.died.set()
 
     async def _wait_until_healthy(self) -> None:
@@ -236,9 +244,3 @@ class VllmProcess:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])

@@ -1,5 +1,7 @@
 """Replicas of several pools and base models have names, and folders, of their own."""
 
+import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import EngineFailure, InvalidRequest
 from store.data_folder import DataFolder
 from store.settings import Settings
-from workers.sampling.replica_sources import ExternalVllm, ReplicaSource, vllm_sources
+from workers.sampling.replica_sources import ExternalVllm, ReplicaSource, vllm_servers, vllm_sources
 
 URL = "http://gpu:8000"
 
@@ -27,8 +30,41 @@ def sources(pool: str, facts: BaseModelFacts, folder: Path) -> Sequence[ReplicaS
 
 def test_a_pools_name_stands_before_its_replicas(bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path) -> None:
     alone = [source.name for source in sources("", bases[0], tmp_path)]
-    assert alone == ["vllm-gpu:8000", "vllm-0", "vllm-1"]
+    assert alone == ["server-0", "vllm-0", "vllm-1"]
     assert [source.name for source in sources("pool-1", bases[0], tmp_path)] == [f"pool-1/{name}" for name in alone]
+
+
+def test_a_replicas_address_and_password_are_for_operators_only(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tenant reads replicas' names in reports, and errors in failed futures."""
+    with socket.socket() as silent:
+        # Bound, and nobody listens.
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        urls = (f"http://user:secret@{address}", f"org/one=http://user:secret@{address}/#left")
+        unnamed, named = vllm_sources(Settings(vllm_urls=urls), bases[0], DataFolder(tmp_path))
+        assert (unnamed.name, named.name) == ("server-0", "left")
+        with caplog.at_level("INFO"):
+            for source in (unnamed, named):
+                with pytest.raises(EngineFailure) as failed:
+                    asyncio.run(source.start())
+                assert source.name in failed.value.message
+                assert not any(part in failed.value.message for part in (address, "secret"))
+    assert address in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("spec", ["gpu:8000", "http://user:secret@gpu#a b", "http://user:secret@gpu#vllm-0"])
+def test_an_entry_of_another_form_is_refused_without_its_password(spec: str) -> None:
+    with pytest.raises(InvalidRequest, match="entry 1") as refused:
+        vllm_servers(("http://gpu", spec))
+    assert "secret" not in refused.value.message
+
+
+def test_two_replicas_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="left names two"):
+        vllm_servers(("http://one#left", "http://two#left"))
 
 
 def test_no_two_replicas_write_to_one_folder(bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -91,6 +92,16 @@ def replica_settings(world: Any, server: VllmProcess, folder: Path) -> VllmSetti
         max_resident=MAX_RESIDENT,
         head_adapters=True,
     )
+
+
+def ask_server(settings: VllmSettings, method: str, path: str, body: object = None) -> httpx.Response:
+    """Ask the server behind the replica's back. Raises ``httpx.ConnectError`` when it is gone."""
+    socket = settings.base_url.removeprefix("unix://")
+    if not Path(socket).exists():
+        # httpcore leaves a Unix socket open that it could not connect.
+        raise httpx.ConnectError("the server is gone")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=socket), base_url="http://localhost") as http:
+        return http.request(method, path, json=body)
 
 
 @pytest.fixture(scope="session")

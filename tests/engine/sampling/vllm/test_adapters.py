@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +19,7 @@ from engine.sampling.vllm.http import VllmHttp
 from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.conftest import Adapted, make_adapter
 from tests.engine.sampling.drawing import GREEDY, Client
-from tests.engine.sampling.vllm.conftest import MAX_RANK, SERVED, assert_greedy, serving
+from tests.engine.sampling.vllm.conftest import MAX_RANK, SERVED, ask_server, assert_greedy, serving
 
 PROMPT = [72, 101, 108, 108, 111]
 SHORT = replace(GREEDY, max_tokens=6)
@@ -48,19 +47,19 @@ def version(world: Any) -> Callable[..., Adapted]:
 
 
 def listed(settings: VllmSettings) -> set[str]:
-    answer = httpx.get(f"{settings.base_url}/v1/models").json()
+    answer = ask_server(settings, "GET", "/v1/models").json()
     return {card["id"] for card in answer["data"]} - {SERVED}
 
 
 def forget(settings: VllmSettings, name: str) -> None:
     """Unload behind the replica's back."""
-    httpx.post(f"{settings.base_url}/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
+    ask_server(settings, "POST", "/v1/unload_lora_adapter", {"lora_name": name}).raise_for_status()
 
 
 def add(settings: VllmSettings, version: AdapterVersion) -> None:
     """Load behind the replica's back."""
     body = {"lora_name": version.name, "lora_path": str(version.directory)}
-    httpx.post(f"{settings.base_url}/v1/load_lora_adapter", json=body).raise_for_status()
+    ask_server(settings, "POST", "/v1/load_lora_adapter", body).raise_for_status()
 
 
 async def test_many_ask_and_one_load_is_made(client: Client, version: Any, world: Any, posts: Any) -> None:

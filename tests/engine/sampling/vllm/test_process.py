@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +18,8 @@ from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings
 
 # A server with a worker, like vLLM's. It writes its worker's and its own process ids; ``stubborn`` ignores SIGTERM.
 STAND_IN = """
-import http.server, os, signal, subprocess, sys
-mode, port = sys.argv[1], int(sys.argv[sys.argv.index("--port") + 1])
+import http.server, os, signal, socketserver, subprocess, sys
+mode, path = sys.argv[1], sys.argv[sys.argv.index("--uds") + 1]
 if mode == "broken":
     sys.exit("no such model")
 ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -29,8 +30,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if mode == "sick" else 200)
         self.end_headers()
+    def address_string(self):
+        return "unix"
 print("pids", os.getpid(), worker.pid, os.environ.get("VLLM_API_KEY"), os.environ.get("PYTHONPATH"), flush=True)
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+socketserver.UnixStreamServer(path, Handler).serve_forever()
 """
 GONE_S = 20.0
 # Not from tests.conftest, which loads torch: a test starts a process that imports this module.
@@ -65,6 +68,11 @@ def processes(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in pids(folder) if psutil.pid_exists(pid)]
 
 
+def rights(folder: Path) -> int | None:
+    """Permission bits of a folder; None if it is not there."""
+    return stat.S_IMODE(folder.stat().st_mode) if folder.exists() else None
+
+
 def assert_gone(found: list[psutil.Process], *, reaped: bool = True) -> None:
     """Within 20 s; without the guard to reap them, some may stay as zombies."""
     _, alive = psutil.wait_procs(found, timeout=GONE_S if reaped else 2.0)
@@ -91,14 +99,24 @@ async def test_it_has_a_process_group_but_no_session_of_its_own(tmp_path: Path) 
             assert os.getpgid(found.pid) == process.group != os.getpgid(0)
 
 
+async def test_nobody_but_wefts_user_reaches_it(tmp_path: Path) -> None:
+    """No port, and a socket in a folder that others may not enter, which is gone with the server."""
+    async with VllmProcess(settings_of(tmp_path, "good")) as process:
+        socket = Path(process.base_url.removeprefix("unix://"))
+        assert rights(socket.parent) == 0o700
+        listening = [one for found in processes(tmp_path) for one in found.net_connections("inet")]
+        assert listening == []
+    assert rights(socket.parent) is None
+
+
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_a_server_on_a_cpu_must_not_split_prompts_and_one_elsewhere_may(tmp_path: Path, on_cpu: bool) -> None:
     settings = replace(settings_of(tmp_path, "good"), on_cpu=on_cpu)
-    assert ("--no-enable-chunked-prefill" in settings.arguments(1)) is on_cpu
+    assert ("--no-enable-chunked-prefill" in settings.arguments(Path("s"))) is on_cpu
 
 
 def test_its_log_has_no_line_for_each_request(tmp_path: Path) -> None:
-    assert "--disable-uvicorn-access-log" in settings_of(tmp_path, "good").arguments(1)
+    assert "--disable-uvicorn-access-log" in settings_of(tmp_path, "good").arguments(Path("s"))
 
 
 def test_wefts_own_environment_wins_over_what_a_server_on_a_cpu_gets(

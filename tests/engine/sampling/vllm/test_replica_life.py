@@ -19,6 +19,7 @@ from engine.sampling.vllm.process import VllmProcess
 from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY
 from tests.engine.sampling.vllm.conftest import (
+    ask_server,
     assert_greedy,
     process_settings,
     replica_settings,
@@ -51,7 +52,7 @@ def awake(settings: VllmSettings) -> Iterator[None]:
     yield
     for path in ("/resume", "/wake_up"):
         with suppress(httpx.HTTPError):
-            httpx.post(settings.base_url + path)
+            ask_server(settings, "POST", path)
 
 
 def test_its_engine_is_known_by_name_and_keeps_off_the_last_core(server: VllmProcess) -> None:
@@ -63,6 +64,14 @@ def test_its_engine_is_known_by_name_and_keeps_off_the_last_core(server: VllmPro
     cores = set(own.info["cpu_affinity"])
     assert cores == everywhere - {max(everywhere)} or (cores == everywhere and len(engines) > 1)
     assert set(psutil.Process(server.group).cpu_affinity()) == everywhere
+
+
+def test_no_other_user_of_the_machine_reaches_it(server: VllmProcess, settings: VllmSettings) -> None:
+    """Its routes run code and stop the engine, and an API key leaves some of them open. Torch has a store on loopback."""
+    assert ask_server(settings, "GET", "/is_sleeping").status_code == 200
+    own = [one for one in psutil.process_iter() if os.getpgid(one.pid) == server.group]
+    found = [sock for one in own for sock in one.net_connections("inet") if sock.status == psutil.CONN_LISTEN]
+    assert {sock.laddr.ip for sock in found} <= {"127.0.0.1", "::1"}
 
 
 async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:

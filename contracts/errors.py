@@ -30,7 +30,8 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
     ├── NotReady               telemetry.readiness           a part of the process cannot work; `/readyz` says why
     └── TakesNoWrites          store.database_health         the database answers, but is read-only or a standby
     BaseException
-    └── GroupLost              engine.training.executors.group  a rank is gone; the process must end
+    ├── GroupLost              engine.training.executors.group  a rank is gone; the process must end
+    └── DeviceFailed           engine.model.device          the device fails or hangs; the process must end
 
 The SDK retries 408, 409, 429 and 5xx for minutes, so no final answer uses them (decision 2).
 Messages never carry a path, a traceback or another tenant's data.

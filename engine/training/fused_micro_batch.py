@@ -16,6 +16,7 @@ from torch import Tensor
 from contracts.errors import WeftError
 from contracts.operations import Datum, LossSpec
 from engine.model.base import BaseModel
+from engine.model.device import device_errors
 from engine.training.losses import flat_inputs, loss_terms
 from engine.training.low_rank import LowRankPlan, StackedGroup, Stopwatch
 from engine.training.micro_batch import Member, PackedRow, real_positions, token_matrix
@@ -74,10 +75,13 @@ class FusedMicroBatches:
         self._base = base
 
     def compute(self, rows: list[PackedRow], *, backward: bool) -> MicroBatchResult:
-        """Run one fused forward (and backward) of ``rows``. A failure is logged and returned as a result without output."""
+        """Run one fused forward (and backward) of ``rows``. A failure is logged and returned as a result without output.
+
+        Raises ``DeviceFailed``.
+        """
         clocks = Clocks()
         try:
-            with torch.set_grad_enabled(backward), clocks.all.measure():
+            with torch.set_grad_enabled(backward), clocks.all.measure(), device_errors():
                 return MicroBatchResult(self._output(rows, clocks, backward=backward), clocks)
         except (RuntimeError, WeftError):
             log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))

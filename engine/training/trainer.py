@@ -18,6 +18,7 @@ from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped
 from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
+from engine.model.device import device_errors
 from engine.model.lora import LoraWeights
 from engine.training.adamw import AdamWTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
@@ -33,6 +34,7 @@ __all__ = ["ComputedPass", "PassItem", "PassOperation", "PassPiece", "Trainer"]
 DEFAULT_PASS_TOKEN_BUDGET = 2048
 _STEP_ELEMENTS = 2**28
 """Most parameters in one fused step. The step needs a few times the parameters' memory besides the adapters."""
+_Stepped = tuple[AdapterState | None, OptimStepped | WeftError]
 
 
 class Trainer:
@@ -128,7 +130,7 @@ class Trainer:
         """Note a pass's results, and end the operations that are complete.
 
         ``in_order`` are the operations under way, in which each run's operations keep their order. An operation ends only
-        after the run's operations before it.
+        after the run's operations before it. Raises ``DeviceFailed``.
         """
         for piece, result in zip(computed.pieces, computed.results, strict=True):
             piece.operation.note(piece, result)
@@ -137,7 +139,7 @@ class Trainer:
             if operation.outcome is not None or operation.run in held_up:
                 continue
             if operation.is_complete:
-                operation.end(self._finish(operation))
+                operation.end(self._finished(operation))
             else:
                 held_up.add(operation.run)
 
@@ -153,12 +155,25 @@ class Trainer:
         self.advance([operation.next_piece(len(operation.batch.data)) for operation in operations])
         return [operation.outcome or EngineFailure("the pass left out a sequence") for operation in operations]
 
+    def _finished(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:
+        try:
+            with device_errors():
+                return self._finish(operation)
+        except Exception:  # the edge of one operation: the others of the pass go on
+            log.exception("an operation could not be finished base=%s", self.base.facts.name)
+            return EngineFailure(
+                "weft could not add up this operation, possibly for lack of memory; nothing was changed"
+            )
+
     def _finish(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:
         """Accumulate the operation's gradient and return its output.
 
-        A sum whose norm is not finite is refused whole: it would fail every later step.
+        A sum whose norm is not finite is refused whole: it would fail every later step. Accumulating comes last, so an
+        operation that fails has changed nothing.
         """
-        gradient = operation.gradient
+        output, gradient = operation.output(), operation.gradient
+        if isinstance(output, WeftError):
+            return output
         if gradient is not None:
             state = self.state(operation.run)
             if state.gradient is not None:
@@ -166,7 +181,7 @@ class Trainer:
             if not torch.isfinite(torch.linalg.vector_norm(gradient)):
                 return InvalidRequest("the gradient is too large or not finite: lower the weights or advantages")
             self._states[operation.run] = replace(state, gradient=gradient)
-        return operation.output()
+        return output
 
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
@@ -181,7 +196,10 @@ class Trainer:
         return outcome
 
     def optim_steps(self, steps: Sequence[tuple[RunId, OptimStep]]) -> list[OptimStepped | WeftError]:
-        """Take the steps of many adapters, fused, and return their outcomes in order. A step that fails fails alone."""
+        """Take the steps of many adapters, fused, and return their outcomes in order. A step that fails fails alone.
+
+        A step whose outcome is an error has changed nothing. Raises ``DeviceFailed``.
+        """
         outcomes: dict[int, OptimStepped | WeftError] = {}
         for wave in _waves([run for run, _ in steps]):
             group: dict[int, tuple[RunId, OptimStep]] = {}
@@ -205,13 +223,13 @@ class Trainer:
 
     def _step_together(self, steps: Mapping[int, tuple[RunId, OptimStep]]) -> dict[int, OptimStepped | WeftError]:
         """Take the steps of adapters in memory, at most one of each run; outcomes by the caller's index."""
-        tasks = [_task(self.state(run), step) for run, step in steps.values()]
-        outcomes: dict[int, OptimStepped | WeftError] = {}
         try:
-            results = adamw_steps(tasks)
-        except RuntimeError:
-            log.exception("optimizer steps failed base=%s steps=%d", self.base.facts.name, len(tasks))
+            with device_errors():
+                stepped = self._stepped(steps)
+        except Exception:  # the edge of one group: the groups before it stay as they are
+            log.exception("optimizer steps failed base=%s steps=%d", self.base.facts.name, len(steps))
             if len(steps) > 1:
+                outcomes: dict[int, OptimStepped | WeftError] = {}
                 for index, one in steps.items():
                     outcomes |= self._step_together({index: one})
                 return outcomes
@@ -219,18 +237,27 @@ class Trainer:
                 "weft could not compute this step, possibly for lack of memory; nothing was changed"
             )
             return dict.fromkeys(steps, failure)
-        for (index, (run, step)), task, result in zip(steps.items(), tasks, results, strict=True):
+        # Nothing can fail from here on: the steps of a group are applied all together.
+        self._states.update((steps[index][0], state) for index, (state, _) in stepped.items() if state is not None)
+        return {index: outcome for index, (_, outcome) in stepped.items()}
+
+    def _stepped(self, steps: Mapping[int, tuple[RunId, OptimStep]]) -> dict[int, _Stepped]:
+        """Return the new states and outcomes by the caller's index, and change nothing. The state is None after an error."""
+        tasks = [_task(self.state(run), step) for run, step in steps.values()]
+        found: dict[int, _Stepped] = {}
+        for (index, (run, step)), task, result in zip(steps.items(), tasks, adamw_steps(tasks), strict=True):
             if not result.is_finite:
-                outcomes[index] = InvalidRequest(
+                refusal = InvalidRequest(
                     f"adam_params: this step would leave weights that are not finite (learning_rate "
                     f"{step.learning_rate}, eps {step.eps}); nothing was changed"
                 )
+                found[index] = None, refusal
                 continue
             weights = replace(self.state(run).weights, vector=result.parameters)
             optimizer = OptimizerState(result.exp_avg, result.exp_avg_sq, task.step_count)
-            self._states[run] = AdapterState(weights, gradient=None, optimizer=optimizer)
-            outcomes[index] = OptimStepped({"grad_norm:max": result.grad_norm, "step:max": float(task.step_count)})
-        return outcomes
+            outcome = OptimStepped({"grad_norm:max": result.grad_norm, "step:max": float(task.step_count)})
+            found[index] = AdapterState(weights, gradient=None, optimizer=optimizer), outcome
+        return found
 
 
 def fresh_state(base: BaseModel, settings: LoraSettings) -> AdapterState:

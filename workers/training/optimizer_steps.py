@@ -28,7 +28,10 @@ class OptimizerSteps:
         self._outcomes = outcomes
 
     async def take(self) -> bool:
-        """Step every resident adapter whose next operation is an optimizer step. Return whether there was one."""
+        """Step every resident adapter whose next operation is an optimizer step. Return whether there was one.
+
+        A step is applied and done, or has failed and is not in the adapter. Raises ``DeviceFailed``.
+        """
         due = self._due()
         if not due:
             return False
@@ -43,6 +46,9 @@ class OptimizerSteps:
         except Exception:
             log.exception("optimizer step failed base=%s operations=%d", self._engine.base_model, len(due))
             outcomes = [failure_of(operation) for operation in operations]
+            # Some may have been applied. Rebuilt from the ledger, no adapter has a step that failed.
+            for lane, _, _ in due:
+                self._residency.forget(lane.run)
         telemetry.steps_done(operations, seconds=perf_counter() - started)
         for (lane, operation, _), outcome in zip(due, outcomes, strict=True):
             self._outcomes.complete(lane, operation, outcome)

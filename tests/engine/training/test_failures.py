@@ -1,9 +1,10 @@
 """A failure stays alone and changes nothing: bad data, steps that overflow, damaged folders, broken adapters."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.losses import LossName
-from contracts.operations import Datum, ForwardBackwardOutput, LossSpec, OptimStep, TrainingBatch
+from contracts.operations import Datum, ForwardBackwardOutput, LossSpec, OptimStep, OptimStepped, TrainingBatch
+from engine.model.device import DeviceFailed
+from engine.training.adamw import AdamWResult, AdamWTask, adamw_steps
 from engine.training.adapter_state import STATE, read_state, write_state
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (
@@ -160,6 +163,48 @@ def test_step_that_breaks_the_fused_step_fails_alone(trainer: Trainer) -> None:
     broken, fine = trainer.optim_steps([(RUN, OptimStep()), (NEIGHBOUR, OptimStep())])
     assert isinstance(broken, EngineFailure)
     assert not isinstance(fine, Exception)
+    assert_unchanged(trainer, before)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), TypeError("no tensor"), MemoryError()])
+def test_a_step_whose_outcome_is_an_error_was_not_applied_and_the_groups_before_it_stay(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The steps are taken in two groups; the second one fails in a way that nobody foresaw."""
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings())
+        trainer.run_pass([backward(run, good_batch())])
+    before = state_of(trainer)
+
+    def fail_second(tasks: Sequence[AdamWTask]) -> list[AdamWResult]:
+        if any(task.step.learning_rate == 0.5 for task in tasks):
+            raise error
+        return adamw_steps(tasks)
+
+    monkeypatch.setattr("engine.training.trainer.adamw_steps", fail_second)
+    monkeypatch.setattr("engine.training.trainer._STEP_ELEMENTS", 1)
+    fine, failed = trainer.optim_steps([(NEIGHBOUR, OptimStep()), (RUN, OptimStep(learning_rate=0.5))])
+    assert isinstance(fine, OptimStepped)
+    assert trainer.state(NEIGHBOUR).gradient is None
+    assert isinstance(failed, EngineFailure)
+    assert_unchanged(trainer, before)
+
+
+def test_an_error_of_the_accelerator_is_nobodys_failure(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes and steps end with the error that ends the process, and change nothing."""
+    trainer.create(RUN, settings())
+    trainer.run_pass([backward(RUN, good_batch())])
+    before = state_of(trainer)
+
+    def break_down(*_: object) -> NoReturn:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("engine.training.trainer.adamw_steps", break_down)
+    monkeypatch.setattr(trainer.base, "hidden_states", break_down)
+    with pytest.raises(DeviceFailed):
+        trainer.optim_steps([(RUN, OptimStep())])
+    with pytest.raises(DeviceFailed):
+        trainer.run_pass([backward(RUN, good_batch())])
     assert_unchanged(trainer, before)
 
 

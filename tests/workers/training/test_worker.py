@@ -8,7 +8,8 @@ from time import monotonic
 import pytest
 import torch
 
-from contracts.errors import EngineFailure
+from contracts.errors import EngineFailure, WeftError
+from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import (
     ForwardBackwardOutput,
@@ -170,6 +171,36 @@ async def test_an_operation_is_not_failed_by_the_loss_of_the_trainers_group(
         with pytest.raises(GroupLost):
             await task
     assert await client.is_pending(request)
+
+
+async def test_no_adapter_keeps_a_step_that_is_told_to_have_failed(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joint step fails after it was applied; a tenant whose own step came before and after has lost nothing."""
+    rig = new_rig()
+    take = rig.trainer.optim_steps
+
+    def fail_after(steps: Sequence[tuple[RunId, OptimStep]]) -> list[OptimStepped | WeftError]:
+        take(steps)
+        raise TypeError("nobody foresaw this")
+
+    async with rig.running():
+        clients = await rig.clients("a", "b")
+        for client in clients:
+            await client.do(batch(1))
+            await client.do(STEP)
+            await client.do(batch(2))
+        monkeypatch.setattr(rig.trainer, "optim_steps", fail_after)
+        async with rig.database.write() as transaction:
+            requests = [(client, await client.accept(transaction, STEP)) for client in clients]
+        for client, request in requests:
+            with pytest.raises(EngineFailure, match="weft failed"):
+                await client.result(request)
+        monkeypatch.undo()
+        for client in clients:
+            await client.do(STEP)
+            expected = undisturbed(base, client.lora, [batch(1), STEP, batch(2), STEP])
+            assert torch.allclose(client.state().weights.vector, expected.weights.vector, rtol=1e-5, atol=1e-6)
 
 
 async def test_an_operation_that_commits_after_a_later_one_does_not_wait_for_the_sweep(

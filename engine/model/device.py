@@ -1,0 +1,75 @@
+"""The computing device's health: the error of a device that cannot be trusted any more, and a self-test that finds one."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from engine.model.base import BaseModel
+
+log = logging.getLogger(__name__)
+
+_ROWS, _LENGTH = 2, 16
+_TOLERANCE = 1e-2
+"""Largest difference from the first result, relative to the largest logit. Kernels may be chosen anew, so equal bits are not
+asked for; a sick device is far off, or fails."""
+
+
+class DeviceFailed(BaseException):
+    """Error of a device that fails or hangs: the process must end and leave its work to another one.
+
+    It is no ``Exception``, so that code which catches the failure of an operation does not catch it. No operation has
+    failed: another process computes it again.
+    """
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Turn an error of the accelerator itself into ``DeviceFailed``. A lack of memory is none.
+
+    After such an error every later call on the device fails as well, whatever it computes.
+    """
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceFailed(f"the accelerator failed: {_first_line(error)}") from error
+
+
+class SelfTest:
+    """A small forward pass over the bare base, whose numbers are known from the start of the process."""
+
+    def __init__(self, base: BaseModel) -> None:
+        """Compute the known numbers, twice. Raises ``DeviceFailed`` when they differ or are not finite."""
+        self._base = base
+        tokens = torch.arange(_ROWS * _LENGTH, device=base.device) % base.facts.vocabulary_size
+        self._tokens = tokens.view(_ROWS, _LENGTH)[:, : base.facts.context_length]
+        self._known = self._logits()
+        self.check()
+
+    def check(self) -> None:
+        """Compute the numbers again. Raises ``DeviceFailed`` when they differ or cannot be computed. For any thread.
+
+        A device without free memory passes: the numbers are not known to be wrong.
+        """
+        try:
+            found = self._logits()
+        except torch.OutOfMemoryError:
+            log.warning("self-test: no free memory on %s; taken for passed", self._base.device)
+            return
+        except RuntimeError as error:
+            raise DeviceFailed(f"the self-test could not be computed: {_first_line(error)}") from error
+        if not bool(torch.isfinite(found).all()):
+            raise DeviceFailed("the self-test gave numbers that are not finite")
+        largest = float(self._known.abs().max())
+        if (off := float((found - self._known).abs().max())) > _TOLERANCE * max(largest, 1.0):
+            raise DeviceFailed(f"the self-test gave other numbers than at the start: off by {off:.3g} of {largest:.3g}")
+
+    @torch.inference_mode()
+    def _logits(self) -> Tensor:
+        return self._base.logits(self._tokens).cpu()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -25,11 +25,13 @@ from api.tinker import (
     training,
     weights,
 )
-from api.weft import adapters, sample_stream, samplers, samples
+from api.weft import adapters, sample_stream, samplers, samples, standing
 
 TINKER_PREFIX = "/api/v1"
 """Prefix of Tinker's endpoints and of weft's own."""
 OPENAI_PREFIX = "/v1"
+WEFT_PREFIX = "/api/weft/v1"
+"""Prefix of weft's own endpoints that have nothing to do with Tinker's."""
 
 _TINKER_MODULES = (
     futures,
@@ -68,13 +70,16 @@ def create_app(services: ApiServices) -> FastAPI:
     app.state.services = services
     install_error_handlers(app)
     # Added last, so outermost: the log lines of the other middleware carry the request's trace id.
-    app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX))
+    app.add_middleware(
+        RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX, WEFT_PREFIX)
+    )
     proxies = [str(network) for network in services.runtime.settings.trusted_proxies]
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=proxies)
     for module in (*_TINKER_MODULES, *_WEFT_MODULES):
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in _OPENAI_MODULES:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
+    app.include_router(standing.router, prefix=WEFT_PREFIX)
     app.include_router(health.liveness_router)
     app.include_router(health.liveness_router, prefix=TINKER_PREFIX)
     app.include_router(health.readiness_router)

@@ -17,9 +17,17 @@ _log = logging.getLogger(__name__)
 _NOTHING_THERE = (404, 405)
 
 
-def error_response(status: int, *, detail: str, code: str, retryable: bool) -> JSONResponse:
-    """Return an error answer in the form that every route except OpenAI's has."""
-    return JSONResponse({"detail": detail, "code": code, "retryable": retryable}, status_code=status)
+def error_response(
+    status: int, *, detail: str, code: str, retryable: bool, retry_after: int | None = None
+) -> JSONResponse:
+    """Return an error answer in the form that every route except OpenAI's has. ``retry_after`` is in seconds."""
+    content = {"detail": detail, "code": code, "retryable": retryable}
+    return JSONResponse(content, status_code=status, headers=retry_headers(retry_after))
+
+
+def retry_headers(retry_after: int | None) -> dict[str, str]:
+    """Return the header that says in how many seconds to send the request again, if it is known."""
+    return {} if retry_after is None else {"Retry-After": str(retry_after)}
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -67,7 +75,13 @@ class InternalErrorGuard:
 
 async def _weft_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, WeftError)
-    return error_response(error.status, detail=error.message, code=error.code, retryable=error.retryable)
+    return error_response(
+        error.status,
+        detail=error.message,
+        code=error.code,
+        retryable=error.retryable,
+        retry_after=error.retry_after,
+    )
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

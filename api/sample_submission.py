@@ -10,6 +10,7 @@ from contracts.errors import InvalidRequest, NotFound, SessionEnded
 from contracts.ids import RequestId, SamplerId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import OperationKind, SampleRequest
+from contracts.sample_demand import demand_of
 from telemetry.context import current_work
 
 
@@ -24,7 +25,7 @@ class SampleSubmission:
     sample: SampleRequest
     obstacle: SessionEnded | NotFound | None = None
 
-    def operation(self) -> NewOperation:
+    def operation(self, context_length: int) -> NewOperation:
         """Return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""
         return NewOperation(
             tenant=self.tenant,
@@ -35,6 +36,7 @@ class SampleSubmission:
             payload=self.sample,
             digest=digest(self.sample),
             tokens=len(self.sample.prompt),
+            demand=demand_of(self.sample, context_length),
             trace_id=current_work().trace_id,
         )
 
@@ -53,10 +55,10 @@ async def tinker_submission(services: ApiServices, caller: TenantId, body: Asamp
 async def accept_sample(services: ApiServices, submission: SampleSubmission) -> RequestId:
     """Record the sample and return its request id; a repeat returns the id of the first one.
 
-    Raises the submission's ``obstacle`` for a sample that is no repeat, ``SequenceConflict``, and ``TooManySamples``
-    (the SDK waits and sends it again) when the tenant has too many pending.
+    Raises the submission's ``obstacle`` for a sample that is no repeat, ``SequenceConflict``, ``InvalidRequest`` for a sample
+    beyond its tenant's limits, and ``TooManySamples`` (the SDK waits and sends it again) when the tenant has too many pending.
     """
-    operation = submission.operation()
+    operation = submission.operation(services.base(submission.base_model).context_length)
     if submission.obstacle is None:
         return await services.sample_intake.accept(operation)
     async with services.runtime.database.read() as session:

@@ -13,6 +13,7 @@ from ledger.runtime import Runtime
 from ledger.sample_intake import SampleIntake
 from telemetry.readiness import Readiness
 from tenants.keys import KeyReader
+from tenants.limits import Limits
 from tenants.samplers import SamplerReader
 
 
@@ -37,6 +38,8 @@ class ApiServices:
     bases: Mapping[str, BaseModelFacts]
     vocabularies: Mapping[str, BaseVocabulary]
     readiness: Readiness
+    limits: Limits
+    """Limits of a tenant without values of its own."""
 
     @classmethod
     def over(
@@ -48,10 +51,10 @@ class ApiServices:
     ) -> Self:
         """Compose the services of a process that serves ``bases``."""
         database, clock = runtime.database, runtime.clock
-        most_pending = runtime.settings.max_pending_samples
-        intake = SampleIntake(database, runtime.ledger, clock, runtime.telemetry, most_pending=most_pending)
+        defaults = Limits.of(runtime.settings)
+        intake = SampleIntake(database, runtime.ledger, clock, runtime.telemetry, defaults=defaults)
         reads = BatchedReads(KeyReader(database), SamplerReader(database, clock))
-        return cls(runtime, reads, intake, bases, vocabularies, readiness)
+        return cls(runtime, reads, intake, bases, vocabularies, readiness, defaults)
 
     def base(self, name: str) -> BaseModelFacts:
         """Return the facts of the served base model ``name``. Raises ``UnknownBaseModel``; never falls back to another."""

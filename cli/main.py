@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import gates, replicas
+from cli import gates, replicas, tenant_limits
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.process import run_process
 from store.private_folder import PRIVATE_UMASK, open_private_folder
@@ -24,10 +24,12 @@ app = typer.Typer(
     no_args_is_help=True,
     callback=_keep_files_private,
 )
-tenant_app = typer.Typer(help="Make and list tenants, and show their usage.", no_args_is_help=True)
+tenant_app = typer.Typer(help="Make and list tenants, set their limits, and show their usage.", no_args_is_help=True)
 key_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
 model_app = typer.Typer(help="Make base models to try weft with.", no_args_is_help=True)
 database_app = typer.Typer(help="Upgrade the database.", no_args_is_help=True)
+tenant_app.command("set")(tenant_limits.set_values)
+tenant_app.command("limits")(tenant_limits.show)
 app.add_typer(tenant_app, name="tenant")
 app.add_typer(key_app, name="key")
 app.add_typer(model_app, name="model")

@@ -11,10 +11,14 @@
     │   ├── UnknownBaseModel   400  unknown_base_model   no base model of that name is served
     │   ├── RunUnloaded        400  run_unloaded         the model was unloaded, or its creation failed
     │   ├── SessionEnded       400  session_ended        the session was finished or timed out
+    │   ├── StorageFull        400  storage_full         a save beyond the tenant's storage; only ever a failed operation
     │   └── CannotListen       400  cannot_listen        a server's address is taken; ends `weft serve`, never an answer
     ├── HeartbeatRefused       410  session_gone         the SDK stops its heartbeat quietly
     ├── FutureGone             410  future_gone          result pruned after its grace time
-    ├── TooManySamples         429  too_many_samples     the SDK repeats the request until others have ended
+    ├── OverLimit              429  over_limit           a limit of the tenant is reached; the SDK repeats the request
+    │   ├── TooManySamples     429  too_many_samples     the SDK repeats the request until others have ended
+    │   ├── TooManyOperations  429  too_many_operations  the same for training
+    │   └── TooManySessions    429  too_many_sessions    the same for sessions
     ├── StaleSample            400  stale_sample         the sample fell too many versions behind its run
     ├── Cancelled              400  cancelled            ended from outside; the message says by whom and why
     ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
@@ -53,6 +57,8 @@ class WeftError(Exception):
     """True when the same request may succeed later."""
     category: ClassVar[ErrorCategory] = "server"
     """Party at fault, as a failed future reports it."""
+    retry_after: ClassVar[int | None] = None
+    """Seconds after which to send the request again (``Retry-After``); None leaves it to the client."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -131,13 +137,40 @@ class FutureGone(WeftError):
     category = "user"
 
 
-class TooManySamples(WeftError):
-    """The tenant has as many samples pending as it may have. The same request succeeds once some have ended."""
+class StorageFull(InvalidRequest):
+    """The tenant's checkpoints and snapshots take as much room as they may. Training goes on."""
 
-    code = "too_many_samples"
+    code = "storage_full"
+
+
+class OverLimit(WeftError):
+    """The tenant uses as much of something as it may. The same request succeeds once there is room."""
+
+    code = "over_limit"
     status = 429
     retryable = True
     category = "user"
+    retry_after = 1
+
+
+class TooManySamples(OverLimit):
+    """The tenant has as many samples pending as it may have."""
+
+    code = "too_many_samples"
+
+
+class TooManyOperations(OverLimit):
+    """The tenant has as much training pending as it may have."""
+
+    code = "too_many_operations"
+    retry_after = 5
+
+
+class TooManySessions(OverLimit):
+    """The tenant has as many sessions open as it may have."""
+
+    code = "too_many_sessions"
+    retry_after = 10
 
 
 class StaleSample(WeftError):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result
+from contracts.sample_demand import SampleDemand
 
 UNLOAD_SEQ_ID = 2**62
 """seq_id of every ``unload_model``, which has none on the wire. An unload runs after everything that is ready in its lane."""
@@ -42,6 +43,22 @@ class NewOperation:
     """Trace of the request that brings the operation."""
     key_id: int | None = None
     """Number of the API key of that request."""
+    demand: SampleDemand | None = None
+    """Most that a sample can take; None for training."""
+
+    def rejected(self, error: WeftError) -> "RejectedOperation":
+        """Return the record by which this operation fails at once with ``error``; a repeat finds it."""
+        return RejectedOperation(
+            tenant=self.tenant,
+            lane=self.lane,
+            seq_id=self.seq_id,
+            kind=self.kind,
+            base_model=self.base_model,
+            digest=self.digest,
+            error=error,
+            trainer=self.trainer,
+            trace_id=self.trace_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from contracts.ledger_records import (
 from contracts.operations import OperationKind, SampleOutput
 
 
-def new_row(new: NewOperation | RejectedOperation, now: datetime, state: OperationState) -> dict[str, object]:
+def new_row(
+    new: NewOperation | RejectedOperation, now: datetime, state: OperationState, *, payload_bytes: int = 0
+) -> dict[str, object]:
     """Return the columns of a new operation, with a fresh id."""
     values: dict[str, object] = {
         "id": str(uuid4()),
@@ -39,7 +41,9 @@ def new_row(new: NewOperation | RejectedOperation, now: datetime, state: Operati
     }
     if isinstance(new, RejectedOperation):
         return values | {"finished_at": now, **error_columns(new.error)}
-    return values | {"tokens": new.tokens, "key_id": new.key_id}
+    reserved = 0 if new.demand is None else new.demand.tokens
+    counted = {"tokens": new.tokens, "payload_bytes": payload_bytes, "reserved_tokens": reserved}
+    return values | counted | {"key_id": new.key_id}
 
 
 async def ready_operations(session: AsyncSession, query: Select[Any], keys: dict[str, object]) -> list[ReadyOperation]:

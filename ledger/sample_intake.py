@@ -1,15 +1,16 @@
-"""Acceptance of sample requests: requests that arrive together share one transaction."""
+"""Acceptance of sample requests within their tenants' limits: requests that arrive together share one transaction."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import time
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.codec import encode
-from contracts.errors import TooManySamples, WeftError
-from contracts.ids import RequestId, TenantId
+from contracts.errors import InvalidRequest, TooManySamples, WeftError
+from contracts.ids import RequestId
 from contracts.ledger_records import NewOperation, OperationState
+from contracts.sample_demand import SampleDemand
 from ledger import statements as sql
 from ledger.ledger import Ledger
 from ledger.rows import new_row
@@ -18,26 +19,29 @@ from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from telemetry.telemetry import Telemetry
+from tenants.limit_use import SAMPLE_USE, Use
+from tenants.limits import Counted, Limits, hold_count
 
 
 class SampleIntake:
     """Accepts samples in batches. A sample that is refused does not affect the others of its batch."""
 
     def __init__(
-        self, database: Database, ledger: Ledger, clock: Clock, telemetry: Telemetry, *, most_pending: int
+        self, database: Database, ledger: Ledger, clock: Clock, telemetry: Telemetry, *, defaults: Limits
     ) -> None:
-        """``most_pending`` is the number of samples that one tenant may have pending."""
+        """``defaults`` are the limits of a tenant without values of its own."""
         self._database = database
         self._ledger = ledger
         self._clock = clock
         self._telemetry = telemetry
-        self._most = most_pending
+        self._defaults = defaults
         self._batcher: Batcher[NewOperation, RequestId] = Batcher(self._accept)
 
     async def accept(self, sample: NewOperation) -> RequestId:
         """Record ``sample`` and return its request id; a repeated request gets its first id. Committed on return.
 
-        Raises ``SequenceConflict``, and ``TooManySamples``, on which the SDK sends the request again later.
+        Raises ``SequenceConflict``, ``InvalidRequest`` for a sample that is too large for its tenant's limits, and
+        ``TooManySamples``, on which the SDK sends the request again later.
         """
         started = time()
         request_id = await self._batcher.ask(sample)
@@ -47,23 +51,24 @@ class SampleIntake:
 
     async def _accept(self, samples: Sequence[NewOperation]) -> list[RequestId | WeftError]:
         async with self._database.write() as transaction:
-            room = await self._room(transaction, {sample.tenant for sample in samples})
+            tenants = {sample.tenant for sample in samples}
+            await hold_count(transaction, Counted.SAMPLES, tenants)
+            uses = await SAMPLE_USE.read(transaction, tenants, self._defaults)
             fitting: list[NewOperation] = []
+            refused: dict[int, WeftError] = {}
             for sample in samples:
-                if room[sample.tenant] > 0:
-                    room[sample.tenant] -= 1
+                refusal = _refusal(sample, uses[sample.tenant])
+                if refusal is None:
                     fitting.append(sample)
+                else:
+                    refused[id(sample)] = refusal
             ids = await self._insert(transaction, fitting)
             for base_model in {sample.base_model for sample in fitting}:
                 after_commit(transaction, partial(self._ledger.wakeups.announce, sampling_topic(base_model)))
-            return [ids.get(id(sample)) or await self._earlier(transaction, sample) for sample in samples]
-
-    async def _room(self, session: AsyncSession, tenants: Collection[TenantId]) -> dict[TenantId, int]:
-        found = {}
-        for tenant in tenants:
-            keys = {"tenant": tenant, "at_most": self._most}
-            found[tenant] = self._most - (await session.scalar(sql.SAMPLES_PENDING, keys) or 0)
-        return found
+            return [
+                ids.get(id(sample)) or await self._earlier(transaction, sample, refused.get(id(sample)))
+                for sample in samples
+            ]
 
     async def _insert(self, transaction: AsyncSession, samples: Sequence[NewOperation]) -> dict[int, RequestId]:
         """Insert the samples and return their request ids by ``id(sample)``, leaving out samples whose keys exist."""
@@ -72,14 +77,19 @@ class SampleIntake:
         now = self._clock()
         # Sorted by key, so that two processes that insert the same keys cannot deadlock.
         ordered = sorted(samples, key=lambda sample: (sample.lane, sample.seq_id))
-        rows = {id(sample): new_row(sample, now, OperationState.PENDING) for sample in ordered}
+        bodies = {id(sample): encode(sample.payload) for sample in ordered}
+        rows = {
+            key: new_row(sample, now, OperationState.PENDING, payload_bytes=len(bodies[key]))
+            for sample in ordered
+            if (key := id(sample))
+        }
         statement = sql.INSERT_MANY_UNLESS_PRESENT[transaction.get_bind().dialect.name]
         await transaction.execute(statement, list(rows.values()))
         ids = few_lengths([row["id"] for row in rows.values()])
         inserted = set((await transaction.execute(sql.PRESENT, {"ids": ids})).scalars())
         new = {key: RequestId(str(row["id"])) for key, row in rows.items() if row["id"] in inserted}
         payloads = [
-            {"operation_id": new[id(sample)], "tenant_id": sample.tenant, "body": encode(sample.payload)}
+            {"operation_id": new[id(sample)], "tenant_id": sample.tenant, "body": bodies[id(sample)]}
             for sample in ordered
             if id(sample) in new
         ]
@@ -87,11 +97,40 @@ class SampleIntake:
             await transaction.execute(sql.INSERT_PAYLOAD, payloads)
         return new
 
-    async def _earlier(self, session: AsyncSession, sample: NewOperation) -> RequestId | WeftError:
+    async def _earlier(
+        self, session: AsyncSession, sample: NewOperation, refusal: WeftError | None
+    ) -> RequestId | WeftError:
+        """Return the id of the request that ``sample`` repeats, or the error that answers it."""
         try:
             earlier = await self._ledger.find(session, lane=sample.lane, seq_id=sample.seq_id, digest=sample.digest)
         except WeftError as conflict:
             return conflict
-        return earlier or TooManySamples(
-            f"{self._most} sample requests are pending; send this one again when some have ended"
+        return earlier or refusal or TooManySamples("the sample was not recorded; send it again")
+
+
+def _refusal(sample: NewOperation, use: Use) -> WeftError | None:
+    """Return the error of a sample that does not fit into its tenant's limits; else count it to ``use``."""
+    demand = sample.demand or SampleDemand(0, 0)
+    most_work, most_tokens = use.limits.sample_work, use.limits.sample_tokens
+    if demand.work > most_work:
+        return InvalidRequest(
+            f"num_samples x max_tokens x topk is {demand.work} with this prompt's logprobs, and your limit is "
+            f"{most_work}; lower one of them, or send several requests"
         )
+    if demand.tokens > most_tokens:
+        return InvalidRequest(
+            f"this sample may take {demand.tokens} tokens, and your limit for all pending samples together is "
+            f"{most_tokens}; lower num_samples or max_tokens"
+        )
+    if use.room("pending_samples") < 1:
+        return TooManySamples(
+            f"{use.limits.pending_samples} sample requests are pending; send this one again when some have ended"
+        )
+    if use.room("sample_tokens") < demand.tokens:
+        return TooManySamples(
+            f"pending sample requests may take {use.used['sample_tokens']} of {most_tokens} tokens, and this one "
+            f"{demand.tokens}; send it again when some have ended"
+        )
+    use.used["pending_samples"] += 1
+    use.used["sample_tokens"] += demand.tokens
+    return None

@@ -137,14 +137,6 @@ RETURN_SAMPLES = (
     .values(taken_by=None)
 )
 
-_PENDING_OF_TENANT = (
-    select(operations.c.tenant_id)
-    .where(IS_PENDING, IS_SAMPLE, operations.c.tenant_id == bindparam("tenant"))
-    .limit(bindparam("at_most"))
-)
-SAMPLES_PENDING = select(func.count()).select_from(_PENDING_OF_TENANT.subquery())
-"""Counts a tenant's pending samples, up to ``at_most``."""
-
 TO_REPLAY = _READY.where(
     operations.c.lane == bindparam("lane"),
     operations.c.seq_id > bindparam("after_seq_id"),

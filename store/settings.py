@@ -13,6 +13,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from store.limit_settings import LimitSettings
+
 SETTINGS_FILE = "weft.toml"
 """Settings file in the current folder; the environment variable ``WEFT_CONFIG`` names another one."""
 
@@ -28,7 +30,7 @@ def settings_file() -> Path:
     return Path(named or SETTINGS_FILE)
 
 
-class Settings(BaseSettings):
+class Settings(LimitSettings):
     """Settings with their defaults; ``docs/reference/settings.md`` is generated from this class.
 
     Durations are ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` that says what to change.
@@ -93,12 +95,6 @@ class Settings(BaseSettings):
         default=1024, ge=1, description="Largest K of target_tokens with the shape (N, K)."
     )
     max_samples: int = Field(default=1024, ge=1, description="Largest num_samples of one sample request.")
-    max_pending_samples: int = Field(
-        default=4096,
-        ge=1,
-        description="Most pending sample requests of one tenant. Further requests are answered 429, and the "
-        "SDK repeats them.",
-    )
     max_topk_logprobs: int = Field(
         default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs."
     )

@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
+from api.errors import retry_headers
 from api.wire.request_model import describe_problems
 from contracts.errors import InvalidRequest, WeftError
 
@@ -34,6 +35,7 @@ class OpenAiRoute(APIRoute):
                 failure = error
             except RequestValidationError as error:
                 failure = InvalidRequest(describe_problems(error.errors()))
-            return JSONResponse(error_body(failure), status_code=failure.status)
+            headers = retry_headers(failure.retry_after)
+            return JSONResponse(error_body(failure), status_code=failure.status, headers=headers)
 
         return guarded

@@ -17,14 +17,16 @@ from contracts.operations import OperationKind, SampleRequest
 from ledger.ledger import Ledger
 from ledger.pruning import prune
 from ledger.queue_depth import read_queue
-from ledger.statements import SAMPLES_PENDING
 from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.database import Database, create_engine
+from store.settings import Settings
 from telemetry.telemetry import Telemetry
+from tenants.limit_use import SAMPLE_USE
+from tenants.limits import Limits
 
 Call = Callable[[], Awaitable[object]]
-_MOST_SAMPLES = 1024
+_DEFAULTS = Limits.of(Settings())
 
 
 class _UndoneError(Exception):
@@ -167,7 +169,7 @@ class LedgerCalls:
     async def _has_room(self) -> None:
         tenant, _ = self._any_lane()
         async with self.database.read() as session:
-            await session.scalar(SAMPLES_PENDING, {"tenant": tenant, "at_most": _MOST_SAMPLES})
+            await SAMPLE_USE.of(session, tenant, _DEFAULTS)
 
     async def _accept_sample(self) -> None:
         tenant, run = self._any_lane()

@@ -23,6 +23,8 @@ class Operation(Base):
     - ``trace_id``: trace of the request that brought the operation.
     - ``taken_by``: process that claimed the sample.
     - ``key_id``: API key of the request that brought the operation.
+    - ``payload_bytes``: size of the encoded payload.
+    - ``reserved_tokens``: tokens that a sample may take at most, its prompt and every sequence to ``max_tokens``.
     """
 
     __tablename__ = "operations"
@@ -49,12 +51,15 @@ class Operation(Base):
     pruned_at: Mapped[datetime | None]
     taken_by: Mapped[str | None] = mapped_column(String(64))
     key_id: Mapped[int | None]
+    payload_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    reserved_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),
         partial_index("ix_operations_pending_training", "base_model", "position", where=_IS_PENDING_TRAINING),
         partial_index("ix_operations_pending_samples_of_base", "base_model", "position", where=_IS_PENDING_SAMPLE),
-        partial_index("ix_operations_pending_samples", "tenant_id", where=_IS_PENDING_SAMPLE),
+        partial_index("ix_operations_pending_samples", "tenant_id", "reserved_tokens", where=_IS_PENDING_SAMPLE),
+        partial_index("ix_operations_pending_bytes", "tenant_id", "payload_bytes", where=_IS_PENDING_TRAINING),
         partial_index("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
     )
 

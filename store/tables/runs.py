@@ -3,10 +3,13 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from store.tables.base import Base
+from store.tables.base import Base, partial_index
+
+_HAS_SNAPSHOT = text("snapshot_dir IS NOT NULL")
+_IS_READY = text("state = 'ready'")
 
 
 class RunState(StrEnum):
@@ -23,7 +26,7 @@ class Run(Base):
 
     - ``next_seq_id``: seq_id of the operation that may run next.
     - ``snapshot_seq_id``: last operation in the durable snapshot, -1 before the first.
-    - ``snapshot_dir``: the snapshot's folder, relative to the data folder.
+    - ``snapshot_dir``: the snapshot's folder, relative to the data folder. ``snapshot_bytes``: the folder's size.
     - ``trainer_id``: process that leases the run and alone may write its results.
     - ``lease_token``: fencing token; grows with every lease.
     """
@@ -46,6 +49,7 @@ class Run(Base):
     next_seq_id: Mapped[int] = mapped_column(BigInteger, default=0)
     snapshot_seq_id: Mapped[int] = mapped_column(BigInteger, default=-1)
     snapshot_dir: Mapped[str | None] = mapped_column(String(500))
+    snapshot_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
     trainer_id: Mapped[str | None] = mapped_column(String(64), index=True)
     lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created_at: Mapped[datetime]
@@ -54,6 +58,8 @@ class Run(Base):
     __table_args__ = (
         UniqueConstraint("session_id", "model_seq_id"),
         Index("ix_runs_tenant_id_created_at", "tenant_id", "created_at"),
+        partial_index("ix_runs_snapshots", "tenant_id", "snapshot_bytes", where=_HAS_SNAPSHOT),
+        partial_index("ix_runs_ready", "tenant_id", where=_IS_READY),
     )
 
 
@@ -81,6 +87,7 @@ class Checkpoint(Base):
     __table_args__ = (
         UniqueConstraint("run_id", "segment", "name"),
         Index("ix_checkpoints_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_checkpoints_tenant_id_size_bytes", "tenant_id", "size_bytes"),
     )
 
 

@@ -3,10 +3,12 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from store.tables.base import Base
+from store.tables.base import Base, partial_index
+
+_IS_OPEN = text("ended_at IS NULL")
 
 
 class Session(Base):
@@ -27,7 +29,10 @@ class Session(Base):
     end_reason: Mapped[str | None] = mapped_column(String(32))
     end_detail: Mapped[str | None] = mapped_column(Text)
 
-    __table_args__ = (Index("ix_sessions_tenant_id_created_at", "tenant_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_sessions_tenant_id_created_at", "tenant_id", "created_at"),
+        partial_index("ix_sessions_open", "tenant_id", where=_IS_OPEN),
+    )
 
 
 class Sampler(Base):

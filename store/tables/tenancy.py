@@ -2,20 +2,25 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Integer, String
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base
 
 
 class Tenant(Base):
-    """An owner of sessions, runs and checkpoints. ``share`` is its weight against other tenants in the scheduler."""
+    """An owner of sessions, runs and checkpoints.
+
+    ``share`` is its weight against other tenants in the scheduler. ``limits`` has the values of its own, by name
+    (``tenants.limits``); None is the default of every limit.
+    """
 
     __tablename__ = "tenants"
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(100), unique=True)
     share: Mapped[float] = mapped_column(Float, default=1.0)
+    limits: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[datetime]
 
 

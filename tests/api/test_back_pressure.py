@@ -8,6 +8,7 @@ from sqlalchemy import text
 from contracts.ledger_records import Completion
 from contracts.operations import OperationKind, SampledSequence, SampleOutput
 from store.settings import Settings
+from tenants.limits import set_tenant
 from tests.api.conftest import BASE, Service, Tenant
 
 MOST = 3
@@ -17,7 +18,7 @@ OUTPUT = SampleOutput([SampledSequence("length", np.zeros(1, np.int32), np.zeros
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Few pending samples are too many."""
-    return settings.model_copy(update={"max_pending_samples": MOST})
+    return settings.model_copy(update={"limit_pending_samples": MOST})
 
 
 async def sampler(tenant: Tenant) -> str:
@@ -30,13 +31,14 @@ async def sampler(tenant: Tenant) -> str:
     return found
 
 
-async def ask(tenant: Tenant, sampler: str, seq_id: int) -> httpx.Response:
+async def ask(tenant: Tenant, sampler: str, seq_id: int, *, max_tokens: int = 1, **wanted: int) -> httpx.Response:
     """One more sample."""
     body = {
         "sampling_session_id": sampler,
         "seq_id": seq_id,
         "prompt": {"chunks": [{"tokens": [1, 2]}]},
-        "sampling_params": {"max_tokens": 1},
+        "sampling_params": {"max_tokens": max_tokens},
+        **wanted,
     }
     return await tenant.http.post("/asample", json=body)
 
@@ -49,6 +51,7 @@ async def test_too_many_pending_samples_are_answered_429_and_accepted_later(
     assert [answer.status_code for answer in accepted] == [200] * MOST
     refused = await ask(cats, mine, MOST)
     assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (429, "too_many_samples", True)
+    assert refused.headers["retry-after"] == "1"
     assert (await ask(cats, mine, 0)).json() == accepted[0].json()
     assert (await ask(dogs, theirs, 0)).status_code == 200
     async with service.database.read() as session:
@@ -77,3 +80,21 @@ async def test_pending_samples_are_counted_on_their_own_index(service: Service) 
     async with service.database.read() as session:
         plan = " ".join(str(row) for row in (await session.execute(text(query))).all())
     assert "ix_operations_pending_samples" in plan
+
+
+async def test_a_sample_that_wants_too_much_at_once_is_refused_with_the_number(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    async with service.database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"sample_work": 4 * 8 * 5 - 1, "sample_tokens": 40})
+    mine, theirs = await sampler(cats), await sampler(dogs)
+    wanted = {"num_samples": 4, "topk_sample_logprobs": 5, "max_tokens": 8}
+    refused = await ask(cats, mine, 0, **wanted)
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+    assert "num_samples x max_tokens x topk is 160" in refused.json()["detail"]
+    assert (await ask(dogs, theirs, 0, **wanted)).status_code == 200
+    assert (await ask(cats, mine, 1, num_samples=4, max_tokens=8)).status_code == 200
+    held = await ask(cats, mine, 2, num_samples=1, max_tokens=8)
+    assert (held.status_code, "34 of 40 tokens" in held.json()["detail"]) == (429, True)
+    never = await ask(cats, mine, 3, num_samples=5, max_tokens=8)
+    assert (never.status_code, "this sample may take 42 tokens" in never.json()["detail"]) == (400, True)

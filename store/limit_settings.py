@@ -1,0 +1,68 @@
+"""Settings of the limits of a tenant: the values of every tenant that has none of its own (``tenants.limits``)."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+
+class LimitSettings(BaseSettings):
+    """Default limits of one tenant. ``weft tenant set NAME --limit name=value`` gives a tenant a value of its own."""
+
+    limit_pending_operations: int = Field(
+        default=4096,
+        ge=1,
+        description="Most pending training operations of one tenant. A further request is held for up to 20 s and "
+        "then answered 429, and the SDK repeats it.",
+    )
+    limit_pending_bytes: int = Field(
+        default=2**30,
+        ge=1,
+        description="Most bytes of one tenant's pending training operations. Beyond it as with their number.",
+    )
+    limit_seq_ahead: int = Field(
+        default=8192,
+        ge=1,
+        description="Largest distance of a training request's seq_id from the one that may run next in its model. A "
+        "request farther ahead fails.",
+    )
+    limit_open_runs: int = Field(
+        default=1024,
+        ge=1,
+        description="Most open models of one tenant. Further creations wait until a model is unloaded or its session ends.",
+    )
+    limit_sessions: int = Field(
+        default=1024, ge=1, description="Most open sessions of one tenant. The next one is answered 429."
+    )
+    limit_stored_bytes: int = Field(
+        default=256 * 2**30,
+        ge=1,
+        description="Most bytes of one tenant's checkpoints and training snapshots. Beyond it saves fail, and "
+        "training goes on.",
+    )
+    limit_checkpoints: int = Field(
+        default=20_000,
+        ge=1,
+        description="Most checkpoints of one tenant, versions without a name included. Beyond it saves fail.",
+    )
+    limit_metadata_bytes: int = Field(
+        default=16 * 1024,
+        ge=1,
+        description="Largest user_metadata, in bytes of JSON, of a session, a model or a checkpoint; and largest tags "
+        "of a session.",
+    )
+    limit_pending_samples: int = Field(
+        default=4096,
+        ge=1,
+        description="Most pending sample requests of one tenant. Further requests are answered 429, and the "
+        "SDK repeats them.",
+    )
+    limit_sample_tokens: int = Field(
+        default=2**26,
+        ge=1,
+        description="Most tokens that one tenant's pending samples may take together: prompts, and max_tokens for "
+        "each sequence. Beyond it as with their number.",
+    )
+    limit_sample_work: int = Field(
+        default=2**24,
+        ge=1,
+        description="Largest num_samples x max_tokens x topk of one sample request, prompt logprobs included.",
+    )

@@ -26,6 +26,7 @@
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
     │   └── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
     ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
+    ├── OutcomeConflict        503  outcome_conflict     never leaves a trainer: the operation has ended otherwise
     └── Unavailable            503  unavailable          no database; repeating the request finds what was recorded
 
 Errors that never become an HTTP answer have no status and no code. Each is drawn with the module that defines it.
@@ -207,6 +208,14 @@ class LeaseLost(WeftError):
     """A trainer tried to write for a run that another trainer leases by now. Nothing was written."""
 
     code = "lease_lost"
+    status = 503
+    retryable = True
+
+
+class OutcomeConflict(WeftError):
+    """A trainer tried to end an operation that has ended already, in another way. Nothing was written."""
+
+    code = "outcome_conflict"
     status = 503
     retryable = True
 

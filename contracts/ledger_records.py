@@ -135,6 +135,15 @@ class PendingOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class LanePosition:
+    """Progress of a run's lane: every operation before ``next_seq_id`` is final."""
+
+    next_seq_id: int
+    done_seq_id: int
+    """Last operation before ``next_seq_id`` that has changed the adapter or may have; -1: none. Failed ones have not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """End of an operation: its result, or the error it failed with."""
 

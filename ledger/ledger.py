@@ -19,10 +19,11 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.codec import decode_result, encode
-from contracts.errors import LeaseLost, NotFound, RunUnloaded, SequenceConflict, WeftError
+from contracts.errors import LeaseLost, NotFound, OutcomeConflict, RunUnloaded, SequenceConflict, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import (
     Completion,
+    LanePosition,
     NewOperation,
     OperationState,
     OperationStatus,
@@ -141,10 +142,10 @@ class Ledger:
         """Return the operations with their payloads decoded, oldest first."""
         return await ready_operations(session, sql.BY_ID, {"ids": list(ids)})
 
-    async def next_seq_ids(self, session: AsyncSession, lanes: Sequence[str]) -> dict[str, int]:
-        """Return the seq_id that may run next in each of the runs' lanes."""
-        rows = await session.execute(sql.NEXT_SEQ_IDS, {"lanes": list(lanes)})
-        return {row.id: row.next_seq_id for row in rows}
+    async def lane_positions(self, session: AsyncSession, lanes: Sequence[str]) -> dict[str, LanePosition]:
+        """Return how far each of the runs' lanes has come."""
+        rows = await session.execute(sql.LANE_POSITIONS, {"lanes": list(lanes)})
+        return {row.id: LanePosition(row.next_seq_id, -1 if row.done is None else row.done) for row in rows}
 
     async def leases(self, session: AsyncSession, runs: Sequence[RunId]) -> dict[RunId, RunLease]:
         """Return the valid lease of each of the runs that has one."""
@@ -188,11 +189,16 @@ class Ledger:
         keys = {"lane": run, "after_seq_id": after_seq_id, "before_seq_id": before_seq_id}
         return await ready_operations(session, sql.TO_REPLAY, keys)
 
-    async def complete(self, transaction: AsyncSession, completions: Sequence[Completion]) -> None:
+    async def complete(
+        self, transaction: AsyncSession, completions: Sequence[Completion], *, anew: bool = False
+    ) -> None:
         """Write results or errors and advance their runs, with one statement of each kind for all completions.
 
         Ignores completions of operations that are final already, except that a cancelled sample's tokens are counted.
         Raises ``LeaseLost`` when another trainer leases a run.
+        Raises ``OutcomeConflict`` when a training operation has ended as failed and is completed with a result, or the other
+        way round: its adapter in memory is not what a replay would make. With ``anew`` it is raised for every training
+        operation that is final already, since its side effects are in the database too.
         """
         leases = {
             one.operation.lane: one.operation.lease
@@ -206,6 +212,7 @@ class Ledger:
                     raise LeaseLost(f"model {row.id} is trained elsewhere by now")
         ids = {"ids": [one.operation.id for one in completions]}
         pending = set((await transaction.execute(sql.STILL_PENDING, ids)).scalars())
+        await self._check_final(transaction, [one for one in completions if one.operation.id not in pending], anew=anew)
         now = self._clock()
         finished: list[dict[str, object]] = []
         results: list[dict[str, object]] = []
@@ -251,6 +258,18 @@ class Ledger:
             finished = partial(self._telemetry.metrics.operation_finished, one.kind.value, error.code)
             after_commit(transaction, finished)
         return ended
+
+    async def _check_final(self, transaction: AsyncSession, completions: Sequence[Completion], *, anew: bool) -> None:
+        """Raise ``OutcomeConflict`` when a training operation that is final already did not end as its completion says."""
+        training = [one for one in completions if one.operation.kind is not OperationKind.SAMPLE]
+        if not training:
+            return
+        ids = {"ids": [one.operation.id for one in training]}
+        states = {row.id: row.state for row in await transaction.execute(sql.STATES, ids)}
+        for completion in training:
+            is_result = not isinstance(completion.outcome, WeftError)
+            if anew or is_result != (states.get(completion.operation.id) == OperationState.DONE):
+                raise OutcomeConflict(f"operation {completion.operation.id} has ended already")
 
     async def fail_pending(self, transaction: AsyncSession, run: RunId, error: RunUnloaded) -> None:
         """Fail every pending operation of ``run``, whose adapter is gone, except an unload."""

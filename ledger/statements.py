@@ -92,7 +92,18 @@ PENDING_TRAINING: Select[Any] = (
 
 BY_ID = _READY.where(operations.c.id.in_(bindparam("ids", expanding=True))).order_by(operations.c.position)
 
-NEXT_SEQ_IDS = select(runs.c.id, runs.c.next_seq_id).where(runs.c.id.in_(bindparam("lanes", expanding=True)))
+_last_done = (
+    select(func.max(operations.c.seq_id))
+    .where(
+        operations.c.lane == runs.c.id,
+        operations.c.seq_id < runs.c.next_seq_id,
+        operations.c.state == OperationState.DONE,
+    )
+    .scalar_subquery()
+)
+LANE_POSITIONS = select(runs.c.id, runs.c.next_seq_id, _last_done.label("done")).where(
+    runs.c.id.in_(bindparam("lanes", expanding=True))
+)
 
 PENDING_SAMPLES = (
     _READY.where(
@@ -180,6 +191,8 @@ STILL_PENDING = (
 LEASES = select(runs.c.id, runs.c.trainer_id, runs.c.lease_token).where(
     runs.c.id.in_(bindparam("lanes", expanding=True)), runs.c.trainer_id.is_not(None)
 )
+
+STATES = select(operations.c.id, operations.c.state).where(operations.c.id.in_(bindparam("ids", expanding=True)))
 
 LOCK_RUNS = (
     select(runs.c.id, runs.c.trainer_id, runs.c.lease_token)

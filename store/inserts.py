@@ -14,9 +14,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 def insert_unless_present(transaction: AsyncSession, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
     """Return an insert that does nothing, and returns no row, when a unique key exists. The insert needs no savepoint."""
-    if transaction.get_bind().dialect.name == "sqlite":
-        return sqlite_insert(table).on_conflict_do_nothing()
-    return postgres_insert(table).on_conflict_do_nothing()
+    return _insert_unless_present(transaction.get_bind().dialect.name, table)
 
 
 def replacing_insert(transaction: AsyncSession, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
@@ -24,7 +22,14 @@ def replacing_insert(transaction: AsyncSession, table: type[DeclarativeBase]) ->
     return _replacing_insert(transaction.get_bind().dialect.name, table)
 
 
-# Cached, since building the statement takes longer than executing it.
+# Both cached, since building the statement takes longer than executing it.
+@cache
+def _insert_unless_present(dialect: str, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
+    plain = cast(Table, table.__table__)
+    statement = sqlite_insert(plain) if dialect == "sqlite" else postgres_insert(plain)
+    return statement.on_conflict_do_nothing()
+
+
 @cache
 def _replacing_insert(dialect: str, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
     # The Core table, so that SQLAlchemy makes no object of the row.

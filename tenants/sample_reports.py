@@ -4,30 +4,28 @@ A report is written in the transaction of the sample's result and pruned with th
 """
 
 from collections.abc import Collection
-from typing import cast
 
-from sqlalchemy import Table, delete, insert, select
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound
 from contracts.ids import RequestId, TenantId
 from contracts.sample_report import SampleReport, decode_report, encode_report
+from store.inserts import insert_unless_present
 from store.tables import Checkpoint
 from store.tables import SampleReport as Row
-
-_RECORD = insert(cast(Table, Row.__table__))
 
 
 async def record_reports(
     transaction: AsyncSession, reports: Collection[tuple[TenantId, RequestId, SampleReport]]
 ) -> None:
-    """Insert the samples' reports."""
+    """Insert the samples' reports. A report that is there already stays."""
     rows = [
         {"operation_id": operation, "tenant_id": tenant, "body": encode_report(report)}
         for tenant, operation, report in reports
     ]
     if rows:
-        await transaction.execute(_RECORD, rows)
+        await transaction.execute(insert_unless_present(transaction, Row), rows)
 
 
 async def report_of(session: AsyncSession, tenant: TenantId, operation: str) -> tuple[SampleReport, list[str]]:

@@ -135,7 +135,7 @@ class LedgerCalls:
             "has_room": self._has_room,
             "accept_sample": self._accept_sample,
             "operations_to_replay": self._replay,
-            "next_seq_ids": self._next_seq_ids,
+            "lane_positions": self._lane_positions,
             "look_from_start": lambda: self.look(0),
             "prune": self._prune,
             "read_queue": lambda: read_queue(self.database),
@@ -185,9 +185,9 @@ class LedgerCalls:
         async with self.database.read() as session:
             await self.ledger.operations_to_replay(session, run, after_seq_id=before - 32, before_seq_id=before)
 
-    async def _next_seq_ids(self) -> None:
+    async def _lane_positions(self) -> None:
         async with self.database.read() as session:
-            await self.ledger.next_seq_ids(session, [run for _, run in self.lanes])
+            await self.ledger.lane_positions(session, [run for _, run in self.lanes])
 
     async def _prune(self) -> None:
         async with self._undone() as transaction:

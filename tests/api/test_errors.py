@@ -106,7 +106,7 @@ def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
         if error in tree(errors.OverLimit):
             # Back-pressure is the SDK's to repeat: it is not final.
             assert (error.status, error.retryable) == (429, True)
-        elif error in (errors.Unavailable, errors.LeaseLost):
+        elif error in (errors.Unavailable, errors.LeaseLost, errors.OutcomeConflict):
             # Nor is an outage.
             assert (error.status, error.retryable) == (503, True)
         elif error not in stored_only:

@@ -6,6 +6,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 
 class TcpProxy:
     """A proxy on a free loopback port, in a thread of its own. Use as a context manager."""
@@ -54,7 +56,7 @@ class TcpProxy:
             there_reader, there_writer = await asyncio.open_connection(*self._target)
             self._open.add(there_writer)
             try:
-                await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
+                await self._pass_on((reader, writer), (there_reader, there_writer))
             finally:
                 self._open.discard(there_writer)
                 there_writer.close()
@@ -63,6 +65,10 @@ class TcpProxy:
         finally:
             self._open.discard(writer)
             writer.close()
+
+    async def _pass_on(self, here: Ends, there: Ends) -> None:
+        """Pass bytes on, both ways, until one end closes."""
+        await asyncio.gather(_pump(here[0], there[1]), _pump(there[0], here[1]))
 
     def _call(self, work) -> None:  # type: ignore[no-untyped-def]
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from contracts.errors import EngineFailure, NotFound, RunUnloaded, WeftError
+from contracts.errors import EngineFailure, LeaseLost, NotFound, RunUnloaded, WeftError
 from contracts.ids import RunId
-from contracts.ledger_records import ReadyOperation
+from contracts.ledger_records import ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
 from contracts.paths import Segment, parse_path
 from engine.training.adapter_state import AdapterState, read_state
@@ -62,6 +62,8 @@ class AdapterRestorer:
             run = await get_run(session, operation.tenant, run_id)
             if run.state in (RunState.UNLOADED, RunState.FAILED):
                 raise RunUnloaded(f"model {run_id} was unloaded, or never made")
+            if RunLease(run.trainer_id or "", run.lease_token) != lease_of(operation):
+                raise LeaseLost(f"model {run_id} is trained elsewhere by now")
             replay = await self._ledger.operations_to_replay(
                 session, run_id, after_seq_id=run.snapshot_seq_id, before_seq_id=run.next_seq_id
             )
@@ -78,8 +80,8 @@ class AdapterRestorer:
         await self._compute.run(partial(self._trainer.put, run, state))
         return state
 
-    async def put_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
-        """Put a training checkpoint into the operation's adapter and return the state. Raises ``WeftError``."""
+    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
+        """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``."""
         path = parse_path(load.path, segment=Segment.WEIGHTS)
         async with self._database.read() as session:
             checkpoint, source = await find_checkpoint(session, operation.tenant, path, self._clock)
@@ -93,7 +95,6 @@ class AdapterRestorer:
             )
         if not load.creates:
             found = loaded_state(self._trainer.state(run_id), found)
-        await self._compute.run(partial(self._trainer.put, run_id, found))
         return found
 
     async def _rebuild(self, run: Run, replay: Sequence[ReadyOperation]) -> AdapterState:
@@ -118,6 +119,7 @@ class AdapterRestorer:
             case OptimStep() as step:
                 await self._compute.run(partial(self._trainer.optim_step, run_id, step))
             case LoadWeights() as load:
-                await self.put_checkpoint(operation, load)
+                state = await self.read_checkpoint(operation, load)
+                await self._compute.run(partial(self._trainer.put, run_id, state))
             case _ if operation.kind is OperationKind.CREATE_MODEL:
                 await self.put_fresh(run_id, lora_settings(run))

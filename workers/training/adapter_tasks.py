@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from contracts.errors import EngineFailure, LeaseLost, RunUnloaded, Unavailable, WeftError
+from contracts.errors import EngineFailure, LeaseLost, OutcomeConflict, RunUnloaded, Unavailable, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
@@ -23,7 +23,7 @@ from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
 
-_RETRIED = (LeaseLost, Unavailable, SQLAlchemyError)
+_RETRIED = (LeaseLost, OutcomeConflict, Unavailable, SQLAlchemyError)
 """Errors that are not the operation's fault. The trainer that has the run's lease, this one or another, runs it again."""
 _BY_PASSES = PASS_KINDS | {OperationKind.OPTIM_STEP}
 
@@ -74,7 +74,7 @@ class AdapterTasks:
                 if self._make_room(lane.run, head.position):
                     self._arriving += 1
                     self._start(lane, head, self._bring_in(lane, head), retries=True)
-            elif head.kind not in _BY_PASSES:
+            elif head.kind not in _BY_PASSES and self._residency.is_at(lane.run, lane.next_seq_id):
                 self._start(lane, head, self._run_alone(lane, head))
 
     async def finished(self) -> None:
@@ -129,6 +129,9 @@ class AdapterTasks:
                 self._finish(lane, head)
 
     def _finish(self, lane: Lane, head: ReadyOperation) -> None:
+        if lane.is_dropped:
+            self._residency.forget(lane.run)
+            return
         self._residency.applied(head)
         log.debug("operation done kind=%s seq_id=%d", head.kind, head.seq_id)
         lane.finish(head)

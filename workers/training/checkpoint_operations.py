@@ -5,6 +5,8 @@ states.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
 
@@ -59,11 +61,13 @@ class CheckpointOperations:
 
     async def load(self, operation: ReadyOperation, load: LoadWeights) -> None:
         """Load a training checkpoint, into a new adapter when ``load.creates``."""
-        await self._residency.load(operation, load)
+        state = await self._residency.read_checkpoint(operation, load)
         async with self._database.write() as transaction:
             if load.creates:
                 await set_run_state(transaction, operation.tenant, operation.lane, RunState.READY)
             await self._complete(transaction, operation, WeightsLoaded(path=load.path, model_id=operation.lane))
+        # Afterwards, so that an operation that could not be recorded has not changed the adapter.
+        await self._residency.take(operation, load, state)
 
     async def save(self, operation: ReadyOperation, save: SaveWeights) -> None:
         """Write a training checkpoint: weights and optimiser state."""
@@ -81,7 +85,7 @@ class CheckpointOperations:
             listed=True,
             user_metadata=save.user_metadata,
         )
-        async with self._database.write() as transaction:
+        async with self._removed_unless_recorded(checkpoint), self._database.write() as transaction:
             replaced = await record_checkpoint(transaction, operation.tenant, new, self._clock)
             await self._complete(transaction, operation, WeightsSaved(path=str(path)))
         if replaced is not None:
@@ -105,7 +109,7 @@ class CheckpointOperations:
         path = CheckpointPath(operation.lane, Segment.SAMPLER_WEIGHTS, new.name)
         is_followed = save.kind == "inflight" and save.name is None
         started = perf_counter()
-        try:
+        async with self._removed_unless_recorded(checkpoint):
             if is_followed:
                 await self._publication.prepare(self._engine.base_model, new.run_id, checkpoint)
             async with self._database.write() as transaction:
@@ -115,14 +119,20 @@ class CheckpointOperations:
                 else:
                     result = await self._open_sampler(transaction, operation, save, checkpoint, path)
                 await self._complete(transaction, operation, result)
+        if is_followed:
+            self._engine.telemetry.published(operation, seconds=perf_counter() - started)
+
+    @asynccontextmanager
+    async def _removed_unless_recorded(self, checkpoint: CheckpointId) -> AsyncIterator[None]:
+        """Remove the checkpoint's folder when the block raises."""
+        try:
+            yield
         except Unavailable:
             # The row may have been written although the commit failed. If not, housekeeping removes the folder that no row names.
             raise
         except WeftError:
             await asyncio.to_thread(self._data_folder.remove, directory_of(checkpoint))
             raise
-        if is_followed:
-            self._engine.telemetry.published(operation, seconds=perf_counter() - started)
 
     async def _open_sampler(
         self,
@@ -189,4 +199,4 @@ class CheckpointOperations:
     async def _complete(
         self, transaction: AsyncSession, operation: ReadyOperation, outcome: Result | WeftError
     ) -> None:
-        await self._ledger.complete(transaction, [Completion(operation, outcome)])
+        await self._ledger.complete(transaction, [Completion(operation, outcome)], anew=True)

@@ -156,7 +156,7 @@ class FusedPasses:
         """
         placed: list[tuple[int, tuple[Lane, ReadyOperation, PassOperation]]] = []
         for lane in self._lanes:
-            if not lane.is_busy and self._residency.holds(lane.run):
+            if not lane.is_busy and self._residency.is_at(lane.run, lane.next_seq_id):
                 place = 0
                 for operation in lane.passes():
                     place = max(place, operation.position)

@@ -4,7 +4,7 @@ A lane holds a run's pending operations as the ledger has them. It also holds ho
 operations that have been computed and whose completions are not written yet. No I/O here.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from contracts.errors import EngineFailure
@@ -144,12 +144,6 @@ class Lanes:
             lane = self._lanes.get(RunId(operation.lane))
             if lane is not None and lane.waiting.pop(operation.seq_id, None) is not None:
                 lane.loaded[operation.seq_id] = replace(operation, lease=lane.lease)
-
-    def skip(self, next_seq_ids: Mapping[str, int]) -> None:
-        """Move lanes past operations that became final without being run."""
-        for run, next_seq_id in next_seq_ids.items():
-            if (lane := self._lanes.get(RunId(run))) is not None:
-                lane.move_to(next_seq_id)
 
     def drop(self, run: RunId) -> Lane | None:
         """Drop a lane whose memory may differ from the ledger, and return it. The next full look makes a new lane."""

@@ -58,7 +58,7 @@ class OptimizerSteps:
         due: list[tuple[Lane, ReadyOperation, OptimStep]] = []
         for lane in self._lanes:
             head = lane.head
-            if head is None or lane.is_busy or not self._residency.holds(lane.run):
+            if head is None or lane.is_busy or not self._residency.is_at(lane.run, lane.next_seq_id):
                 continue
             if isinstance(head.payload, OptimStep):
                 due.append((lane, head, head.payload))

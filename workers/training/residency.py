@@ -11,7 +11,7 @@ from functools import partial
 
 from contracts.errors import WeftError
 from contracts.ids import RunId, TenantId
-from contracts.ledger_records import ReadyOperation, RunLease, lease_of
+from contracts.ledger_records import LanePosition, ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from engine.training.budgets import default_adapter_memory
@@ -71,6 +71,22 @@ class AdapterResidency:
         """Return whether the run's adapter is in memory and may be computed on."""
         return run in self._residents
 
+    def is_at(self, run: RunId, seq_id: int) -> bool:
+        """Return whether the adapter is in memory and ``seq_id`` is the operation that comes next to it."""
+        resident = self._residents.get(run)
+        return resident is not None and resident.applied_seq_id == seq_id - 1
+
+    def agrees_with(self, run: RunId, position: LanePosition) -> bool:
+        """Return whether the adapter in memory has the effect of just those operations that the ledger calls done.
+
+        If so it stands at ``position`` from now on: operations that failed without being run have changed nothing.
+        """
+        resident = self._residents.get(run)
+        if resident is None or not position.done_seq_id <= resident.applied_seq_id < position.next_seq_id:
+            return False
+        resident.applied_seq_id = position.next_seq_id - 1
+        return True
+
     def is_away(self, run: RunId) -> bool:
         """Return whether nothing of the run is in memory or on its way to disk."""
         return not (run in self._residents or run in self._leaving or self._snapshots.is_writing(run))
@@ -102,11 +118,16 @@ class AdapterResidency:
         state = await self._restorer.put_fresh(run, settings)
         self._note(run, operation, state, applied=operation.seq_id)
 
-    async def load(self, operation: ReadyOperation, load: LoadWeights) -> None:
-        """Put a training checkpoint into the operation's adapter, making it if ``load.creates``. Raises ``WeftError``."""
-        state = await self._restorer.put_checkpoint(operation, load)
+    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
+        """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``."""
+        return await self._restorer.read_checkpoint(operation, load)
+
+    async def take(self, operation: ReadyOperation, load: LoadWeights, state: AdapterState) -> None:
+        """Put a state that was read into the operation's adapter, making it if ``load.creates``."""
+        run = RunId(operation.lane)
+        await self._compute.run(partial(self._trainer.put, run, state))
         if load.creates:
-            self._note(RunId(operation.lane), operation, state, applied=operation.seq_id)
+            self._note(run, operation, state, applied=operation.seq_id)
 
     async def _put_back(self, left: Snapshot) -> None:
         await self._compute.run(partial(self._trainer.put, left.run, left.state))

@@ -14,6 +14,8 @@ import logging
 from collections.abc import Sequence
 from time import monotonic
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from contracts.ids import RunId
 from contracts.ledger_records import PendingOperation
 from ledger.runtime import Runtime
@@ -24,7 +26,7 @@ from workers.leases.runs import RunLeases
 from workers.training.adapter_tasks import AdapterTasks
 from workers.training.completion_writer import CompletionWriter
 from workers.training.fused_passes import FusedPasses
-from workers.training.lanes import Lanes
+from workers.training.lanes import Lane, Lanes
 from workers.training.operation_outcomes import OperationOutcomes
 from workers.training.optimizer_steps import OptimizerSteps
 from workers.training.residency import AdapterResidency
@@ -177,8 +179,7 @@ class TrainingWorker:
                     self._drop_stale(found)
                     lanes.add_pending(found)
                     more = len(found) == MAX_PENDING
-                if holes := [lane.run for lane in lanes if lane.has_hole and not lane.unwritten and not lane.is_busy]:
-                    lanes.skip(await self._ledger.next_seq_ids(session, holes))
+            await self._place_lanes(session)
             wanted = [one for lane in lanes for one in lane.to_load(self._engine.pass_token_budget)]
             if wanted:
                 wanted.sort(key=lambda one: one.position)
@@ -198,6 +199,30 @@ class TrainingWorker:
         if gone:
             self._lanes.cursor = 0
             self._news.set()
+
+    async def _place_lanes(self, session: AsyncSession) -> None:
+        """Have each lane stand where its adapter does, and both where the ledger does.
+
+        - A hole before a lane's operations may be one that was rejected, and is final.
+        - A lane may have been read before a transaction whose outcome this trainer did not hear, and its adapter after it.
+
+        A run whose adapter does not have the effect of just the operations that are done is dropped and rebuilt.
+        """
+        unsure: dict[RunId, Lane] = {}
+        for lane in self._lanes:
+            is_misplaced = self.residency.holds(lane.run) and not self.residency.is_at(lane.run, lane.next_seq_id)
+            if (is_misplaced or lane.has_hole) and not (lane.unwritten or lane.is_busy or lane.started):
+                unsure[lane.run] = lane
+        if not unsure:
+            return
+        positions = await self._ledger.lane_positions(session, list(unsure))
+        for run, lane in unsure.items():
+            position = positions[run]
+            if self.residency.holds(run) and not self.residency.agrees_with(run, position):
+                log.error("run=%s is dropped from memory: it is not what the ledger says", run)
+                self.outcomes.drop(run)
+            else:
+                lane.move_to(position.next_seq_id)
 
     def _seen(self) -> int:
         """Return the position up to which no new operation can appear.

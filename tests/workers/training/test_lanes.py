@@ -119,9 +119,9 @@ def test_a_hole_stops_its_own_lane_only_until_it_is_filled() -> None:
 
 def test_a_hole_that_was_refused_is_stepped_over() -> None:
     lanes = lanes_of(pending(2), pending(5), pending(1, run=OTHER))
-    lanes.skip({RUN: 2, "of no lane": 7})
+    lane_of(lanes).move_to(2)
     assert (head_of(lanes), head_of(lanes, OTHER)) == (2, 1)
-    lanes.skip({RUN: 1})
+    lane_of(lanes).move_to(1)
     assert head_of(lanes) == 2
 
 

@@ -4,14 +4,20 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.security_events import note_refused_key
 from api.services import Services
+from contracts.errors import Unauthenticated
 from contracts.ids import TenantId
 from telemetry.context import note_tenant
 
 
 async def get_caller(request: Request, services: Services) -> TenantId:
     """Return the tenant whose key is in ``X-API-Key`` or in ``Authorization: Bearer``. Raises ``Unauthenticated``."""
-    tenant = await services.batched_reads.keys.authenticate(presented_key(request))
+    try:
+        tenant = await services.batched_reads.keys.authenticate(presented_key(request))
+    except Unauthenticated:
+        note_refused_key(request, presented_key(request))
+        raise
     note_tenant(tenant)
     return tenant
 

@@ -9,8 +9,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.security_events import note_not_found
 from api.wire.request_model import describe_problems
-from contracts.errors import InvalidRequest, NotImplementedHere, WeftError
+from contracts.errors import InvalidRequest, NotFound, NotImplementedHere, WeftError
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +74,10 @@ class InternalErrorGuard:
             await response(scope, receive, send)
 
 
-async def _weft_error(_request: Request, error: Exception) -> JSONResponse:
+async def _weft_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, WeftError)
+    if isinstance(error, NotFound):
+        note_not_found(request, is_foreign=error.is_foreign)
     return error_response(
         error.status,
         detail=error.message,

@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy.engine import make_url
 
+from cli.operator_log import noted_command, operator
 from migrations.upgrade import check_not_older, upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.private_folder import open_private_folder
 from store.settings import Settings
+from telemetry.security import SecurityEvent, SecurityRecord
+from telemetry.security import note as note_event
 from tenants.keys import create_key, create_tenant, find_tenant, list_keys, list_tenants, revoke_key
 from tenants.usage import usage
 
@@ -25,6 +28,11 @@ def on_database(settings: Settings, work: Callable[[Database], Coroutine[Any, An
     date, it raises ``InvalidRequest``.
     """
     open_private_folder(settings.data_dir)
+    with noted_command(settings):
+        return _on_current_database(settings, work)
+
+
+def _on_current_database(settings: Settings, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
     url = settings.resolved_database_url()
     if make_url(url).get_backend_name() == "sqlite":
         upgrade(url)
@@ -45,20 +53,30 @@ async def new_tenant(database: Database, name: str) -> str:
     """Make a tenant and its first key; return the key's secret."""
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name=name, clock=utc_now)
-        return (await create_key(transaction, tenant=tenant, note="made with the tenant", clock=utc_now)).secret
+        key = await create_key(transaction, tenant=tenant, note="made with the tenant", clock=utc_now)
+    _note(SecurityEvent.TENANT_CREATED, tenant, name)
+    _note(SecurityEvent.KEY_CREATED, tenant, key.prefix)
+    return key.secret
 
 
 async def new_key(database: Database, tenant_name: str, note: str) -> str:
     """Make a key of the named tenant; return its secret. Raises ``NotFound``."""
     async with database.write() as transaction:
         tenant = await find_tenant(transaction, name=tenant_name)
-        return (await create_key(transaction, tenant=tenant, note=note, clock=utc_now)).secret
+        key = await create_key(transaction, tenant=tenant, note=note, clock=utc_now)
+    _note(SecurityEvent.KEY_CREATED, tenant, key.prefix)
+    return key.secret
 
 
 async def end_key(database: Database, key: str) -> None:
     """Revoke the key with this text or prefix."""
     async with database.write() as transaction:
-        await revoke_key(transaction, prefix=key, clock=utc_now)
+        revoked = await revoke_key(transaction, prefix=key, clock=utc_now)
+    _note(SecurityEvent.KEY_REVOKED, revoked.tenant, revoked.prefix)
+
+
+def _note(event: SecurityEvent, tenant: str, resource: str) -> None:
+    note_event(SecurityRecord(event=event, outcome="done", actor=operator(), tenant=tenant, resource=resource))
 
 
 async def tenant_lines(database: Database) -> list[str]:

@@ -1,6 +1,7 @@
 """The ``weft`` command. Subcommands import what they need, so that ``weft --help`` stays quick."""
 
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,21 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from cli import gates, replicas, tenant_limits
+from cli.operator_log import begin_command
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.process import run_process
 from store.private_folder import PRIVATE_UMASK, open_private_folder
 from store.settings import Settings
 
 
-def _keep_files_private() -> None:
-    """Let only the service's own user read what any command writes."""
+def _begin() -> None:
+    """Let only the service's own user read what the command writes, and remember the command for the security log."""
     os.umask(PRIVATE_UMASK)
+    begin_command(sys.argv[1:])
 
 
 app = typer.Typer(
     help="weft: multi-tenant LoRA training behind the Tinker API.",
     no_args_is_help=True,
-    callback=_keep_files_private,
+    callback=_begin,
 )
 tenant_app = typer.Typer(help="Make and list tenants, set their limits, and show their usage.", no_args_is_help=True)
 key_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)

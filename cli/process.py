@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from store.database import this_host
 from store.private_folder import open_private_folder
 from store.settings import Settings
 
@@ -31,7 +32,12 @@ def run_process(settings: Settings, process: str, main: Callable[[Settings], Cor
 
     log_to_standard_error(settings, process)
     open_private_folder(settings.data_dir)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    from telemetry.security_file import security_files
+
+    with (
+        security_files(settings.data_dir, process, this_host()),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         runner.run(main(settings))
 
 

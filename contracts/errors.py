@@ -75,11 +75,15 @@ class Unauthenticated(WeftError):
 
 
 class NotFound(WeftError):
-    """The id is unknown to this tenant."""
+    """The id is unknown to this tenant. ``is_foreign``: it is known to be another's, for the security log only."""
 
     code = "not_found"
     status = 404
     category = "user"
+
+    def __init__(self, message: str, *, is_foreign: bool = False) -> None:
+        super().__init__(message)
+        self.is_foreign = is_foreign
 
 
 class NotImplementedHere(WeftError):

@@ -310,7 +310,10 @@ class Ledger:
         async with self._database.read() as session:
             rows = await session.execute(sql.STATUSES, {"ids": few_lengths([request_id for _, request_id in asked])})
             found = {(row.tenant_id, row.id): status_of(row) for row in rows}
-        return [found.get(key) or NotFound(f"no request {key[1][:100]!r}") for key in asked]
+        foreign = {request_id for _, request_id in found}
+        return [
+            found.get(key) or NotFound(f"no request {key[1][:100]!r}", is_foreign=key[1] in foreign) for key in asked
+        ]
 
     async def wait_until_final(self, tenant: TenantId, request_id: str, *, seconds: float) -> OperationStatus:
         """Return the status once the operation is final, or after ``seconds``. Raises ``NotFound``."""

@@ -11,23 +11,26 @@ from telemetry.context import current_work
 from telemetry.metrics import Metrics
 from telemetry.queue_waits import QueueWaits
 from telemetry.sampling import SamplingTelemetry
+from telemetry.security import SampledRecords
 from telemetry.traces import Traces
 from telemetry.training import TrainingTelemetry
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Metrics, traces and queue waits of one process."""
+    """Metrics, traces, queue waits and sampled security events of one process."""
 
     metrics: Metrics
     traces: Traces
     waits: QueueWaits
+    refusals: SampledRecords
+    """Security events that anybody can cause."""
 
     @classmethod
     def of(cls, process: str, clock: Clock, traces: Traces | None = None) -> "Telemetry":
         """Make the telemetry with its own registry; without ``traces`` no spans are made."""
         metrics, traces = Metrics(process, clock), traces or Traces()
-        return cls(metrics, traces, QueueWaits(metrics.registry, traces, clock))
+        return cls(metrics, traces, QueueWaits(metrics.registry, traces, clock), SampledRecords())
 
     def accepted(self, operation_id: str, kind: OperationKind, *, started: float) -> None:
         """Make the span of an operation's acceptance under the current request. ``started``: seconds since the epoch."""

@@ -35,6 +35,14 @@ class NewKey:
     secret: str
 
 
+@dataclass(frozen=True, slots=True)
+class RevokedKey:
+    """A key that was revoked, by the part of it that is no secret."""
+
+    prefix: str
+    tenant: TenantId
+
+
 async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -> TenantId:
     """Create a tenant. Raises ``InvalidRequest`` when the name is empty, too long or taken."""
     if not 0 < len(name) <= 100:
@@ -82,7 +90,7 @@ async def describe_key(session: AsyncSession, tenant: TenantId, secret: str) -> 
         await session.execute(
             select(ApiKey, Tenant)
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
-            .where(ApiKey.prefix == _prefix_of(secret), ApiKey.tenant_id == tenant)
+            .where(ApiKey.prefix == shown_prefix(secret), ApiKey.tenant_id == tenant)
         )
     ).one_or_none()
     if row is None:
@@ -90,15 +98,16 @@ async def describe_key(session: AsyncSession, tenant: TenantId, secret: str) -> 
     return row[0], row[1]
 
 
-async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) -> None:
+async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) -> RevokedKey:
     """Revoke a key at once, given its shown prefix or its whole secret. Revoking again does nothing. Raises ``NotFound``."""
-    shown = _prefix_of(prefix)
-    found = await transaction.scalar(select(ApiKey.id).where(ApiKey.prefix == shown))
+    shown = shown_prefix(prefix)
+    found = await transaction.scalar(select(ApiKey).where(ApiKey.prefix == shown))
     if found is None:
         raise NotFound(f"no key starts with {shown!r}; `weft key list` shows them")
     await transaction.execute(
-        update(ApiKey).where(ApiKey.id == found, ApiKey.revoked_at.is_(None)).values(revoked_at=clock())
+        update(ApiKey).where(ApiKey.id == found.id, ApiKey.revoked_at.is_(None)).values(revoked_at=clock())
     )
+    return RevokedKey(shown, TenantId(found.tenant_id))
 
 
 # Built once: every request begins with this query.
@@ -122,7 +131,7 @@ class KeyReader:
         refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
         if not secret or not secret.startswith(KEY_PREFIX):
             raise refusal
-        row = await self._rows.ask(_prefix_of(secret))
+        row = await self._rows.ask(shown_prefix(secret))
         stored = row.secret_hash if row is not None else bytes(hashlib.sha256().digest_size)
         matches = hmac.compare_digest(stored, _hash(secret))
         if row is None or not matches or row.revoked_at is not None:
@@ -136,7 +145,8 @@ class KeyReader:
         return [found.get(prefix) for prefix in prefixes]
 
 
-def _prefix_of(secret: str) -> str:
+def shown_prefix(secret: str) -> str:
+    """Return the part of a key that names it to people and is no secret."""
     return secret[: len(KEY_PREFIX) + 2 * _PREFIX_BYTES]
 
 

@@ -17,10 +17,12 @@ from pydantic import BaseModel
 from api.authentication import Caller
 from api.json_body import PathId
 from api.public_address import public_address
+from api.security_events import note_access
 from api.services import ApiServices, Services
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import parse_path
+from telemetry.security import SecurityEvent
 from tenants.downloads import Link, linked_directory, make_link
 
 router = APIRouter(tags=["downloads"])
@@ -41,7 +43,7 @@ async def archive(
 ) -> Response:
     """Redirect to a link to the checkpoint's files as one tar. Raises ``NotFound``."""
     address = public_address(request, services.runtime.settings)
-    link = await _link(services, caller, run_id, segment, name)
+    link = await _link(services, caller, request, run_id, segment, name)
     headers = {
         "Location": f"{address}/api/v1/downloads/{link.secret}/archive.tar",
         "Expires": format_datetime(link.expires_at, usegmt=True),
@@ -55,32 +57,38 @@ async def file_urls(
 ) -> FileUrls:
     """Return a link to each of the checkpoint's files. Raises ``NotFound``."""
     address = public_address(request, services.runtime.settings)
-    link = await _link(services, caller, run_id, segment, name)
+    link = await _link(services, caller, request, run_id, segment, name)
     base = f"{address}/api/v1/downloads/{link.secret}/files"
     names = [file.name for file in _files(services.runtime.data_folder.path(link.directory))]
     return FileUrls(urls={file: f"{base}/{file}" for file in names}, expires=link.expires_at)
 
 
 @router.get("/downloads/{secret}/archive.tar", response_class=StreamingResponse)
-async def download_archive(services: Services, secret: PathId) -> StreamingResponse:
+async def download_archive(services: Services, request: Request, secret: PathId) -> StreamingResponse:
     """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``."""
     folder = await _folder(services, secret)
+    note_access(request, SecurityEvent.DOWNLOADED, f"{folder.name}/archive.tar")
     return StreamingResponse(_tar(folder), media_type="application/x-tar")
 
 
 @router.get("/downloads/{secret}/files/{file}", response_class=FileResponse)
-async def download_file(services: Services, secret: PathId, file: PathId) -> FileResponse:
+async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> FileResponse:
     """Download one of the files behind a link. Raises ``NotFound``."""
     found = [path for path in _files(await _folder(services, secret)) if path.name == file]
     if not found:
         raise NotFound(f"the checkpoint has no file {file[:100]!r}; external_weights_urls lists its files")
+    note_access(request, SecurityEvent.DOWNLOADED, f"{found[0].parent.name}/{file}")
     return FileResponse(found[0], media_type="application/octet-stream")
 
 
-async def _link(services: ApiServices, caller: TenantId, run_id: str, segment: str, name: str) -> Link:
+async def _link(
+    services: ApiServices, caller: TenantId, request: Request, run_id: str, segment: str, name: str
+) -> Link:
     path = parse_path(f"tinker://{run_id}/{segment}/{name}", field="checkpoint_id")
     async with services.runtime.database.write() as transaction:
-        return await make_link(transaction, caller, path, services.runtime.clock)
+        link = await make_link(transaction, caller, path, services.runtime.clock)
+    note_access(request, SecurityEvent.LINK_MADE, str(path))
+    return link
 
 
 async def _folder(services: ApiServices, secret: str) -> Path:

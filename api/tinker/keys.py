@@ -4,7 +4,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from api.authentication import Caller, presented_key
+from api.security_events import note_access
 from api.services import Services
+from telemetry.security import SecurityEvent
 from tenants.keys import describe_key, revoke_key
 
 router = APIRouter(tags=["keys"])
@@ -55,4 +57,5 @@ async def get_own_key(caller: Caller, services: Services, request: Request) -> K
 async def revoke_own_key(_caller: Caller, services: Services, request: Request) -> None:
     """Revoke the key that the request carries, at once; other keys stay."""
     async with services.runtime.database.write() as transaction:
-        await revoke_key(transaction, prefix=presented_key(request) or "", clock=services.runtime.clock)
+        revoked = await revoke_key(transaction, prefix=presented_key(request) or "", clock=services.runtime.clock)
+    note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix, actor=revoked.prefix)

@@ -43,6 +43,7 @@ class GenerateRequest:
     - ``topk``: number of likeliest tokens to report with each token. Logprobs are of the unscaled model distribution.
     - ``adapter``: None samples from the bare base.
     - Requests with different ``cache_salt`` share no prefix cache.
+    - Requests of different owners take turns by tokens, weighted by ``share``; ``owner`` "" stands for the adapter.
     - ``tokens_at_a_time``: number of a sequence's tokens that may be reported together. The first is reported at once,
       and a replica may report others sooner.
     """
@@ -59,7 +60,18 @@ class GenerateRequest:
     scoring: PromptScoring | None = None
     adapter: AdapterVersion | None = None
     cache_salt: str | None = None
+    owner: str = ""
+    share: float = 1.0
     tokens_at_a_time: int = 1
+
+    @property
+    def turn_taker(self) -> str:
+        """Name under which the request's sequences take turns with others'."""
+        return self.owner or ("" if self.adapter is None else f"adapter:{self.adapter.name}")
+
+    def cost(self, *, is_first: bool) -> int:
+        """Return the tokens that a sequence may take: what it draws, and the prompt for the first one of the request."""
+        return self.max_tokens + (len(self.prompt) if is_first else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,16 +65,24 @@ class Continuation:
     """Sequences of one sample, drawn until each of them has ended."""
 
     def __init__(
-        self, operation_id: str, sample: SampleRequest, stop: StopRules, *, cache_salt: str | None = None
+        self,
+        operation_id: str,
+        sample: SampleRequest,
+        stop: StopRules,
+        *,
+        cache_salt: str | None = None,
+        owner: str = "",
+        share: float = 1.0,
     ) -> None:
         """Draw ``sample`` with requests whose ids begin with ``operation_id``, until ``stop`` ends each sequence.
 
-        Requests with different ``cache_salt`` share no prefix cache.
+        Requests with different ``cache_salt`` share no prefix cache. ``owner`` and ``share``: see ``GenerateRequest``.
         """
         self._operation_id = operation_id
         self._sample = sample
         self._stop = stop
         self._cache_salt = cache_salt
+        self._owner, self._share = owner, share
         self._scoring = _scoring(sample)
         self._scored: PromptScored | None = None
         self._sequences = [_Sequence(StopCheck(stop)) for _ in range(sample.num_samples)]
@@ -129,6 +137,8 @@ class Continuation:
             scoring=self._scoring if self._scored is None else None,
             adapter=adapter,
             cache_salt=self._cache_salt,
+            owner=self._owner,
+            share=self._share,
             tokens_at_a_time=tokens_at_a_time,
         )
 

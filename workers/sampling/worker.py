@@ -197,7 +197,14 @@ class SamplingWorker:
             rules = stop_rules(operation.payload, self._facts, self._vocabulary)
         except WeftError as error:
             return error
-        continuation = Continuation(operation.id, operation.payload, rules, cache_salt=operation.tenant)
+        continuation = Continuation(
+            operation.id,
+            operation.payload,
+            rules,
+            cache_salt=operation.tenant,
+            owner=operation.tenant,
+            share=operation.share,
+        )
         return await self._drawn_to_its_end(operation, continuation, History())
 
     async def _drawn_to_its_end(

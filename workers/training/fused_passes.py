@@ -16,12 +16,13 @@ from functools import partial
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, TrainingBatch
 from contracts.pass_report import PassReport
+from engine.round_robin import Fairness
 from engine.training.pass_operation import PassOperation, PassPiece
 from engine.training.trainer import ComputedPass
 from workers.training.lanes import Lane, Lanes
 from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
-from workers.training.scheduler import Fairness, QueuedPass, parts_by_length, plan_pass
+from workers.training.scheduler import QueuedPass, parts_by_length, plan_pass
 from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)

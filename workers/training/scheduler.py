@@ -1,12 +1,7 @@
 """Choice of the sequences in the next fused pass: deficit round robin by tokens between tenants.
 
-The tenants with work stand in a circle that keeps its order. In its turn a tenant takes sequences, oldest operation
-first, while its deficit covers them. When the deficit does not cover the next sequence, the turn ends and the quantum of
-the tenant's next turn is added (Shreedhar and Varghese 1996, "Efficient Fair Queuing Using Deficit Round-Robin"). A
-sequence that is covered but does not fit into the rest of the pass ends the pass, and the next pass starts with that
-sequence. A tenant without work leaves the circle when its turn comes.
-A tenant that joins enters at the front, so light work does not wait behind a flood. No tenant gains by leaving and coming
-back: its old place stays taken until the circle reaches it.
+``engine.round_robin`` has the rule. A sequence that is covered but does not fit into the rest of the pass ends the pass, and
+the next pass starts with that sequence.
 
 Passes are planned one after another, though several may be under way at once. Each has a token budget of its own.
 
@@ -24,13 +19,11 @@ n other tenants have work meanwhile, whose shares add up to S:
 - Work: a pass is never empty while there is work, and leaves less than L of its budget unused unless it took all there was.
 """
 
-import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from contracts.ids import RequestId, RunId, TenantId
+from engine.round_robin import Fairness, Verdict, take_turns
 
 QUANTA_PER_PASS = 16
 """Turns of a tenant of share 1 that fill a pass: many enough that a pass serves many tenants, few enough that a turn is a
@@ -61,22 +54,6 @@ class Piece:
     sequences: int
 
 
-def _nothing() -> Mapping[TenantId, float]:
-    return MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Fairness:
-    """State of the scheduler between passes, immutable. ``Fairness()`` is the beginning.
-
-    ``deficits`` are the tokens each tenant may take in its next turn, or in the rest of the turn under way.
-    ``turn`` is the circle, beginning with the tenant whose turn it is.
-    """
-
-    deficits: Mapping[TenantId, float] = field(default_factory=_nothing)
-    turn: tuple[TenantId, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class PassPlan:
     """The next pass: at most one piece of each operation, in order of acceptance, and the sum of the pieces' tokens."""
@@ -98,17 +75,25 @@ def plan_pass(
     _check(queue, shares, token_budget)
     if not queue:
         return PassPlan((), 0, Fairness())
-    circle = _circle(queue, fairness, shares, token_budget)
+    tenants: dict[str, list[_Sequence]] = {}
+    for operation in queue:
+        waiting = tenants.setdefault(operation.tenant, [])
+        waiting.extend(_Sequence(operation.id, length) for length in operation.lengths)
+    quanta = {name: shares.get(TenantId(name), 1.0) * token_budget / QUANTA_PER_PASS for name in tenants}
     taken = dict.fromkeys((operation.id for operation in queue), 0)
-    tokens = _go_round(circle, taken, token_budget)
-    return PassPlan(
-        pieces=tuple(Piece(operation, sequences) for operation, sequences in taken.items() if sequences),
-        tokens=tokens,
-        fairness=Fairness(
-            deficits=MappingProxyType({account.tenant: account.deficit for account in circle}),
-            turn=tuple(account.tenant for account in circle),
-        ),
-    )
+    tokens = 0
+
+    def offer(_: str, sequence: _Sequence) -> Verdict:
+        nonlocal tokens
+        if tokens and tokens + sequence.cost > token_budget:
+            return Verdict.FULL
+        taken[sequence.operation] += 1
+        tokens += sequence.cost
+        return Verdict.TAKEN
+
+    after = take_turns(tenants, fairness, quanta=quanta, offer=offer)
+    pieces = tuple(Piece(operation, sequences) for operation, sequences in taken.items() if sequences)
+    return PassPlan(pieces, tokens, after)
 
 
 def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> list[list[Piece]]:
@@ -135,22 +120,12 @@ def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> lis
     return parts
 
 
-@dataclass(slots=True)
-class _Account:
-    """A tenant's deficit while a pass is planned, and its sequences: operation and length."""
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """A sequence that waits: its operation and its tokens."""
 
-    tenant: TenantId
-    quantum: float
-    deficit: float
-    sequences: deque[tuple[RequestId, int]] = field(default_factory=deque)
-
-    def end_turns(self, turns: int) -> None:
-        """Add the quanta of the next turns. The deficit of a tenant without sequences is cut to one quantum."""
-        self.deficit = self.deficit + turns * self.quantum if self.sequences else self.quantum
-
-    def turns_missing(self) -> int:
-        """Return the number of turns until the deficit covers the next sequence."""
-        return math.ceil((self.sequences[0][1] - self.deficit) / self.quantum)
+    operation: RequestId
+    cost: int
 
 
 def _check(queue: Sequence[QueuedPass], shares: Mapping[TenantId, float], token_budget: int) -> None:
@@ -162,55 +137,3 @@ def _check(queue: Sequence[QueuedPass], shares: Mapping[TenantId, float], token_
     for operation in queue:
         if not operation.lengths:
             raise ValueError(f"operation {operation.id} has no sequences left")
-
-
-def _circle(
-    queue: Iterable[QueuedPass], fairness: Fairness, shares: Mapping[TenantId, float], token_budget: int
-) -> deque[_Account]:
-    """Return an account for each tenant in the order of turns; tenants that join now come first."""
-    joining = dict.fromkeys(operation.tenant for operation in queue)
-    for tenant in fairness.turn:
-        joining.pop(tenant, None)
-    accounts: dict[TenantId, _Account] = {}
-    for tenant in (*joining, *fairness.turn):
-        quantum = shares.get(tenant, 1.0) * token_budget / QUANTA_PER_PASS
-        accounts[tenant] = _Account(tenant, quantum, fairness.deficits.get(tenant, quantum))
-    for operation in queue:
-        accounts[operation.tenant].sequences.extend((operation.id, length) for length in operation.lengths)
-    return deque(accounts.values())
-
-
-def _go_round(circle: deque[_Account], taken: dict[RequestId, int], token_budget: int) -> int:
-    """Turn the circle until a covered sequence does not fit or no sequence is left. Return the tokens taken."""
-    tokens = fruitless = 0
-    left = sum(len(account.sequences) for account in circle)
-    while left:
-        account = circle[0]
-        if not account.sequences:
-            circle.popleft()
-            continue
-        fruitless += 1
-        while account.sequences and account.sequences[0][1] <= account.deficit:
-            operation, length = account.sequences[0]
-            if tokens and tokens + length > token_budget:
-                return tokens
-            account.sequences.popleft()
-            account.deficit -= length
-            taken[operation] += 1
-            tokens += length
-            left -= 1
-            fruitless = 0
-        account.end_turns(1)
-        circle.rotate(-1)
-        if fruitless >= len(circle):
-            _pass_over_fruitless_rounds(circle)
-            fruitless = 0
-    return tokens
-
-
-def _pass_over_fruitless_rounds(circle: Iterable[_Account]) -> None:
-    """Skip the rounds in which no deficit covers a sequence, at once, however small the quanta are."""
-    working = [account for account in circle if account.sequences]
-    rounds = min(account.turns_missing() for account in working)
-    for account in working:
-        account.end_turns(max(rounds, 0))

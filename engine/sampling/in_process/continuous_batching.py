@@ -10,62 +10,33 @@ from engine.sampling.in_process.batch import DecodeBatch, Join
 from engine.sampling.in_process.forward_pass import ForwardPass
 from engine.sampling.in_process.prefill import MAX_CELLS, Prefill, Prefilled
 from engine.sampling.in_process.sequences import Job
+from engine.sampling.in_process.waiting_jobs import WaitingJobs
 
 T = TypeVar("T")
 
 
-class FairQueue:
-    """Jobs that have not begun. The adapter with the fewest running sequences goes first; within an adapter, the oldest job."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[tuple[str, str], deque[Job]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._jobs)
-
-    def add(self, job: Job) -> None:
-        """Queue ``job``."""
-        self._jobs.setdefault(job.adapter_key, deque()).append(job)
-
-    def peek(self, running: Counter[tuple[str, str]]) -> Job | None:
-        """Return the job to begin next, given each adapter's number of running sequences; None when the queue is empty.
-
-        Drops ended jobs from the queue.
-        """
-        for key in list(self._jobs):
-            waiting = self._jobs[key]
-            while waiting and not waiting[0].live:
-                waiting.popleft()
-            if not waiting:
-                del self._jobs[key]
-        return self._jobs[min(self._jobs, key=lambda key: running[key])][0] if self._jobs else None
-
-    def remove(self, job: Job) -> None:
-        """Remove ``job``, which ``peek`` has just returned."""
-        waiting = self._jobs.pop(job.adapter_key)
-        waiting.popleft()
-        if waiting:
-            # The adapter goes to the end, so that adapters with equally many running sequences take turns.
-            self._jobs[job.adapter_key] = waiting
-
-
 class ContinuousBatcher:
-    """All sampling work on one model. Not thread-safe. A failure ends the jobs it concerns and is never raised."""
+    """All sampling work on one model. Not thread-safe. A failure ends the jobs it concerns and is never raised.
+
+    One owner alone has at most ``max_sequences`` in the batch. An eighth more is kept for owners that come beside it.
+    """
 
     def __init__(self, forward: ForwardPass, max_sequences: int, cache_bytes: int) -> None:
         self._forward = forward
-        self._max_sequences = max_sequences
         self._cache_bytes = cache_bytes
-        self._waiting = FairQueue()
-        self._alone: deque[Job] = deque()
-        self._prefill: Prefill | None = None
-        self._prefilled: deque[Prefilled] = deque()
+        self._bytes_per_token: int | None = None
+        """Cache memory of one token in bytes; None before the first prompt."""
+        self._waiting = WaitingJobs(max_sequences)
+        self._prefills: deque[Prefill] = deque()
+        """Prompts under way. They take turns, a chunk each, so that a short prompt does not wait for a long one."""
+        self._prefilled: dict[Job, Prefilled] = {}
+        """Prompts in the cache whose sequences have not all begun."""
         self._batch = DecodeBatch(forward)
 
     @property
     def busy(self) -> bool:
         """True while ``turn`` has work."""
-        return bool(self._batch.sequences or self._prefilled or self._prefill or self._alone or self._waiting)
+        return bool(self._batch.sequences or self._prefilled or self._prefills or self._waiting)
 
     @property
     def running(self) -> int:
@@ -78,6 +49,9 @@ class ContinuousBatcher:
 
     def turn(self) -> None:
         """Run at most one chunk of prompts and one decode step."""
+        self._credit_ended()
+        if self._waiting:
+            self._seat()
         self._advance_prompts()
         joins = self._begin_samples()
         jobs = {one.job for one in self._batch.sequences} | {one.job for join in joins for one in join.sequences}
@@ -92,75 +66,90 @@ class ContinuousBatcher:
         self._batch.clear()
         _fail_all("decoding", jobs, error)
 
-    def _advance_prompts(self) -> None:
-        if self._prefill is None and not self._prefilled:
-            self._prefill = self._next_prefill()
-        prefill = self._prefill
-        if prefill is None or not any(job.live for job in prefill.jobs):
-            self._prefill = None
-            return
-        prompts = _contain(prefill.advance, partial(self._prefill_failed, prefill.jobs))
-        if prompts is not None:
-            self._prefill = None
-            self._prefilled.extend(prompts)
+    def _credit_ended(self) -> None:
+        """Credit what ended sequences did not draw. The batch drops them before its next step."""
+        for sequence in self._batch.sequences:
+            if not sequence.runs:
+                self._waiting.ended(sequence)
 
-    def _prefill_failed(self, jobs: Sequence[Job], error: Exception) -> None:
-        self._prefill = None
-        if len(jobs) == 1:
-            _fail_all("reading the prompt", jobs, error)
+    def _seat(self) -> None:
+        """Give free seats to waiting sequences, and begin the prompts that are not in the cache yet."""
+        running = [one.job for one in self._batch.sequences if one.runs]
+        starting = {job for prefill in self._prefills for job in prefill.jobs} | self._prefilled.keys()
+        held = Counter(job.request.turn_taker for job in running)
+        for job in starting:
+            held[job.request.turn_taker] += job.seated
+        count = held.total()
+        longest = max((job.final_length for job in (*running, *(job for job in starting if job.live))), default=0)
+
+        def fits(job: Job) -> bool:
+            nonlocal count, longest
+            longest_with = max(longest, job.final_length)
+            if count and (count + 1) * longest_with > self._columns():
+                return False
+            count, longest = count + 1, longest_with
+            return True
+
+        fresh = [job for job in self._waiting.seat(held, fits) if job not in starting]
+        # In front: the prompts that came last have their first chunk first.
+        self._prefills.extendleft(reversed(self._new_prefills(fresh)))
+
+    def _columns(self) -> int:
+        """Return how many tokens the cache may hold: one sequence's, until the first prompt has shown a token's size."""
+        return 0 if self._bytes_per_token is None else self._cache_bytes // max(1, self._bytes_per_token)
+
+    def _new_prefills(self, jobs: Sequence[Job]) -> list[Prefill]:
+        """Put the prompts of ``jobs`` together in blocks of at most ``MAX_CELLS``, or one longer prompt alone."""
+        blocks: list[list[Job]] = []
+        longest = 0
+        for job in jobs:
+            longest = max(longest, job.prompt_length)
+            is_alike = bool(blocks) and (job.scores is None) == (blocks[-1][0].scores is None)
+            if is_alike and longest * (len(blocks[-1]) + 1) <= MAX_CELLS:
+                blocks[-1].append(job)
+            else:
+                blocks.append([job])
+                longest = job.prompt_length
+        return [Prefill(block, self._forward) for block in blocks]
+
+    def _advance_prompts(self) -> None:
+        """Run one chunk of the prompts whose turn it is."""
+        while self._prefills:
+            prefill = self._prefills.popleft()
+            if not any(job.live for job in prefill.jobs):
+                continue
+            self._prefills.append(prefill)
+            prompts = _contain(prefill.advance, partial(self._prefill_failed, prefill))
+            if prompts is not None:
+                self._prefills.remove(prefill)
+                self._prefilled.update((prompt.job, prompt) for prompt in prompts)
+            return
+
+    def _prefill_failed(self, prefill: Prefill, error: Exception) -> None:
+        self._prefills.remove(prefill)
+        if len(prefill.jobs) == 1:
+            _fail_all("reading the prompt", prefill.jobs, error)
         else:
             # One job may be the cause. Each gets a prefill of its own, so that only that one fails.
-            self._alone.extend(jobs)
-
-    def _next_prefill(self) -> Prefill | None:
-        while self._alone:
-            suspect = self._alone.popleft()
-            if suspect.live:
-                return Prefill([suspect], self._forward)
-        if not self._waiting:
-            return None
-        chosen: list[Job] = []
-        longest, room = 0, self._max_sequences - self._batch.running
-        running = Counter(one.job.adapter_key for one in self._batch.sequences if one.runs)
-        while room > 0 and (job := self._waiting.peek(running)) is not None:
-            longest = max(longest, job.prompt_length)
-            if chosen and (
-                longest * (len(chosen) + 1) > MAX_CELLS or (job.scores is None) != (chosen[0].scores is None)
-            ):
-                break
-            self._waiting.remove(job)
-            chosen.append(job)
-            running[job.adapter_key] += job.unbegun
-            room -= job.unbegun
-        return Prefill(chosen, self._forward) if chosen else None
+            self._prefills.extend(Prefill([job], self._forward) for job in prefill.jobs if job.live)
 
     def _begin_samples(self) -> list[Join]:
-        """Start as many sequences of the prefilled prompts, in order, as there is room for."""
+        """Start the sequences that have a seat and whose prompt is in the cache."""
         joins: list[Join] = []
-        count, longest = self._batch.running, self._batch.final_length
-        while self._prefilled:
-            prompt = self._prefilled[0]
-            job = prompt.job
+        for job, prompt in list(self._prefilled.items()):
+            self._bytes_per_token = prompt.bytes_per_token
+            if job.seated:
+                join = _contain(prompt.begin, partial(_fail_all, "sampling", [job]))
+                if join is not None:
+                    joins.append(join)
+                    for sequence in join.sequences:
+                        if not sequence.runs:
+                            self._waiting.ended(sequence)
             if not job.live or not job.unbegun:
-                self._prefilled.popleft()
-                continue
-            longest = max(longest, job.final_length)
-            room = self._room(prompt, count, longest)
-            if room <= 0:
-                for waiting in self._prefilled:
-                    waiting.detach()
-                break
-            join = _contain(partial(prompt.begin, min(room, job.unbegun)), partial(_fail_all, "sampling", [job]))
-            if join is not None:
-                joins.append(join)
-                count += sum(sequence.runs for sequence in join.sequences)
+                del self._prefilled[job]
+            else:
+                prompt.detach()
         return joins
-
-    def _room(self, prompt: Prefilled, count: int, longest: int) -> int:
-        """Return how many sequences may start beside ``count`` others if none grows beyond ``longest`` tokens."""
-        tokens = self._cache_bytes // max(1, prompt.bytes_per_token)
-        room = min(self._max_sequences, tokens // longest) - count
-        return max(room, 1) if count == 0 else room
 
 
 def _contain(work: Callable[[], T], failed: Callable[[Exception], None]) -> T | None:

@@ -36,12 +36,12 @@ class Prefilled:
         """Cache memory of one token, in bytes."""
         return self._cache.bytes_per_token()
 
-    def begin(self, count: int) -> Join:
-        """Start ``count`` sequences and choose their first tokens."""
-        sequences = self.job.begin(count)
+    def begin(self) -> Join:
+        """Start the sequences that have a seat, at least one, and choose their first tokens."""
+        sequences = self.job.begin()
         rules = ChoiceRules(tuple(sequence.params for sequence in sequences), self._logits.device)
-        extend(sequences, rules, self._logits.expand(count, -1))
-        return Join(sequences, self._cache, [self._row] * count)
+        extend(sequences, rules, self._logits.expand(len(sequences), -1))
+        return Join(sequences, self._cache, [self._row] * len(sequences))
 
     def detach(self) -> None:
         """Copy this prompt's part of the cache, so that a prompt that waits does not keep its companions' parts in memory."""

@@ -34,6 +34,8 @@ class Job:
         self.scores = PromptScores(request.prompt, request.scoring) if request.scoring else None
         self.begun = False
         """True once any sequence was started."""
+        self.seated = 0
+        """Sequences yet to be started that have a seat in the batch."""
         self._outbox = outbox
         self._on_end = on_end
         self._open = set(range(len(request.seeds)))
@@ -65,8 +67,14 @@ class Job:
         """Number of sequences yet to be started."""
         return len(self._unbegun)
 
-    def begin(self, count: int) -> list["RunningSequence"]:
-        """Start the next ``count`` sequences."""
+    @property
+    def seatless(self) -> int:
+        """Number of sequences yet to be started that have no seat."""
+        return len(self._unbegun) - self.seated
+
+    def begin(self) -> list["RunningSequence"]:
+        """Start the sequences that have a seat."""
+        count, self.seated = self.seated, 0
         self.begun = True
         return [RunningSequence(self, self._unbegun.popleft()) for _ in range(count)]
 
@@ -99,6 +107,7 @@ class Job:
         for chosen in sorted(self._open) if index is None else self._open & {index}:
             if chosen in self._unbegun:
                 self._unbegun.remove(chosen)
+                self.seated = min(self.seated, len(self._unbegun))
             self.end(chosen, "cut")
         self._outbox.answer(waiter, was_live)
 
@@ -115,6 +124,7 @@ class Job:
     def _close(self, error: WeftError | None) -> None:
         self._open.clear()
         self._unbegun.clear()
+        self.seated = 0
         self._outbox.end(self.stream, error)
         self._on_end(self)
 

@@ -36,6 +36,7 @@ class Draw:
     stop_tokens: frozenset[int] = frozenset()
     seeds: tuple[int | None, ...] = (None,)
     tokens_at_a_time: int = 1
+    owner: str = ""
 
 
 GREEDY = Draw(temperature=0)
@@ -198,6 +199,7 @@ class Client:
             topk=topk,
             scoring=scoring,
             adapter=who.version,
+            owner=draw.owner,
             tokens_at_a_time=draw.tokens_at_a_time,
         )
 

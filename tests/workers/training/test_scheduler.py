@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.ids import RequestId, RunId, TenantId
+from engine.round_robin import Fairness
 from workers.training.scheduler import (
     QUANTA_PER_PASS,
-    Fairness,
     PassPlan,
     Piece,
     QueuedPass,

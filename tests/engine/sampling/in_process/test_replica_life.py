@@ -102,6 +102,25 @@ def test_one_adapter_cannot_keep_another_waiting(world: Any, serve: Any) -> None
     assert done.index("dog") <= 3
 
 
+def test_one_prompts_many_sequences_leave_room_for_another_tenant(world: Any, serve: Any) -> None:
+    """The neighbour is served at once and again and again, although the flood's sequences fill the batch for long."""
+
+    expected = world.cat.greedy(PROMPT, 6)
+
+    async def task(client: Any) -> None:
+        crowd = replace(LONG, max_tokens=400, seeds=(None,) * 64, owner="flood")
+        flood = client.start(PROMPT, world.cat, crowd)
+        await flood.reached(1, 3)
+        light = replace(SHORT, owner="light")
+        for _ in range(3):
+            assert (await client.ask(PROMPT, world.cat, light)).only.ids == expected
+        assert not any(sequence.reason for sequence in flood.drawn.sequences)
+        assert (await client.replica.health()).running == 4
+        await flood.leave()
+
+    serve(world.base, task, max_sequences=4)
+
+
 def test_cancelling_the_caller_frees_its_place(world: Any, serve: Any) -> None:
     async def task(client: Any) -> None:
         running = await in_progress(client, world)

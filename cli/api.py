@@ -14,6 +14,7 @@ from cli.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary
 from store.settings import Settings
 from workers.cluster.placements import PlacementAnnouncer
+from workers.housekeeping.presence import PresenceNotes
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ async def serve_api(settings: Settings) -> None:
         announcer = PlacementAnnouncer(cluster.celery, runtime)
         announcing = asyncio.create_task(announcer.run(bases), name="placements")
         stack.callback(announcing.cancel)
+        present = asyncio.create_task(PresenceNotes(runtime).run(), name="presence")
+        stack.callback(present.cancel)
         server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
         listener.listen(server.config.backlog)

@@ -1,6 +1,6 @@
 """``weft beat``: sends housekeeping tasks to Celery when they are due.
 
-Two beats do no harm: a task that runs twice finds nothing left to do.
+Each step of housekeeping is a task of its own. Two beats do no harm: a task that runs twice finds nothing left to do.
 """
 
 import typer
@@ -9,7 +9,8 @@ from celery.apps.beat import Beat
 from cli.cluster_runtime import check_cluster
 from cli.process import log_to_standard_error
 from store.settings import Settings
-from workers.cluster.celery_app import make_celery
+from workers.cluster.celery_app import beat_schedule, make_celery
+from workers.housekeeping.schedule import StepName, interval
 
 
 def send_when_due(settings: Settings) -> None:
@@ -18,10 +19,10 @@ def send_when_due(settings: Settings) -> None:
     log_to_standard_error(settings, "beat")
     typer.echo("ready; housekeeping is sent when it is due")
     # Celery leaves a root logger that has a handler alone, and with ``redirect_stdouts`` off standard output, too.
+    app = make_celery(settings)
+    app.conf.beat_schedule = beat_schedule({step: interval(step, settings) for step in StepName})
     beat = Beat(
-        app=make_celery(settings),
-        # In memory, without a file: a missed interval is no loss.
-        scheduler="celery.beat:Scheduler",
+        app=app,
         loglevel=settings.log_level,
         quiet=True,
         redirect_stdouts=False,

@@ -22,10 +22,11 @@ from engine.training.executors.group import TrainerGroup
 from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.settings import Settings
-from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, REMOVE_ORPHANS, SWEEP, training_queue
+from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, step_task, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
 from workers.cluster.placements import PlacementAnnouncer
-from workers.housekeeping import Housekeeping
+from workers.housekeeping.housekeeping import Housekeeping
+from workers.housekeeping.schedule import StepName
 from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)
@@ -90,9 +91,8 @@ def _celery_worker(
 
     handlers: dict[str, Handler] = {
         PLACE: place,
-        SWEEP: housekeeping.sweep,
         ANNOUNCE: announcer.announce,
-        REMOVE_ORPHANS: partial(housekeeping.remove_orphans, settled=True),
+        **{step_task(step): partial(housekeeping.run_if_due, step) for step in StepName},
     }
     queues = [HOUSEKEEPING, *(training_queue(base_model) for base_model in base_models)]
     return CeleryWorker(cluster.celery, queues, handlers, name=f"weft-{uuid4().hex[:8]}@{socket.gethostname()}")

@@ -15,11 +15,20 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from time import monotonic, time
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.codec import decode_result, encode
-from contracts.errors import LeaseLost, NotFound, OutcomeConflict, RunUnloaded, SequenceConflict, WeftError
+from contracts.errors import (
+    LeaseLost,
+    NotFound,
+    OutcomeConflict,
+    RunUnloaded,
+    SequenceConflict,
+    SessionEnded,
+    Unavailable,
+    WeftError,
+)
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import (
     Completion,
@@ -53,7 +62,7 @@ from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.repeat import wait_for
-from store.tables import Operation
+from store.tables import Operation, Run
 from telemetry.telemetry import Telemetry
 
 
@@ -119,7 +128,8 @@ class Ledger:
         if inserted is None:
             found = await self.find(transaction, lane=new.lane, seq_id=new.seq_id, digest=new.digest)
             if found is None:
-                raise RuntimeError("an operation's key was taken and is gone; rows are never deleted")
+                # Housekeeping forgot the old row between both statements. A repeat inserts the new one.
+                raise Unavailable("this request meets one that is being forgotten; send it again")
             return found
         if isinstance(new, NewOperation):
             row = {"operation_id": request_id, "tenant_id": new.tenant, "body": encode(new.payload)}
@@ -271,15 +281,17 @@ class Ledger:
             if anew or is_result != (states.get(completion.operation.id) == OperationState.DONE):
                 raise OutcomeConflict(f"operation {completion.operation.id} has ended already")
 
-    async def fail_pending(self, transaction: AsyncSession, run: RunId, error: RunUnloaded) -> None:
-        """Fail every pending operation of ``run``, whose adapter is gone, except an unload."""
+    async def fail_pending(
+        self, transaction: AsyncSession, run: RunId, error: RunUnloaded | SessionEnded, *, unloads: bool = False
+    ) -> None:
+        """Fail every pending operation of ``run``, whose adapter is gone; unloads only with ``unloads``."""
+        next_seq_id = select(Run.next_seq_id).where(Run.id == run).scalar_subquery()
+        which = () if unloads else (Operation.kind != OperationKind.UNLOAD_MODEL,)
         failed = await transaction.execute(
             update(Operation)
-            .where(
-                Operation.lane == run,
-                Operation.state == OperationState.PENDING,
-                Operation.kind != OperationKind.UNLOAD_MODEL,
-            )
+            # All before ``next_seq_id`` is final: naming it spares a read of the whole lane.
+            .where(Operation.lane == run, Operation.seq_id >= next_seq_id)
+            .where(Operation.state == OperationState.PENDING, *which)
             .values(state=OperationState.FAILED, finished_at=self._clock(), **error_columns(error))
             .returning(Operation.id)
         )

@@ -1,21 +1,29 @@
-"""Pruning: deletes results after their grace time, and payloads that no replay needs.
+"""Pruning: deletes results after their grace time, payloads that no replay needs, and at last the operations' rows.
 
-The operation's row stays. It still answers a repeated request, and a failed operation keeps its reason.
+Until its row goes, an operation answers a repeated request, and a failed one keeps its reason.
 """
 
 from datetime import datetime
 
-from sqlalchemy import bindparam, delete, func, select, text, true, update
+from sqlalchemy import ColumnElement, bindparam, case, delete, exists, func, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ledger_records import OperationState
+from contracts.operations import OperationKind
 from ledger.statements import operations, payloads, results, runs
+from store.batcher import few_lengths
 from store.tables import RunState
+from store.tables.runs import HAS_COVERED_PAYLOADS
 from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up
 
-PRUNE_BATCH = 1000
+PRUNE_BATCH = 500
 """Most operations pruned by one transaction: a larger one would block other writers for long."""
+SEEN_BATCH = 2000
+"""Most rows that a transaction of ``forget_operations`` looks at."""
+_MOST_RUNS = 64
+_MOST_SEQ_IDS = 500
+"""Most operations of one run whose payloads a transaction deletes."""
 
 _STALE = (
     select(operations.c.id)
@@ -43,12 +51,7 @@ _IS_NEEDLESS = (
     )
     .scalar_subquery()
 ) == 0
-_OF_THESE = payloads.c.operation_id.in_(bindparam("ids", expanding=True))
-_DROP_PAYLOADS = delete(payloads).where(_OF_THESE, _IS_NEEDLESS)
-_KEEP_PAYLOADS = update(payloads).where(_OF_THESE).values(kept_for_replay=true())
-# Literal text, as in the partial index: SQLAlchemy would render the column as a comparison on SQLite.
-_DROP_KEPT_PAYLOADS = delete(payloads).where(text("kept_for_replay"), _IS_NEEDLESS)
-"""Deletes payloads kept for replay that a snapshot has covered since, or whose run has ended."""
+_DROP_PAYLOADS = delete(payloads).where(payloads.c.operation_id.in_(bindparam("ids", expanding=True)), _IS_NEEDLESS)
 
 
 async def prune(transaction: AsyncSession, *, finished_before: datetime, now: datetime) -> int:
@@ -58,12 +61,89 @@ async def prune(transaction: AsyncSession, *, finished_before: datetime, now: da
     """
     stale = list((await transaction.scalars(_STALE, {"finished_before": finished_before})).all())
     if stale:
-        ids = {"ids": stale}
+        ids = {"ids": few_lengths(stale)}
         await roll_up(transaction, stale)
         await transaction.execute(_DROP_RESULTS, ids)
         await prune_reports(transaction, stale)
         await transaction.execute(_MARK_PRUNED, {**ids, "now": now})
         await transaction.execute(_DROP_PAYLOADS, ids)
-        await transaction.execute(_KEEP_PAYLOADS, ids)
-    await transaction.execute(_DROP_KEPT_PAYLOADS)
     return len(stale)
+
+
+# --- payloads that outlived their results ----------------------------------------------------------------------------
+
+# Nothing after the snapshot of an ended run is replayed either.
+_COVERED_TO = case(
+    (runs.c.state.in_([RunState.UNLOADED, RunState.FAILED]), runs.c.next_seq_id - 1), else_=runs.c.snapshot_seq_id
+)
+_COVERED = (
+    select(runs.c.id, runs.c.payloads_dropped_to, _COVERED_TO.label("covered_to"))
+    .where(HAS_COVERED_PAYLOADS)
+    .order_by(runs.c.id)
+    .limit(_MOST_RUNS)
+    .with_for_update(skip_locked=True)
+)
+_DROP_COVERED = delete(payloads).where(
+    payloads.c.operation_id.in_(
+        select(operations.c.id).where(
+            operations.c.lane == bindparam("lane"),
+            operations.c.seq_id > bindparam("after"),
+            operations.c.seq_id <= bindparam("upto"),
+        )
+    )
+)
+_NOTE_DROPPED = update(runs).where(runs.c.id == bindparam("lane")).values(payloads_dropped_to=bindparam("upto"))
+
+
+async def drop_covered_payloads(transaction: AsyncSession) -> int:
+    """Delete payloads that a run's newer snapshot covers, or whose run has ended; return how many runs had any.
+
+    Only the operations between the run's last look and its snapshot are visited. At most ``_MOST_SEQ_IDS`` of a run are.
+    """
+    due = (await transaction.execute(_COVERED)).all()
+    steps = [
+        {
+            "lane": run.id,
+            "after": run.payloads_dropped_to,
+            "upto": min(run.covered_to, run.payloads_dropped_to + _MOST_SEQ_IDS),
+        }
+        for run in due
+    ]
+    if steps:
+        await transaction.execute(_DROP_COVERED, steps)
+        await transaction.execute(_NOTE_DROPPED, [{"lane": one["lane"], "upto": one["upto"]} for one in steps])
+    return len(steps)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+_IS_OF_OPEN_RUN: ColumnElement[bool] = exists().where(
+    runs.c.id == operations.c.lane, runs.c.state.in_([RunState.CREATING, RunState.READY])
+)
+_IS_NEEDED = or_(
+    operations.c.pruned_at.is_(None),
+    operations.c.pruned_at >= bindparam("pruned_before"),
+    operations.c.finished_at >= bindparam("pruned_before"),
+    case((operations.c.kind == OperationKind.SAMPLE, literal(False)), else_=_IS_OF_OPEN_RUN),
+)
+_SEEN = (
+    select(operations.c.position, operations.c.created_at, _IS_NEEDED.label("is_needed"))
+    .where(operations.c.position > bindparam("after"))
+    .order_by(operations.c.position)
+    .limit(SEEN_BATCH)
+)
+_FORGET = delete(operations).where(operations.c.position.in_(bindparam("positions", expanding=True)))
+
+
+async def forget_operations(transaction: AsyncSession, *, before: datetime, after: int) -> tuple[int, int | None]:
+    """Delete old operations' rows among the next ``SEEN_BATCH`` in order of acceptance.
+
+    A row goes once its result was pruned and it is older than ``before``. Rows of open runs stay, since a repeat must find them
+    and a replay needs them. Return how many went, and the position from which the next call goes on; None at the end.
+    """
+    seen = (await transaction.execute(_SEEN, {"after": after, "pruned_before": before})).all()
+    needless = [row.position for row in seen if not row.is_needed]
+    if needless:
+        await transaction.execute(_FORGET, {"positions": few_lengths(needless)})
+    is_end = len(seen) < SEEN_BATCH or seen[-1].created_at >= before
+    return len(needless), None if is_end else seen[-1].position

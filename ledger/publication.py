@@ -1,6 +1,7 @@
 """Publication of trained weights: replicas load a version before samplers follow it, and unload it before it is deleted."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from contracts.ids import CheckpointId, RunId
@@ -17,8 +18,8 @@ class Publication(Protocol):
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
         """Load ``version`` so that live samplers may follow it. Raises ``WeftError`` if live samplers must not."""
 
-    async def withdraw(self, version: CheckpointId) -> None:
-        """Unload the version everywhere. Call it after the version's row is deleted and before its folder is removed."""
+    async def withdraw(self, versions: Sequence[CheckpointId]) -> None:
+        """Unload the versions everywhere. Call it after their rows are deleted and before their folders are removed."""
 
 
 class LocalPublication:
@@ -38,7 +39,6 @@ class LocalPublication:
         if (found := self._prepare.get(base_model)) is not None:
             await found(run, version)
 
-    async def withdraw(self, version: CheckpointId) -> None:
+    async def withdraw(self, versions: Sequence[CheckpointId]) -> None:
         """See ``Publication``."""
-        for withdraw in self._withdraw:
-            await withdraw(version)
+        await asyncio.gather(*(withdraw(version) for withdraw in self._withdraw for version in versions))

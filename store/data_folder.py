@@ -17,13 +17,25 @@ class DataFolder:
             raise ValueError("path leaves the data folder")
         return path
 
-    def folders(self, parent: str) -> list[str]:
-        """Return the folders in ``parent``, half-written ones included, relative to the root."""
+    def folders(self, parent: str, *, before: float | None = None) -> list[str]:
+        """Return the folders in ``parent``, half-written ones included, relative to the root.
+
+        With ``before``, in seconds since the epoch, only those last changed before it.
+        """
         path = self.path(parent)
         if not path.is_dir():
             return []
-        return [f"{parent}/{child.name}" for child in path.iterdir() if child.is_dir()]
+        return [f"{parent}/{child.name}" for child in path.iterdir() if child.is_dir() and _is_older(child, before)]
 
     def remove(self, relative: str) -> None:
         """Remove a folder, if it exists."""
         shutil.rmtree(self.path(relative), ignore_errors=True)
+
+
+def _is_older(folder: Path, than: float | None) -> bool:
+    if than is None:
+        return True
+    try:
+        return folder.stat().st_mtime < than
+    except FileNotFoundError:
+        return False

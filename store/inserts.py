@@ -17,6 +17,11 @@ def insert_unless_present(transaction: AsyncSession, table: type[DeclarativeBase
     return _insert_unless_present(transaction.get_bind().dialect.name, table)
 
 
+def dialect_insert(session: AsyncSession, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
+    """Return an insert without a conflict clause, to which the caller adds one."""
+    return sqlite_insert(table) if session.get_bind().dialect.name == "sqlite" else postgres_insert(table)
+
+
 def replacing_insert(transaction: AsyncSession, table: type[DeclarativeBase]) -> SqliteInsert | PostgresInsert:
     """Return an insert that overwrites every column of a row with the same primary key."""
     return _replacing_insert(transaction.get_bind().dialect.name, table)

@@ -14,6 +14,7 @@ from pydantic_settings import (
 )
 
 from store.limit_settings import LimitSettings
+from store.retention_settings import RetentionSettings
 
 SETTINGS_FILE = "weft.toml"
 """Settings file in the current folder; the environment variable ``WEFT_CONFIG`` names another one."""
@@ -30,7 +31,7 @@ def settings_file() -> Path:
     return Path(named or SETTINGS_FILE)
 
 
-class Settings(LimitSettings):
+class Settings(LimitSettings, RetentionSettings):
     """Settings with their defaults; ``docs/reference/settings.md`` is generated from this class.
 
     Durations are ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` that says what to change.
@@ -213,7 +214,8 @@ class Settings(LimitSettings):
     )
     housekeeping_interval: timedelta = Field(
         default=timedelta(seconds=30),
-        description="Time between two sweeps for expired checkpoints, futures and sessions.",
+        gt=timedelta(0),
+        description="Time between two runs of a housekeeping step. A step with work left over goes on at once.",
     )
     lease: timedelta = Field(
         default=timedelta(seconds=3),

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select
+from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import CheckpointPath, Segment
 from store.clock import Clock
-from store.tables import Checkpoint, Run, Sampler, Session
+from store.tables import Checkpoint, Run
 
 MAX_TTL = timedelta(days=3653)
 
@@ -221,28 +221,6 @@ async def set_ttl(
     found, _ = await find_checkpoint(transaction, tenant, path, clock)
     found.expires_at = None if ttl_seconds is None else clock() + timedelta(seconds=ttl_seconds)
     await transaction.flush()
-
-
-async def delete_expired(transaction: AsyncSession, *, now: datetime, orphaned_before: datetime) -> list[str]:
-    """Delete expired and orphaned checkpoints. Return their folders, to be removed after the commit.
-
-    An unlisted version is orphaned when its session ended before ``orphaned_before``, or when it is older than
-    ``orphaned_before`` and no sampler points at it because a newer ``inflight`` version took its place.
-    """
-    in_use = select(Sampler.checkpoint_id).where(Sampler.checkpoint_id.is_not(None))
-    replaced = and_(Checkpoint.created_at < orphaned_before, Checkpoint.id.not_in(in_use))
-    orphaned = and_(Checkpoint.listed.is_(False), or_(Session.ended_at < orphaned_before, replaced))
-    rows = (
-        await transaction.execute(
-            select(Checkpoint.id, Checkpoint.directory)
-            .join(Run, Run.id == Checkpoint.run_id)
-            .join(Session, Session.id == Run.session_id)
-            .where(or_(Checkpoint.expires_at <= now, orphaned))
-        )
-    ).all()
-    if rows:
-        await transaction.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
-    return [row.directory for row in rows]
 
 
 async def is_path_taken(session: AsyncSession, tenant: TenantId, path: CheckpointPath) -> bool:

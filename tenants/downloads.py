@@ -60,9 +60,18 @@ async def linked_directory(session: AsyncSession, secret: str, clock: Clock) -> 
     return directory
 
 
-async def delete_expired_links(transaction: AsyncSession, clock: Clock) -> None:
-    """Delete expired links."""
-    await transaction.execute(delete(DownloadLink).where(DownloadLink.expires_at <= clock()))
+async def delete_expired_links(transaction: AsyncSession, *, now: datetime, most: int) -> int:
+    """Delete at most ``most`` expired links; return how many."""
+    expired = (
+        select(DownloadLink.secret_hash)
+        .where(DownloadLink.expires_at <= now)
+        .order_by(DownloadLink.expires_at)
+        .limit(most)
+    )
+    gone = await transaction.execute(
+        delete(DownloadLink).where(DownloadLink.secret_hash.in_(expired)).returning(DownloadLink.secret_hash)
+    )
+    return len(gone.all())
 
 
 def _hash(secret: str) -> str:

@@ -123,14 +123,24 @@ async def finish_session(
     )
 
 
-async def end_silent_sessions(transaction: AsyncSession, *, silent_since: datetime, clock: Clock) -> None:
-    """End every session without a heartbeat or training request since ``silent_since``."""
+async def end_silent_sessions(transaction: AsyncSession, *, silent_since: datetime, now: datetime, most: int) -> int:
+    """End at most ``most`` sessions without a heartbeat or training request since ``silent_since``; return how many."""
     trained = select(Run.id).where(Run.session_id == Session.id, Run.last_request_at >= silent_since)
-    await transaction.execute(
-        update(Session)
+    silent = (
+        select(Session.id)
         .where(Session.ended_at.is_(None), Session.last_seen_at < silent_since, ~trained.exists())
-        .values(ended_at=clock(), end_reason="timed_out")
+        .order_by(Session.last_seen_at)
+        .limit(most)
     )
+    ended = await transaction.execute(
+        update(Session)
+        # Asked again: a heartbeat may have come between the two reads of the row.
+        .where(Session.id.in_(silent), Session.ended_at.is_(None), Session.last_seen_at < silent_since)
+        .values(ended_at=now, end_reason="timed_out")
+        .returning(Session.id)
+        .execution_options(synchronize_session=False)
+    )
+    return len(ended.all())
 
 
 async def list_sessions(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> list[str]:

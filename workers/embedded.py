@@ -11,7 +11,8 @@ from engine.model.base import BaseModel
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from telemetry.readiness import NotReady
-from workers.housekeeping import Housekeeping
+from workers.housekeeping.housekeeping import Housekeeping
+from workers.housekeeping.presence import PresenceNotes
 from workers.leases.processes import declare_all_dead
 from workers.sampling.replica_sources import vllm_sources
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
@@ -46,6 +47,8 @@ class EmbeddedRunner:
         self._vocabularies = vocabularies
         self._workers: list[_BaseWorkers] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self._presence = PresenceNotes(runtime)
         self._housekeeping = Housekeeping(runtime, self._may_declare_dead)
 
     async def start(self) -> None:
@@ -71,6 +74,7 @@ class EmbeddedRunner:
             self._tasks.append(asyncio.create_task(workers.training.worker.run(), name="training"))
             self._tasks.append(asyncio.create_task(workers.sampling.worker.run(), name="sampling"))
         self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
+        self._tasks.append(asyncio.create_task(self._presence.run(self._stopping), name="presence"))
 
     def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
         settings = self._runtime.settings
@@ -95,6 +99,7 @@ class EmbeddedRunner:
             workers.training.worker.stop()
             workers.sampling.worker.stop()
         self._housekeeping.stop()
+        self._stopping.set()
         ends: Sequence[BaseException | None] = await asyncio.gather(*self._tasks, return_exceptions=True)
         for task, end in zip(self._tasks, ends, strict=True):
             if isinstance(end, BaseException):

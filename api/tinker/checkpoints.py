@@ -106,7 +106,7 @@ async def delete_checkpoint(caller: Caller, services: Services, run_id: PathId, 
     path = _address(run_id, checkpoint_id)
     async with services.runtime.database.write() as transaction:
         directory = await checkpoints.delete_checkpoint(transaction, caller, path, services.runtime.clock)
-    await services.runtime.publication.withdraw(checkpoints.checkpoint_in(directory))
+    await services.runtime.publication.withdraw([checkpoints.checkpoint_in(directory)])
     await asyncio.to_thread(services.runtime.data_folder.remove, directory)
 
 

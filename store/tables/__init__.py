@@ -5,6 +5,7 @@ names it. Times are UTC. ``Base.metadata`` knows every table once this package i
 """
 
 from store.tables.base import Base
+from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.operations import Operation, OperationPayload, OperationResult
 from store.tables.processes import WorkerProcess
 from store.tables.runs import Checkpoint, DownloadLink, Placement, Run, RunState
@@ -28,7 +29,9 @@ __all__ = [
     "SampleInFlight",
     "SampleReport",
     "Sampler",
+    "ServicePresence",
     "Session",
+    "StepRun",
     "Tenant",
     "UsageDay",
     "VersionCommand",

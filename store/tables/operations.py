@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Integer, String, Text, UniqueConstraint, false, text
+from sqlalchemy import BigInteger, ForeignKey, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contracts.ledger_records import OperationState
@@ -11,7 +11,6 @@ from store.tables.base import Base, partial_index
 _IS_PENDING_SAMPLE = text("state = 'pending' AND kind = 'sample'")
 _IS_PENDING_TRAINING = text("state = 'pending' AND kind <> 'sample'")
 _IS_UNPRUNED = text("finished_at IS NOT NULL AND pruned_at IS NULL")
-_IS_KEPT = text("kept_for_replay")
 
 
 class Operation(Base):
@@ -65,19 +64,13 @@ class Operation(Base):
 
 
 class OperationPayload(Base):
-    """An operation's payload as ``contracts.codec`` bytes, kept until a snapshot covers the operation.
-
-    ``kept_for_replay`` is set when the operation's result is pruned while a replay still needs the payload.
-    """
+    """An operation's payload as ``contracts.codec`` bytes, kept until a snapshot covers the operation."""
 
     __tablename__ = "operation_payloads"
 
     operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
-    kept_for_replay: Mapped[bool] = mapped_column(server_default=false())
-
-    __table_args__ = (partial_index("ix_operation_payloads_kept", "operation_id", where=_IS_KEPT),)
 
 
 class OperationResult(Base):

@@ -21,12 +21,22 @@ class RunState(StrEnum):
     UNLOADED = "unloaded"
 
 
+IS_OPEN = text("state IN ('creating', 'ready')")
+IS_ENDED = text("state IN ('unloaded', 'failed')")
+HAS_FORGOTTEN_SNAPSHOT = text("snapshot_dir IS NOT NULL AND state IN ('unloaded', 'failed')")
+HAS_COVERED_PAYLOADS = text(
+    "payloads_dropped_to < snapshot_seq_id OR (payloads_dropped_to < next_seq_id - 1 AND state IN ('unloaded', 'failed'))"
+)
+"""Conditions of partial indexes. A query must repeat one word for word, or the databases do not use the index."""
+
+
 class Run(Base):
     """A training run: one adapter over one base model.
 
     - ``next_seq_id``: seq_id of the operation that may run next.
     - ``snapshot_seq_id``: last operation in the durable snapshot, -1 before the first.
     - ``snapshot_dir``: the snapshot's folder, relative to the data folder. ``snapshot_bytes``: the folder's size.
+    - ``payloads_dropped_to``: last operation of the lane up to which no payload is kept.
     - ``trainer_id``: process that leases the run and alone may write its results.
     - ``lease_token``: fencing token; grows with every lease.
     """
@@ -50,6 +60,7 @@ class Run(Base):
     snapshot_seq_id: Mapped[int] = mapped_column(BigInteger, default=-1)
     snapshot_dir: Mapped[str | None] = mapped_column(String(500))
     snapshot_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    payloads_dropped_to: Mapped[int] = mapped_column(BigInteger, server_default="-1")
     trainer_id: Mapped[str | None] = mapped_column(String(64), index=True)
     lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created_at: Mapped[datetime]
@@ -60,6 +71,11 @@ class Run(Base):
         Index("ix_runs_tenant_id_created_at", "tenant_id", "created_at"),
         partial_index("ix_runs_snapshots", "tenant_id", "snapshot_bytes", where=_HAS_SNAPSHOT),
         partial_index("ix_runs_ready", "tenant_id", where=_IS_READY),
+        partial_index("ix_runs_snapshot_dir", "snapshot_dir", where=_HAS_SNAPSHOT),
+        partial_index("ix_runs_open", "session_id", where=IS_OPEN),
+        partial_index("ix_runs_ended", "last_request_at", "id", where=IS_ENDED),
+        partial_index("ix_runs_forgotten_snapshot", "id", where=HAS_FORGOTTEN_SNAPSHOT),
+        partial_index("ix_runs_covered_payloads", "id", where=HAS_COVERED_PAYLOADS),
     )
 
 
@@ -88,6 +104,8 @@ class Checkpoint(Base):
         UniqueConstraint("run_id", "segment", "name"),
         Index("ix_checkpoints_tenant_id_created_at", "tenant_id", "created_at"),
         Index("ix_checkpoints_tenant_id_size_bytes", "tenant_id", "size_bytes"),
+        partial_index("ix_checkpoints_nameless", "created_at", "id", where=text("NOT listed")),
+        partial_index("ix_checkpoints_nameless_of_run", "run_id", "created_at", where=text("NOT listed")),
     )
 
 

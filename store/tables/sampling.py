@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, String, Text
+from sqlalchemy import BigInteger, ForeignKey, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from store.tables.base import Base
+from store.tables.base import Base, partial_index
 
 
 class AdapterGate(Base):
@@ -25,6 +25,8 @@ class AdapterGate(Base):
     reason: Mapped[str | None] = mapped_column(String(500))
     since: Mapped[datetime]
     expires_at: Mapped[datetime | None]
+
+    __table_args__ = (partial_index("ix_adapter_gates_closed", "expires_at", where=text("mode IS NOT NULL")),)
 
 
 class DirectedReplica(Base):

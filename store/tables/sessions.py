@@ -24,7 +24,7 @@ class Session(Base):
     project_id: Mapped[str | None] = mapped_column(String(200))
     display_name: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime]
-    last_seen_at: Mapped[datetime] = mapped_column(index=True)
+    last_seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     end_reason: Mapped[str | None] = mapped_column(String(32))
     end_detail: Mapped[str | None] = mapped_column(Text)
@@ -32,6 +32,8 @@ class Session(Base):
     __table_args__ = (
         Index("ix_sessions_tenant_id_created_at", "tenant_id", "created_at"),
         partial_index("ix_sessions_open", "tenant_id", where=_IS_OPEN),
+        partial_index("ix_sessions_silent", "last_seen_at", where=_IS_OPEN),
+        partial_index("ix_sessions_ended", "ended_at", "id", where=text("ended_at IS NOT NULL")),
     )
 
 

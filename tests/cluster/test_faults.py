@@ -12,7 +12,7 @@ import pytest
 from store.database import IDLE_SECONDS
 from store.settings import Settings
 from tests.cluster.conftest import BASE, LEASE_SECONDS, Cluster, at_work, recovered
-from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, SWEEP, make_celery, send_placement
+from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, make_celery, send_placement, step_task
 
 
 def names() -> tuple[str, str]:
@@ -148,7 +148,7 @@ def test_a_doubled_celery_message_changes_nothing(cluster: Cluster) -> None:
         sent = time.monotonic()
         for _ in range(20):
             send_placement(celery, BASE)
-            for task in (SWEEP, ANNOUNCE):
+            for task in (step_task("prune-results"), ANNOUNCE):
                 celery.send_task(task, queue=HOUSEKEEPING)
         assert recovered(tenants, sent)
 

@@ -42,7 +42,7 @@ from contracts.operations import (
     UnloadModel,
 )
 from ledger.ledger import Ledger
-from ledger.pruning import prune
+from ledger.pruning import drop_covered_payloads, prune
 from ledger.wakeups import Wakeups, operation_topic, placements_topic
 from migrations.upgrade import sync_url, upgrade
 from store.database import Database, create_engine
@@ -493,7 +493,9 @@ async def _set_run(bench: Bench, **values: object) -> None:
 
 async def _prune(bench: Bench) -> int:
     async with bench.database.write() as transaction:
-        return await prune(transaction, finished_before=bench.clock() - timedelta(hours=1), now=bench.clock())
+        pruned = await prune(transaction, finished_before=bench.clock() - timedelta(hours=1), now=bench.clock())
+        await drop_covered_payloads(transaction)
+    return pruned
 
 
 async def test_replay_lists_done_operations_between_bounds_by_seq_id(bench: Bench) -> None:

@@ -54,7 +54,7 @@ def test_payloads_that_outlived_their_results_are_known_after_the_upgrade(url: s
                 f"'2026-01-01 00:00:00', {pruned})"
             )
             connection.exec_driver_sql(f"INSERT INTO operation_payloads VALUES ('{name}', 'cats', '')")
-    upgrade(url)
+    upgrade(url, "0006")
     with engine.connect() as connection:
         kept = connection.exec_driver_sql("SELECT operation_id FROM operation_payloads WHERE kept_for_replay")
         assert kept.scalars().all() == ["old"]

@@ -4,6 +4,8 @@ Correctness does not depend on any message. When a message is lost, a later mess
 When a message comes twice, the second one finds nothing left to do.
 """
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery
@@ -12,18 +14,14 @@ from store.settings import Settings
 
 PLACE = "weft.place"
 """Task of trainers: claim runs of a base model that wait for a trainer."""
-SWEEP = "weft.sweep"
-"""Task of housekeeping: delete sessions, checkpoints, results and gates that have expired."""
 ANNOUNCE = "weft.announce"
 """Task of housekeeping: announce placements again that no trainer has claimed."""
-REMOVE_ORPHANS = "weft.remove_orphans"
-"""Task of housekeeping: remove folders that no row names."""
+_STEP_TASK = "weft.housekeeping."
 
 HOUSEKEEPING = "housekeeping"
-_HINT_SECONDS = 30.0
-"""Life of a placement's message, in seconds. A placement that is not claimed by then has been announced again."""
+_MOST_HINTS = 8
+"""Messages of placements that may wait in one queue. Each says the same: look."""
 _ANNOUNCE_SECONDS = 5.0
-_ORPHANS_SECONDS = 3600.0
 _VISIBILITY_SECONDS = 600
 """Seconds after which Redis hands an unacknowledged message to another worker: more than any task of weft takes."""
 _CONNECT_SECONDS = 3.0
@@ -63,24 +61,44 @@ def make_celery(settings: Settings) -> Celery:
         task_publish_retry=False,
         worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        beat_schedule=_schedule(settings),
+        # Seen by `celery inspect` and by monitors of tasks.
+        task_track_started=True,
+        worker_send_task_events=True,
+        # Without a clock of its own in the message: hosts' clocks differ.
+        beat_scheduler="workers.cluster.sparing_scheduler:SparingScheduler",
     )
     return app
 
 
-def _schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return beat's schedule: tasks by interval. A message that no worker took before the next one is dropped."""
-    intervals = {
-        SWEEP: settings.housekeeping_interval.total_seconds(),
-        ANNOUNCE: _ANNOUNCE_SECONDS,
-        REMOVE_ORPHANS: _ORPHANS_SECONDS,
-    }
+def step_task(step: str) -> str:
+    """Return the task that runs the step of housekeeping."""
+    return f"{_STEP_TASK}{step}"
+
+
+def beat_schedule(steps: Mapping[str, timedelta]) -> dict[str, dict[str, Any]]:
+    """Return beat's schedule: a task for each step of housekeeping by its interval, and the announcement of placements.
+
+    The messages never expire. Celery would compare the sender's clock with the worker's: one that is late by more than the
+    interval would lose every message.
+    """
+    tasks = {ANNOUNCE: _ANNOUNCE_SECONDS} | {step_task(step): every.total_seconds() for step, every in steps.items()}
     return {
-        task: {"task": task, "schedule": seconds, "options": {"queue": HOUSEKEEPING, "expires": seconds}}
-        for task, seconds in intervals.items()
+        task: {"task": task, "schedule": seconds, "options": {"queue": HOUSEKEEPING}} for task, seconds in tasks.items()
     }
+
+
+def waiting_messages(app: Celery, queue: str) -> int:
+    """Return how many messages wait in the queue. Blocking. Raises kombu's ``OperationalError`` without a broker."""
+    with app.producer_or_acquire() as producer:
+        found: int = producer.channel.queue_declare(queue=queue).message_count
+    return found
 
 
 def send_placement(app: Celery, base_model: str) -> None:
-    """Tell one trainer of the base model to claim runs. Blocking. Raises kombu's ``OperationalError`` without a broker."""
-    app.send_task(PLACE, args=[base_model], queue=training_queue(base_model), expires=_HINT_SECONDS)
+    """Tell one trainer of the base model to claim runs, unless several messages say so already.
+
+    Blocking. Raises kombu's ``OperationalError`` without a broker.
+    """
+    queue = training_queue(base_model)
+    if waiting_messages(app, queue) < _MOST_HINTS:
+        app.send_task(PLACE, args=[base_model], queue=queue)

@@ -12,7 +12,11 @@ from celery.worker import WorkController, state
 log = logging.getLogger(__name__)
 
 TASK_SECONDS = 300.0
-"""Seconds after which a task is cancelled. The task's next message does the work."""
+"""Longest time of a task in seconds; it is then cancelled and retried."""
+_RETRIES = 4
+_LONGEST_BACKOFF_SECONDS = 60
+_AT_ONCE = 2
+"""Tasks that run at once, on the one event loop: a long one does not keep placements waiting."""
 _RESTART_SECONDS = 2.0
 _STOP_SECONDS = 10.0
 
@@ -48,17 +52,21 @@ class CeleryWorker:
         def run(*arguments: Any) -> None:
             if self._loop is None:
                 raise RuntimeError("the worker was not started")
-            task = asyncio.run_coroutine_threadsafe(_awaited(handler, arguments), self._loop)
-            try:
-                task.result(TASK_SECONDS)
-            except TimeoutError:
-                task.cancel()
-                log.error("task %s took more than %.0f s and was cancelled", name, TASK_SECONDS)
-            except Exception:
-                # Celery, too, would only log the error. The task's next message does the work again.
-                log.exception("task %s failed", name)
+            # The time limit is the coroutine's: Celery could only kill a process.
+            asyncio.run_coroutine_threadsafe(_awaited(handler, arguments), self._loop).result()
 
-        self._app.task(run, name=name, shared=False, lazy=False)
+        self._app.task(
+            run,
+            name=name,
+            shared=False,
+            lazy=False,
+            time_limit=TASK_SECONDS,
+            max_retries=_RETRIES,
+            autoretry_for=(Exception,),
+            retry_backoff=True,
+            retry_backoff_max=_LONGEST_BACKOFF_SECONDS,
+            retry_jitter=True,
+        )
 
     def _consume(self) -> None:
         # Celery's tracer looks for the app in this thread.
@@ -67,8 +75,9 @@ class CeleryWorker:
             try:
                 controller = WorkController(
                     app=self._app,
-                    pool="solo",
-                    concurrency=1,
+                    # Threads that only wait for the loop, so that Celery answers `inspect` while tasks run.
+                    pool="threads",
+                    concurrency=_AT_ONCE,
                     hostname=self._name,
                     queues=",".join(self._queues),
                     loglevel=logging.WARNING,

@@ -4,7 +4,6 @@ Each process is sent a version command, a row in the database. The reaper delete
 (``remove_pools``), so that no sender waits for that process.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,11 +11,12 @@ from functools import partial
 from time import monotonic
 from uuid import uuid4
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import bindparam, delete, insert, select
 
 from contracts.errors import EngineFailure
 from contracts.ids import CheckpointId, RunId
 from ledger.wakeups import Wakeups, version_command_topic, version_commands_topic
+from store.batcher import few_lengths
 from store.clock import Clock
 from store.database import Database, after_commit
 from store.repeat import wait_for
@@ -27,6 +27,13 @@ from workers.leases.processes import ProcessKind, database_now
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_ASKED_AT_ONCE = 1024
+
+_STATES = (
+    select(VersionCommand.id, VersionCommand.done_at, VersionCommand.error_message, WorkerProcess.expires_at)
+    .join(WorkerProcess, WorkerProcess.id == VersionCommand.process_id, isouter=True)
+    .where(VersionCommand.id.in_(bindparam("ids", expanding=True)))
+)
 
 
 class ClusterPublication:
@@ -42,18 +49,19 @@ class ClusterPublication:
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
         """See ``Publication``. Where one process cannot load the version, all drop it."""
         pools = await self._living_pools(base_model)
-        commands = await self._send(pools, VersionCommandKind.PREPARE, run, version)
+        commands = await self._send(pools, VersionCommandKind.PREPARE, run, [version])
         failures = [failure for failure in await self._outcomes(commands) if failure is not None]
         if failures:
-            await self._outcomes(await self._send(pools, VersionCommandKind.WITHDRAW, run, version))
+            await self._outcomes(await self._send(pools, VersionCommandKind.WITHDRAW, run, [version]))
             raise EngineFailure(failures[0])
 
-    async def withdraw(self, version: CheckpointId) -> None:
+    async def withdraw(self, versions: Sequence[CheckpointId]) -> None:
         """See ``Publication``."""
-        commands = await self._send(await self._living_pools(None), VersionCommandKind.WITHDRAW, None, version)
-        for failure in await self._outcomes(commands):
-            if failure is not None:
-                log.warning("version=%s was not forgotten: %s", version, failure)
+        if not versions:
+            return
+        commands = await self._send(await self._living_pools(None), VersionCommandKind.WITHDRAW, None, versions)
+        for failure in {one for one in await self._outcomes(commands) if one is not None}:
+            log.warning("of %d versions some were not forgotten: %s", len(versions), failure)
 
     async def _living_pools(self, base_model: str | None) -> list[str]:
         """Return the living sampling processes of the base model, or of all base models."""
@@ -67,49 +75,67 @@ class ClusterPublication:
             return list(await session.scalars(query.order_by(WorkerProcess.id)))
 
     async def _send(
-        self, pools: Sequence[str], kind: VersionCommandKind, run: RunId | None, version: CheckpointId
+        self,
+        pools: Sequence[str],
+        kind: VersionCommandKind,
+        run: RunId | None,
+        versions: Sequence[CheckpointId],
     ) -> list[str]:
-        """Send each process a command; return the commands' ids."""
-        commands = {pool: str(uuid4()) for pool in pools}
+        """Send each process a command for each version, with one wake-up; return the commands' ids."""
         now = self._clock()
         rows = [
-            {"id": command, "process_id": pool, "kind": kind, "run_id": run, "version": version, "created_at": now}
-            for pool, command in commands.items()
+            {
+                "id": str(uuid4()),
+                "process_id": pool,
+                "kind": kind,
+                "run_id": run,
+                "version": version,
+                "created_at": now,
+            }
+            for pool in pools
+            for version in versions
         ]
         if rows:
             async with self._database.write() as transaction:
                 await transaction.execute(insert(VersionCommand), rows)
                 for pool in pools:
                     after_commit(transaction, partial(self._wakeups.announce, version_commands_topic(pool)))
-        return list(commands.values())
+        return [str(row["id"]) for row in rows]
 
     async def _outcomes(self, commands: Sequence[str]) -> list[str | None]:
-        """Wait for the commands and delete them; return why each failed, None where it did not."""
-        outcomes = await asyncio.gather(*(self._outcome(command) for command in commands))
-        if commands:
-            async with self._database.write() as transaction:
-                await transaction.execute(delete(VersionCommand).where(VersionCommand.id.in_(commands)))
-        return outcomes
+        """Wait for the commands and delete them; return why each failed, None where it did not or its process has died.
 
-    async def _outcome(self, command: str) -> str | None:
-        """Wait for one command; return why it failed, None where it did not or its process has died."""
+        All of them are asked for with one statement, whenever one is reported or a second has passed.
+        """
+        outcomes: dict[str, str | None] = {}
+        waiting = list(commands)
         ends = monotonic() + self._patience.total_seconds()
-        with self._wakeups.listen(version_command_topic(command)) as done:
-            while monotonic() < ends:
-                async with self._database.read() as session:
-                    row = (
-                        await session.execute(
-                            select(VersionCommand.done_at, VersionCommand.error_message, WorkerProcess.expires_at)
-                            .join(WorkerProcess, WorkerProcess.id == VersionCommand.process_id, isouter=True)
-                            .where(VersionCommand.id == command)
-                        )
-                    ).one_or_none()
-                    now = await database_now(session, self._clock)
-                if row is None or row.expires_at is None or row.expires_at <= now:
+        with self._wakeups.listen(*(version_command_topic(command) for command in commands)) as reported:
+            while waiting and monotonic() < ends:
+                outcomes |= await self._reported(waiting)
+                waiting = [command for command in waiting if command not in outcomes]
+                if waiting:
+                    await wait_for(reported, _LOOK_SECONDS)
+        late = "a sampling process did not load the version in time"
+        for begin in range(0, len(commands), _ASKED_AT_ONCE):
+            async with self._database.write() as transaction:
+                some = commands[begin : begin + _ASKED_AT_ONCE]
+                await transaction.execute(delete(VersionCommand).where(VersionCommand.id.in_(some)))
+        return [outcomes.get(command, late) for command in commands]
+
+    async def _reported(self, commands: Sequence[str]) -> dict[str, str | None]:
+        """Return the outcomes of those commands that are done, or that nobody will do any more."""
+        waiting: set[str] = set()
+        failures: dict[str, str | None] = {}
+        async with self._database.read() as session:
+            now = await database_now(session, self._clock)
+            for begin in range(0, len(commands), _ASKED_AT_ONCE):
+                some = few_lengths(commands[begin : begin + _ASKED_AT_ONCE])
+                for row in await session.execute(_STATES, {"ids": some}):
                     # A dead process that comes back loads the versions that it needs by itself.
-                    return None
-                if row.done_at is not None:
-                    failure: str | None = row.error_message
-                    return failure
-                await wait_for(done, _LOOK_SECONDS)
-        return "a sampling process did not load the version in time"
+                    is_alive = row.expires_at is not None and row.expires_at > now
+                    if row.done_at is not None:
+                        failures[row.id] = row.error_message
+                    elif is_alive:
+                        waiting.add(row.id)
+        return {command: failures.get(command) for command in commands if command not in waiting}

@@ -1,0 +1,40 @@
+"""Settings that say for how long what has ended is kept."""
+
+from datetime import timedelta
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+
+class RetentionSettings(BaseSettings):
+    """The ``WEFT_RETENTION_*`` settings, with their defaults."""
+
+    retention_operations: timedelta = Field(
+        default=timedelta(days=1),
+        ge=timedelta(0),
+        description="Time for which the row of a finished operation is kept, beyond `result_grace` if that is longer. "
+        "Repeats of its request find it. Rows of open models stay.",
+    )
+    retention_sessions: timedelta = Field(
+        default=timedelta(days=30),
+        ge=timedelta(0),
+        description="Time for which an ended session and its samplers are kept. A session with a model that is kept stays.",
+    )
+    retention_runs: timedelta = Field(
+        default=timedelta(days=90),
+        ge=timedelta(0),
+        description="Time after its last request for which an ended training run without any checkpoint is kept. "
+        "A run with a checkpoint stays.",
+    )
+    retention_sampler_versions: int = Field(
+        default=8,
+        ge=1,
+        description="Number of a run's newest versions without a name that are kept while a sampler of an open "
+        "session has them. Named versions stay.",
+    )
+    retention_sampler_idle: timedelta = Field(
+        default=timedelta(minutes=30),
+        ge=timedelta(0),
+        description="Time without a sample after which an older version without a name is deleted, although a "
+        "sampler has it. To use a version for longer, save it with a name.",
+    )

@@ -1,0 +1,42 @@
+"""The service's presence: whether clients could reach it lately, so that nobody is ended for the service's own silence."""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import case
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from store.inserts import dialect_insert
+from store.tables import ServicePresence
+
+_THE_ROW = 1
+_NOTES = 12
+"""Notes in the time after which a silent session ends."""
+_SHORTEST, _LONGEST = timedelta(milliseconds=250), timedelta(seconds=30)
+_MISSED = 3
+"""Notes that are missed before the service counts as silent."""
+
+
+def note_interval(session_timeout: timedelta) -> timedelta:
+    """Return the time between two notes of a process that answers clients."""
+    return min(max(session_timeout / _NOTES, _SHORTEST), _LONGEST)
+
+
+async def note_presence(session: AsyncSession, *, now: datetime, session_timeout: timedelta) -> None:
+    """Record that clients can reach this process now. After a few missed notes, the service is back from a silence."""
+    insert = dialect_insert(session, ServicePresence).values(number=_THE_ROW, present_at=now, back_at=now)
+    is_back = ServicePresence.present_at < now - _MISSED * note_interval(session_timeout)
+    await session.execute(
+        insert.on_conflict_do_update(
+            index_elements=[ServicePresence.number],
+            set_={"present_at": now, "back_at": case((is_back, now), else_=ServicePresence.back_at)},
+        )
+    )
+
+
+async def was_present(session: AsyncSession, *, now: datetime, session_timeout: timedelta) -> bool:
+    """Return whether clients could reach the service all through the last ``session_timeout``."""
+    found = await session.get(ServicePresence, _THE_ROW, populate_existing=True)
+    if found is None:
+        return False
+    is_present = found.present_at >= now - _MISSED * note_interval(session_timeout)
+    return is_present and found.back_at <= now - session_timeout

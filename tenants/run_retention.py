@@ -1,0 +1,150 @@
+"""Retention of runs, sessions and samplers that have ended.
+
+A run ends when it is unloaded, when its creation fails, or with its session. Its row stays as long as it has a checkpoint.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import delete, exists, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import RunId
+from store.tables import AdapterGate, Checkpoint, Operation, Placement, Run, RunState, Sampler, Session
+from store.tables.runs import HAS_FORGOTTEN_SNAPSHOT, IS_ENDED, IS_OPEN
+from store.walk import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Number of deleted rows, and where the walk goes on: None at its end."""
+
+    rows: int
+    next: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run that its session has outlived, and why the session ended."""
+
+    id: RunId
+    reason: str
+
+
+async def end_runs(transaction: AsyncSession, *, ended_before: datetime, most: int) -> list[EndedRun]:
+    """Unload at most ``most`` open runs whose session ended before ``ended_before``. The caller ends their operations."""
+    found = await transaction.execute(
+        select(Run.id, Session.end_reason)
+        .join(Session, Session.id == Run.session_id)
+        .where(IS_OPEN, Session.ended_at < ended_before)
+        .order_by(Run.id)
+        .limit(most)
+        .with_for_update(skip_locked=True, of=Run)
+    )
+    ended = [EndedRun(RunId(row.id), row.end_reason or "ended") for row in found]
+    ids = [one.id for one in ended]
+    if ids:
+        await transaction.execute(
+            update(Run)
+            .where(Run.id.in_(ids))
+            .values(state=RunState.UNLOADED)
+            .execution_options(synchronize_session=False)
+        )
+        await transaction.execute(delete(Placement).where(Placement.run_id.in_(ids)))
+    return ended
+
+
+async def drop_snapshots(transaction: AsyncSession, *, most: int) -> list[str]:
+    """Forget the snapshots of at most ``most`` ended runs. Return the folders, to be removed after the commit."""
+    found = await transaction.execute(
+        select(Run.id, Run.snapshot_dir)
+        .where(HAS_FORGOTTEN_SNAPSHOT)
+        .order_by(Run.id)
+        .limit(most)
+        .with_for_update(skip_locked=True)
+    )
+    rows = found.all()
+    if rows:
+        await transaction.execute(
+            update(Run)
+            .where(Run.id.in_([row.id for row in rows]))
+            .values(snapshot_dir=None, snapshot_bytes=0)
+            .execution_options(synchronize_session=False)
+        )
+    return [row.snapshot_dir for row in rows]
+
+
+async def forget_runs(transaction: AsyncSession, *, before: datetime, after: Place | None, most: int) -> Forgotten:
+    """Delete ended runs without a request since ``before`` that have neither checkpoints nor operations, with their gates.
+
+    Looks at the next ``most`` of them.
+    """
+    is_needed = (
+        exists().where(Checkpoint.run_id == Run.id)
+        | exists().where(Operation.lane == Run.id)
+        | exists().where(Sampler.live_run_id == Run.id)
+    )
+    query = (
+        select(Run.id, Run.last_request_at, Run.snapshot_dir, is_needed.label("is_needed"))
+        .where(IS_ENDED, Run.last_request_at < before)
+        .order_by(Run.last_request_at, Run.id)
+        .limit(most)
+    )
+    if after is not None:
+        query = query.where(after.precedes(Run.last_request_at, Run.id))
+    seen = (await transaction.execute(query)).all()
+    needless = [row.id for row in seen if not row.is_needed and row.snapshot_dir is None]
+    if needless:
+        await transaction.execute(delete(AdapterGate).where(AdapterGate.run_id.in_(needless)))
+        await transaction.execute(delete(Placement).where(Placement.run_id.in_(needless)))
+        await transaction.execute(delete(Run).where(Run.id.in_(needless)))
+    return Forgotten(len(needless), Place(seen[-1].last_request_at, seen[-1].id) if len(seen) == most else None)
+
+
+async def forget_sessions(transaction: AsyncSession, *, before: datetime, after: Place | None, most: int) -> Forgotten:
+    """Delete sessions that ended before ``before``, and their samplers; a session with runs, or operations, stays.
+
+    Looks at the next ``most`` sessions, and at no more than ``most`` samplers: a session with more is begun.
+    """
+    ended = (
+        select(Session.id, Session.ended_at)
+        .where(Session.ended_at < before)
+        .order_by(Session.ended_at, Session.id)
+        .limit(most)
+    )
+    if after is not None:
+        ended = ended.where(after.precedes(Session.ended_at, Session.id))
+    seen = (await transaction.execute(ended)).all()
+    if not seen:
+        return Forgotten(0, None)
+    ids = [row.id for row in seen]
+    unused = (
+        select(Sampler.id).where(Sampler.session_id.in_(ids), ~exists().where(Operation.lane == Sampler.id)).limit(most)
+    )
+    samplers = (
+        await transaction.execute(
+            delete(Sampler)
+            .where(Sampler.id.in_(unused))
+            .returning(Sampler.id)
+            .execution_options(synchronize_session=False)
+        )
+    ).all()
+    if len(samplers) == most:
+        # There may be more samplers: the same sessions come once more.
+        return Forgotten(len(samplers), after or Place(datetime.min.replace(tzinfo=UTC), ""))
+    sessions = (
+        await transaction.execute(
+            delete(Session)
+            .where(
+                Session.id.in_(ids),
+                # Again open: a session that serves clients without one is reopened by its name.
+                Session.ended_at < before,
+                ~exists().where(Run.session_id == Session.id),
+                ~exists().where(Sampler.session_id == Session.id),
+            )
+            .returning(Session.id)
+            .execution_options(synchronize_session=False)
+        )
+    ).all()
+    last = seen[-1]
+    return Forgotten(len(samplers) + len(sessions), Place(last.ended_at, last.id) if len(seen) == most else None)

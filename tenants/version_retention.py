@@ -1,0 +1,118 @@
+"""Retention of checkpoints: those that have expired go, and versions without a name that nobody samples from.
+
+Functions that delete rows return the folders. The caller removes the files after the commit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, delete, exists, func, literal_column, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from store.pending_operations import IS_PENDING, IS_SAMPLE
+from store.tables import Checkpoint, Operation, SampleInFlight, Sampler, Session
+from store.walk import Place
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRules:
+    """Rules that keep a version without a name. Any one of them is enough.
+
+    - It was made after ``idle_since``, or a sample draws from it now.
+    - A live sampler of an open session follows it.
+    - A pinned sampler of an open session has it, and it is among the ``newest`` of its run.
+    - A pinned sampler of an open session has drawn from it since ``idle_since``, or is to.
+    - A session that has a sampler of it ended after ``ended_before``.
+    """
+
+    newest: int
+    idle_since: datetime
+    ended_before: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Folders of the deleted checkpoints, and where the walk goes on: None at its end."""
+
+    folders: list[str]
+    next: Place | None
+
+
+async def delete_expired(transaction: AsyncSession, *, now: datetime, most: int) -> list[str]:
+    """Delete at most ``most`` checkpoints whose time to live is over. Return their folders."""
+    expired = select(Checkpoint.id).where(Checkpoint.expires_at <= now).order_by(Checkpoint.expires_at).limit(most)
+    return await _delete(transaction, list(await transaction.scalars(expired)))
+
+
+async def retire_versions(transaction: AsyncSession, rules: VersionRules, *, after: Place | None, most: int) -> Retired:
+    """Delete the versions without a name that no rule keeps, among the next ``most`` by age."""
+    query = (
+        select(Checkpoint.id, Checkpoint.created_at, _is_in_use(rules).label("is_in_use"))
+        # Literal, as in the partial index: SQLAlchemy would render a comparison on SQLite.
+        .where(literal_column("NOT checkpoints.listed"), Checkpoint.created_at < rules.idle_since)
+        .order_by(Checkpoint.created_at, Checkpoint.id)
+        .limit(most)
+    )
+    if after is not None:
+        query = query.where(after.precedes(Checkpoint.created_at, Checkpoint.id))
+    seen = (await transaction.execute(query)).all()
+    folders = await _delete(transaction, [row.id for row in seen if not row.is_in_use])
+    return Retired(folders, Place(seen[-1].created_at, seen[-1].id) if len(seen) == most else None)
+
+
+def _is_in_use(rules: VersionRules) -> ColumnElement[bool]:
+    last = (
+        select(func.coalesce(Operation.finished_at, Operation.created_at))
+        .where(Operation.lane == Sampler.id)
+        .order_by(Operation.seq_id.desc())
+        .limit(1)
+        .correlate(Sampler)
+        .scalar_subquery()
+    )
+    waits = exists().where(
+        IS_PENDING, IS_SAMPLE, Operation.tenant_id == Sampler.tenant_id, Operation.lane == Sampler.id
+    )
+    newer = aliased(Checkpoint, name="newer")
+    has_enough_newer = (
+        select(newer.id)
+        .where(newer.run_id == Checkpoint.run_id, literal_column("NOT newer.listed"))
+        .where(newer.created_at > Checkpoint.created_at)
+        .order_by(newer.created_at)
+        .offset(max(0, rules.newest - 1))
+        .limit(1)
+        .correlate(Checkpoint)
+        .exists()
+    )
+    is_used = or_(
+        Sampler.live_run_id.is_not(None),
+        Sampler.created_at >= rules.idle_since,
+        last >= rules.idle_since,
+        waits,
+        ~has_enough_newer,
+    )
+    is_drawn = exists().where(SampleInFlight.run_id == Checkpoint.run_id, SampleInFlight.version == Checkpoint.id)
+    has_sampler = (
+        select(Sampler.id)
+        .join(Session, Session.id == Sampler.session_id)
+        .where(
+            Sampler.checkpoint_id == Checkpoint.id,
+            or_(Session.ended_at >= rules.ended_before, and_(Session.ended_at.is_(None), is_used)),
+        )
+        .correlate(Checkpoint)
+        .exists()
+    )
+    return or_(is_drawn, has_sampler)
+
+
+async def _delete(transaction: AsyncSession, ids: Sequence[str]) -> list[str]:
+    if not ids:
+        return []
+    gone = await transaction.scalars(
+        delete(Checkpoint)
+        .where(Checkpoint.id.in_(ids))
+        .returning(Checkpoint.directory)
+        .execution_options(synchronize_session=False)
+    )
+    return list(gone)

@@ -1,0 +1,89 @@
+"""Housekeeping deletes what has expired or has no owner, and keeps what is in use."""
+
+from datetime import timedelta
+
+from sqlalchemy import select, update
+
+from contracts.ids import CheckpointId
+from store.tables import Run, Session, VersionCommand
+from tenants.checkpoints import directory_of
+from tests.workers.housekeeping.conftest import House
+
+
+async def test_a_version_command_whose_sender_died_goes(house: House) -> None:
+    async with house.database.write() as transaction:
+        for command, age in (("old", timedelta(hours=2)), ("new", timedelta(minutes=1))):
+            made = house.now - age
+            transaction.add(VersionCommand(id=command, process_id="pool", kind="prepare", version="v", created_at=made))
+    await house.sweep()
+    async with house.database.read() as session:
+        assert list(await session.scalars(select(VersionCommand.id))) == ["new"]
+
+
+async def test_replicas_forget_a_version_before_its_folder_goes(house: House) -> None:
+    """A vLLM server dies of an adapter that it lists and whose folder is gone."""
+    tenant, _, run = await house.run("first")
+    going, kept = await house.checkpoint(tenant, run, "short", ttl=60), await house.checkpoint(tenant, run, "kept")
+    withdrawn: list[tuple[CheckpointId, bool]] = []
+
+    async def prepare(*_: object) -> None: ...
+
+    async def withdraw(version: CheckpointId) -> None:
+        withdrawn.append((version, house.folder.path(directory_of(version)).exists()))
+
+    house.publication.register("base", prepare, withdraw)
+    house.now += timedelta(seconds=61)
+    await house.sweep()
+    assert withdrawn == [(going, True)]
+    assert not house.folder.path(directory_of(going)).exists()
+    assert house.folder.path(directory_of(kept)).exists()
+
+
+async def test_expired_checkpoint_goes_with_its_files(house: House) -> None:
+    tenant, _, run = await house.run("first")
+    other, _, other_run = await house.run("second")
+    await house.checkpoint(tenant, run, "short", ttl=60)
+    kept = {await house.checkpoint(tenant, run, "kept"), await house.checkpoint(other, other_run, "theirs", ttl=600)}
+    house.now += timedelta(seconds=61)
+    await house.sweep()
+    assert await house.checkpoints() == kept
+
+
+async def test_nameless_version_stays_while_a_sampler_uses_it(house: House) -> None:
+    tenant, session, run = await house.run("first")
+    used = await house.checkpoint(tenant, run, "used", listed=False)
+    await house.checkpoint(tenant, run, "replaced", listed=False)
+    await house.sampler(tenant, session, 0, used, live=run)
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Session).values(last_seen_at=house.now + timedelta(days=1)))
+    house.now += timedelta(hours=2)
+    await house.sweep()
+    assert await house.checkpoints() == {used}
+
+
+async def test_silent_session_ends_and_a_training_one_goes_on(house: House) -> None:
+    _, silent, _ = await house.run("first")
+    _, training, run = await house.run("second")
+    await house.pass_time(timedelta(hours=2))
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.id == run).values(last_request_at=house.now))
+    await house.sweep()
+    async with house.database.read() as session:
+        rows = (await session.execute(select(Session.id, Session.end_reason))).all()
+        ended = {row.id: row.end_reason for row in rows}
+    assert ended == {silent: "timed_out", training: None}
+
+
+async def test_folder_that_no_row_names_goes_at_the_start(house: House) -> None:
+    tenant, _, run = await house.run("first")
+    kept = await house.checkpoint(tenant, run, "kept")
+    for orphan in ("checkpoints/orphan", "checkpoints/.half.written", "snapshots/orphan"):
+        house.folder.path(orphan).mkdir(parents=True)
+    await house.keeping.remove_orphans()
+    assert await house.checkpoints() == {kept}
+    assert house.folder.folders("snapshots") == []
+
+
+async def test_loop_sweeps_and_stops(house: House) -> None:
+    house.keeping.stop()
+    await house.keeping.run()

@@ -1,0 +1,134 @@
+"""Housekeeping of one process: runs each step by itself, a batch after another, for a bounded time."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from contracts.errors import WeftError
+from ledger.runtime import Runtime
+from store.repeat import repeat
+from workers.housekeeping.records import StepRecord, read_record, write_record
+from workers.housekeeping.schedule import StepName, interval
+from workers.housekeeping.steps import HousekeepingSteps
+
+log = logging.getLogger(__name__)
+
+RUN_SECONDS = 1.0
+"""Seconds after which a run begins no further batch. What is left waits for the next run, which follows soon."""
+TASK_SECONDS = 20.0
+"""Seconds after which a task begins no further run of its step."""
+BEHIND_SECONDS = 1.0
+"""Seconds until the next run of a step that has work left over."""
+BATCH_SECONDS = 60.0
+"""Longest time of one batch, its folders included."""
+_RECORD_SECONDS = 60.0
+"""Seconds between two records of a step that finds nothing to do, in a service of one process."""
+
+
+class Housekeeping:
+    """Runs the steps of one service. Several processes may: each statement leaves what another has done."""
+
+    def __init__(self, runtime: Runtime, may_declare_dead: Callable[[], bool]) -> None:
+        """See ``HousekeepingSteps`` for ``may_declare_dead``."""
+        self._runtime = runtime
+        self._steps = HousekeepingSteps(runtime, may_declare_dead)
+        self._stopping = asyncio.Event()
+        self._behind: set[StepName] = set()
+        self._recorded: dict[StepName, float] = {}
+
+    async def run(self) -> None:
+        """Run every step in its interval until ``stop``, each in a loop of its own: none waits for another's failure."""
+        await asyncio.gather(*(self._keep_running(step) for step in StepName))
+
+    async def _keep_running(self, step: StepName) -> None:
+        every = interval(step, self._runtime.settings).total_seconds()
+
+        def pause() -> float:
+            return BEHIND_SECONDS if step in self._behind else every
+
+        failed = f"housekeeping step {step} failed"
+        await repeat(partial(self.run_step, step), seconds=pause, stopping=self._stopping, failed=failed)
+
+    def stop(self) -> None:
+        """End ``run`` after the batches in hand."""
+        self._stopping.set()
+
+    async def sweep(self) -> dict[StepName, StepRecord | BaseException]:
+        """Run every step once, one after another. Return each step's record, or its failure."""
+        outcomes: dict[StepName, StepRecord | BaseException] = {}
+        for step in StepName:
+            (outcomes[step],) = await asyncio.gather(self.run_step(step), return_exceptions=True)
+        return outcomes
+
+    async def run_if_due(self, step: StepName) -> None:
+        """Run one step as a task: not if some process ran it just now, and until nothing is left or its time is over.
+
+        Raises what the step raises.
+        """
+        before = await self._last(step)
+        if before is not None and before.position is None and before.failing_since is None:
+            since = self._runtime.clock() - interval(step, self._runtime.settings) / 2
+            if before.ended_at > since:
+                return
+        started = monotonic()
+        while (await self.run_step(step)).position is not None and monotonic() - started < TASK_SECONDS:
+            pass
+
+    async def run_step(self, step: StepName) -> StepRecord:
+        """Run one step for about ``RUN_SECONDS`` and record it. Raises what the step raises; the record then says so."""
+        before = await self._last(step)
+        place = before.position if before is not None else None
+        started, handled, is_done = monotonic(), 0, False
+        try:
+            while not is_done:
+                async with asyncio.timeout(BATCH_SECONDS):
+                    batch = await self._steps.by_name[step].work(place)
+                handled, place = handled + batch.handled, batch.next
+                is_done = place is None or monotonic() - started >= RUN_SECONDS
+        finally:
+            record = self._record(before, place, handled=handled, seconds=monotonic() - started, has_failed=not is_done)
+            with suppress(WeftError, TimeoutError):
+                await self._write(step, before, record)
+        if handled:
+            log.info(
+                "housekeeping step=%s rows=%d seconds=%.2f left_over=%s", step, handled, record.seconds, bool(place)
+            )
+        return record
+
+    async def _last(self, step: StepName) -> StepRecord | None:
+        async with self._runtime.database.read() as session:
+            return await read_record(session, step)
+
+    def _record(
+        self, before: StepRecord | None, place: str | None, *, handled: int, seconds: float, has_failed: bool
+    ) -> StepRecord:
+        now = self._runtime.clock()
+        last_success = None if before is None else before.succeeded_at
+        return StepRecord(
+            ended_at=now,
+            succeeded_at=now if not has_failed else last_success,
+            seconds=seconds,
+            handled=handled,
+            position=place,
+            behind_since=((before and before.behind_since) or now) if place is not None else None,
+            failing_since=((before and before.failing_since) or now) if has_failed else None,
+        )
+
+    async def _write(self, step: StepName, before: StepRecord | None, record: StepRecord) -> None:
+        """Write the record. A service of one process that finds nothing to do writes seldom."""
+        (self._behind.add if record.position is not None else self._behind.discard)(step)
+        was_quiet = before is not None and before.position is None and before.failing_since is None
+        is_quiet = record.handled == 0 and record.position is None and record.failing_since is None
+        recently = monotonic() - self._recorded.get(step, float("-inf")) < _RECORD_SECONDS
+        if self._runtime.database.has_one_service and was_quiet and is_quiet and recently:
+            return
+        async with self._runtime.database.write_one() as session:
+            await write_record(session, step, record)
+        self._recorded[step] = monotonic()
+
+    async def remove_orphans(self, *, settled: bool = False) -> None:
+        """Remove checkpoint and snapshot folders that no row names (``FolderRemoval.remove_orphans``)."""
+        await self._steps.folders.remove_orphans(settled=settled)

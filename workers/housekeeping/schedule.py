@@ -1,0 +1,40 @@
+"""The names of housekeeping's steps and how often each runs."""
+
+from datetime import timedelta
+from enum import StrEnum
+
+from store.settings import Settings
+
+
+class StepName(StrEnum):
+    """Name of a step: in the database, in metrics, as an option of `weft housekeeping` and in a Celery task."""
+
+    END_SESSIONS = "end-sessions"
+    END_RUNS = "end-runs"
+    OPEN_GATES = "open-gates"
+    REAP_PROCESSES = "reap-processes"
+    EXPIRE_LINKS = "expire-links"
+    EXPIRE_COMMANDS = "expire-commands"
+    EXPIRE_CHECKPOINTS = "expire-checkpoints"
+    RETIRE_VERSIONS = "retire-versions"
+    REMOVE_SNAPSHOTS = "remove-snapshots"
+    PRUNE_RESULTS = "prune-results"
+    DROP_PAYLOADS = "drop-payloads"
+    FORGET_OPERATIONS = "forget-operations"
+    FORGET_SESSIONS = "forget-sessions"
+    FORGET_RUNS = "forget-runs"
+    REMOVE_ORPHANS = "remove-orphans"
+
+
+_SELDOM = {
+    StepName.FORGET_OPERATIONS: timedelta(minutes=5),
+    StepName.FORGET_SESSIONS: timedelta(minutes=10),
+    StepName.FORGET_RUNS: timedelta(minutes=10),
+    StepName.REMOVE_ORPHANS: timedelta(hours=1),
+}
+"""Steps that walk over rows or folders which are kept for long."""
+
+
+def interval(step: StepName, settings: Settings) -> timedelta:
+    """Return the time between two runs of the step."""
+    return max(settings.housekeeping_interval, _SELDOM.get(step, timedelta(0)))

@@ -1,0 +1,166 @@
+"""The work of each step of housekeeping. A step's failure is its own: no other step shares its transactions."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from sqlalchemy import delete, select
+
+from contracts.errors import SessionEnded
+from ledger.pruning import PRUNE_BATCH, drop_covered_payloads, forget_operations, prune
+from ledger.runtime import Runtime
+from store.tables import VersionCommand
+from store.walk import Place
+from tenants.downloads import delete_expired_links
+from tenants.gates import open_expired
+from tenants.presence import was_present
+from tenants.run_retention import drop_snapshots, end_runs, forget_runs, forget_sessions
+from tenants.sessions import end_silent_sessions
+from tenants.version_retention import VersionRules, delete_expired, retire_versions
+from workers.housekeeping.folders import FolderRemoval
+from workers.housekeeping.schedule import StepName
+from workers.housekeeping.step import LARGE, SMALL, Batch, Step, again
+from workers.leases.reaper import reap_forsaken
+
+_STALE_COMMAND = timedelta(hours=1)
+"""Age at which a version command is deleted. No sender waits so long, so its sender has died."""
+
+
+class HousekeepingSteps:
+    """The steps of one service. Every step raises ``Unavailable``, and may be run by several processes at once."""
+
+    def __init__(self, runtime: Runtime, may_declare_dead: Callable[[], bool]) -> None:
+        """Ask ``may_declare_dead`` whether this process may declare dead a process whose lease has ended (``reap_forsaken``)."""
+        self._runtime = runtime
+        self._may_declare_dead = may_declare_dead
+        self.folders = FolderRemoval(runtime)
+        works = {
+            StepName.END_SESSIONS: self._end_sessions,
+            StepName.END_RUNS: self._end_runs,
+            StepName.OPEN_GATES: self._open_gates,
+            StepName.REAP_PROCESSES: self._reap_processes,
+            StepName.EXPIRE_LINKS: self._expire_links,
+            StepName.EXPIRE_COMMANDS: self._expire_commands,
+            StepName.EXPIRE_CHECKPOINTS: self._expire_checkpoints,
+            StepName.RETIRE_VERSIONS: self._retire_versions,
+            StepName.REMOVE_SNAPSHOTS: self._remove_snapshots,
+            StepName.PRUNE_RESULTS: self._prune_results,
+            StepName.DROP_PAYLOADS: self._drop_payloads,
+            StepName.FORGET_OPERATIONS: self._forget_operations,
+            StepName.FORGET_SESSIONS: self._forget_sessions,
+            StepName.FORGET_RUNS: self._forget_runs,
+            StepName.REMOVE_ORPHANS: self._remove_orphans,
+        }
+        self.by_name = {name: Step(name, works[name]) for name in StepName}
+
+    # --- what has ended --------------------------------------------------------------------------------------------
+
+    async def _end_sessions(self, _place: str | None) -> Batch:
+        now, timeout = self._runtime.clock(), self._runtime.settings.session_timeout
+        async with self._runtime.database.write() as transaction:
+            if not await was_present(transaction, now=now, session_timeout=timeout):
+                # A session's silence may have been the service's own: nobody could send a heartbeat.
+                return Batch(0)
+            ended = await end_silent_sessions(transaction, silent_since=now - timeout, now=now, most=LARGE)
+        return again(ended, LARGE)
+
+    async def _end_runs(self, _place: str | None) -> Batch:
+        ended_before = self._runtime.clock() - self._runtime.settings.result_grace
+        async with self._runtime.database.write() as transaction:
+            runs = await end_runs(transaction, ended_before=ended_before, most=SMALL)
+            for run in runs:
+                error = SessionEnded(f"the session of model {run.id} has ended ({run.reason}); open a new one")
+                await self._runtime.ledger.fail_pending(transaction, run.id, error, unloads=True)
+        return again(len(runs), SMALL)
+
+    async def _open_gates(self, _place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            opened = await open_expired(transaction, self._runtime.clock)
+            for _, base_model in opened:
+                self._runtime.ledger.announce_gates(transaction, base_model)
+        return Batch(len(opened))
+
+    async def _reap_processes(self, _place: str | None) -> Batch:
+        await reap_forsaken(self._runtime, may_declare_dead=self._may_declare_dead)
+        return Batch(0)
+
+    # --- what has expired ------------------------------------------------------------------------------------------
+
+    async def _expire_links(self, _place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            return again(await delete_expired_links(transaction, now=self._runtime.clock(), most=LARGE), LARGE)
+
+    async def _expire_commands(self, _place: str | None) -> Batch:
+        stale = (
+            select(VersionCommand.id)
+            .where(VersionCommand.created_at < self._runtime.clock() - _STALE_COMMAND)
+            .limit(LARGE)
+        )
+        gone = delete(VersionCommand).where(VersionCommand.id.in_(stale)).returning(VersionCommand.id)
+        async with self._runtime.database.write() as transaction:
+            deleted = await transaction.execute(gone.execution_options(synchronize_session=False))
+            return again(len(deleted.all()), LARGE)
+
+    async def _expire_checkpoints(self, _place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            folders = await delete_expired(transaction, now=self._runtime.clock(), most=SMALL)
+        await self.folders.remove_checkpoints(folders)
+        return again(len(folders), SMALL)
+
+    async def _retire_versions(self, place: str | None) -> Batch:
+        now, settings = self._runtime.clock(), self._runtime.settings
+        rules = VersionRules(
+            newest=settings.retention_sampler_versions,
+            idle_since=now - settings.retention_sampler_idle,
+            ended_before=now - settings.result_grace,
+        )
+        async with self._runtime.database.write() as transaction:
+            after = None if place is None else Place.parse(place)
+            retired = await retire_versions(transaction, rules, after=after, most=SMALL)
+        await self.folders.remove_checkpoints(retired.folders)
+        return Batch(len(retired.folders), _text(retired.next))
+
+    async def _remove_snapshots(self, _place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            folders = await drop_snapshots(transaction, most=SMALL)
+        await self.folders.remove(folders)
+        return again(len(folders), SMALL)
+
+    # --- what nobody asks for any more -----------------------------------------------------------------------------
+
+    async def _prune_results(self, _place: str | None) -> Batch:
+        now = self._runtime.clock()
+        async with self._runtime.database.write() as transaction:
+            finished_before = now - self._runtime.settings.result_grace
+            return again(await prune(transaction, finished_before=finished_before, now=now), PRUNE_BATCH)
+
+    async def _drop_payloads(self, _place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            runs = await drop_covered_payloads(transaction)
+        return Batch(runs, "more" if runs else None)
+
+    async def _forget_operations(self, place: str | None) -> Batch:
+        before = self._runtime.clock() - self._runtime.settings.retention_operations
+        async with self._runtime.database.write() as transaction:
+            rows, further = await forget_operations(transaction, before=before, after=int(place or 0))
+        return Batch(rows, None if further is None else str(further))
+
+    async def _forget_sessions(self, place: str | None) -> Batch:
+        before = self._runtime.clock() - self._runtime.settings.retention_sessions
+        async with self._runtime.database.write() as transaction:
+            after = None if place is None else Place.parse(place)
+            forgotten = await forget_sessions(transaction, before=before, after=after, most=LARGE)
+        return Batch(forgotten.rows, _text(forgotten.next))
+
+    async def _forget_runs(self, place: str | None) -> Batch:
+        before = self._runtime.clock() - self._runtime.settings.retention_runs
+        async with self._runtime.database.write() as transaction:
+            after = None if place is None else Place.parse(place)
+            forgotten = await forget_runs(transaction, before=before, after=after, most=SMALL)
+        return Batch(forgotten.rows, _text(forgotten.next))
+
+    async def _remove_orphans(self, _place: str | None) -> Batch:
+        return Batch(await self.folders.remove_orphans(settled=True))
+
+
+def _text(place: Place | None) -> str | None:
+    return None if place is None else str(place)

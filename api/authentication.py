@@ -8,18 +8,18 @@ from api.security_events import note_refused_key
 from api.services import Services
 from contracts.errors import Unauthenticated
 from contracts.ids import TenantId
-from telemetry.context import note_tenant
+from telemetry.context import note_caller
 
 
 async def get_caller(request: Request, services: Services) -> TenantId:
     """Return the tenant whose key is in ``X-API-Key`` or in ``Authorization: Bearer``. Raises ``Unauthenticated``."""
     try:
-        tenant = await services.batched_reads.keys.authenticate(presented_key(request))
+        holder = await services.batched_reads.keys.authenticate(presented_key(request))
     except Unauthenticated:
         note_refused_key(request, presented_key(request))
         raise
-    note_tenant(tenant)
-    return tenant
+    note_caller(holder.tenant, holder.key_id)
+    return holder.tenant
 
 
 def presented_key(request: Request) -> str | None:

@@ -16,7 +16,11 @@ from telemetry.context import current_work
 
 @dataclass(frozen=True, slots=True)
 class SampleSubmission:
-    """A sample of ``tenant`` from ``sampler``. ``obstacle`` is the reason why the sampler takes no new work, if any."""
+    """A sample of ``tenant`` from ``sampler``.
+
+    - ``obstacle``: the reason why the sampler takes no new work, if any.
+    - ``may_return``: a client that has lost the connection can find the sample again by repeating its request.
+    """
 
     tenant: TenantId
     sampler: SamplerId
@@ -24,6 +28,7 @@ class SampleSubmission:
     base_model: str
     sample: SampleRequest
     obstacle: SessionEnded | NotFound | None = None
+    may_return: bool = True
 
     def operation(self, context_length: int) -> NewOperation:
         """Return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""
@@ -38,6 +43,7 @@ class SampleSubmission:
             tokens=len(self.sample.prompt),
             demand=demand_of(self.sample, context_length),
             trace_id=current_work().trace_id,
+            key_id=current_work().key_id,
         )
 
 

@@ -6,9 +6,11 @@ from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
+from api.departures import Departures
 from contracts.base_model import BaseModelFacts
 from contracts.errors import UnknownBaseModel
 from contracts.vocabulary import BaseVocabulary
+from ledger.revocations import Revocations
 from ledger.runtime import Runtime
 from ledger.sample_intake import SampleIntake
 from telemetry.readiness import Readiness
@@ -40,6 +42,8 @@ class ApiServices:
     readiness: Readiness
     limits: Limits
     """Limits of a tenant without values of its own."""
+    revocations: Revocations
+    departures: Departures
 
     @classmethod
     def over(
@@ -54,7 +58,8 @@ class ApiServices:
         defaults = Limits.of(runtime.settings)
         intake = SampleIntake(database, runtime.ledger, clock, runtime.telemetry, defaults=defaults)
         reads = BatchedReads(KeyReader(database), SamplerReader(database, clock))
-        return cls(runtime, reads, intake, bases, vocabularies, readiness, defaults)
+        revocations, departures = Revocations(database, runtime.ledger, clock), Departures(runtime)
+        return cls(runtime, reads, intake, bases, vocabularies, readiness, defaults, revocations, departures)
 
     def base(self, name: str) -> BaseModelFacts:
         """Return the facts of the served base model ``name``. Raises ``UnknownBaseModel``; never falls back to another."""

@@ -96,6 +96,7 @@ async def _operation(
         tokens=_tokens(payload),
         trainer=run.trainer,
         trace_id=current_work().trace_id,
+        key_id=current_work().key_id,
     )
 
 

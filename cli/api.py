@@ -33,6 +33,8 @@ async def serve_api(settings: Settings) -> None:
         stack.callback(announcing.cancel)
         present = asyncio.create_task(PresenceNotes(runtime).run(), name="presence")
         stack.callback(present.cancel)
+        revocations = asyncio.create_task(services.revocations.run(), name="revocations")
+        stack.callback(revocations.cancel)
         server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
         listener.listen(server.config.backlog)

@@ -57,6 +57,7 @@ async def serve(settings: Settings) -> None:
     metrics = AsyncExitStack()
     await metrics.enter_async_context(serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True))
     await runner.start()
+    revocations = asyncio.create_task(services.revocations.run(), name="revocations")
     server = ApiServer(services, settings, wakeups)
     server.end_on_signals()
     try:
@@ -67,6 +68,7 @@ async def serve(settings: Settings) -> None:
         await server.serve(sockets=[listener])
     finally:
         log.info("finishing the pass in hand and writing snapshots")
+        revocations.cancel()
         await runner.stop()
         await metrics.aclose()
         await database.close()

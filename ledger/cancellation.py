@@ -19,7 +19,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Row, Table, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import RunUnloaded, WeftError
+from contracts.errors import Cancelled, RunUnloaded, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
@@ -74,8 +74,23 @@ class OfKey:
     key: int
 
 
-Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey
+@dataclass(frozen=True, slots=True)
+class OfEndedSessions:
+    """Selects the operations of all sessions that have ended: a net for those accepted while their session ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfRevokedKeys:
+    """Selects the operations of all revoked API keys: a net for those accepted while their key was revoked."""
+
+
+Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey | OfEndedSessions | OfRevokedKeys
 """Selects pending operations by one of their owners."""
+
+
+def session_ended() -> Cancelled:
+    """Return the error of an operation whose session ended before it was done."""
+    return Cancelled("cancelled: the session of this request has ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +202,11 @@ def _samples_of(selection: Selection) -> list[ColumnElement[bool]]:
             return [operations.c.tenant_id == tenant_id]
         case OfKey(key):
             return [operations.c.tenant_id == _owner_of(key), operations.c.key_id == key]
+        case OfEndedSessions():
+            ended = select(_samplers.c.id).join_from(_samplers, _sessions, _sessions.c.id == _samplers.c.session_id)
+            return [ended.where(_samplers.c.id == operations.c.lane, _sessions.c.ended_at.is_not(None)).exists()]
+        case OfRevokedKeys():
+            return [_is_of_revoked_key()]
 
 
 def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
@@ -203,6 +223,15 @@ def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
             return [runs.c.tenant_id == tenant_id]
         case OfKey(key):
             return [runs.c.tenant_id == _owner_of(key), operations.c.key_id == key]
+        case OfEndedSessions():
+            ended = select(_sessions.c.id).where(_sessions.c.id == runs.c.session_id, _sessions.c.ended_at.is_not(None))
+            return [ended.exists()]
+        case OfRevokedKeys():
+            return [_is_of_revoked_key()]
+
+
+def _is_of_revoked_key() -> ColumnElement[bool]:
+    return select(_keys.c.id).where(_keys.c.id == operations.c.key_id, _keys.c.revoked_at.is_not(None)).exists()
 
 
 def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -208,6 +208,11 @@ class Settings(LimitSettings, RetentionSettings):
     result_grace: timedelta = Field(
         default=timedelta(hours=1), description="Time for which the result of a finished future can be retrieved."
     )
+    reconnect_grace: timedelta = Field(
+        default=timedelta(seconds=5),
+        description="Time for which a streamed sample goes on after its client has lost the connection. Sent again with "
+        "the same seq_id or Idempotency-Key, the request finds the sample; otherwise the sample is cancelled.",
+    )
     session_timeout: timedelta = Field(
         default=timedelta(hours=1),
         description="Time without a heartbeat or training request after which a session is ended.",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import getrandbits
 
 from contracts.ledger_records import ReadyOperation
@@ -20,13 +20,14 @@ class WorkContext:
     """Ids of the current work; None where there is none.
 
     ``trace_id`` has 32 hexadecimal digits. ``span_id`` has 16 and names the current request's span; it is set only while
-    traces are on.
+    traces are on. ``key_id`` is the number of the API key that the request carries.
     """
 
     trace_id: str | None = None
     tenant: str | None = None
     operation: str | None = None
     span_id: str | None = None
+    key_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,9 @@ def begin_work(trace_id: str, span_id: str | None = None) -> None:
     _current.set(WorkContext(trace_id=trace_id, span_id=span_id))
 
 
-def note_tenant(tenant: str) -> None:
-    """Add the tenant to the running task's context."""
-    work = _current.get()
-    _current.set(WorkContext(work.trace_id, tenant, work.operation, work.span_id))
+def note_caller(tenant: str, key_id: int) -> None:
+    """Add the tenant who sent the request, and the key that it carries, to the running task's context."""
+    _current.set(replace(_current.get(), tenant=tenant, key_id=key_id))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import CheckpointPath
 from store.clock import Clock
-from store.tables import Checkpoint, DownloadLink
+from store.tables import ApiKey, Checkpoint, DownloadLink
 from tenants.checkpoints import find_checkpoint
 
 LINK_LIFE = timedelta(hours=1)
@@ -28,8 +28,18 @@ class Link:
     expires_at: datetime
 
 
-async def make_link(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> Link:
-    """Make a link to the tenant's checkpoint. Raises ``NotFound``."""
+@dataclass(frozen=True, slots=True)
+class FollowedLink:
+    """A live link's ``directory``, relative to the data folder, and the key that it was made with."""
+
+    directory: str
+    key_id: int | None
+
+
+async def make_link(
+    transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock, *, key_id: int | None = None
+) -> Link:
+    """Make a link to the tenant's checkpoint, which ends with the key ``key_id``. Raises ``NotFound``."""
     checkpoint, _ = await find_checkpoint(transaction, tenant, path, clock)
     secret, now = secrets.token_urlsafe(_SECRET_BYTES), clock()
     link = DownloadLink(
@@ -38,26 +48,31 @@ async def make_link(transaction: AsyncSession, tenant: TenantId, path: Checkpoin
         checkpoint_id=checkpoint.id,
         created_at=now,
         expires_at=now + LINK_LIFE,
+        key_id=key_id,
     )
     transaction.add(link)
     await transaction.flush()
     return Link(secret, checkpoint.directory, link.expires_at)
 
 
-async def linked_directory(session: AsyncSession, secret: str, clock: Clock) -> str:
-    """Return the folder behind the link. Raises ``NotFound`` when the link or its checkpoint has expired."""
+async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> FollowedLink:
+    """Return what is behind the link. Raises ``NotFound`` when link or checkpoint has expired, or the key is revoked."""
     now = clock()
     row = (
         await session.execute(
-            select(Checkpoint.directory, Checkpoint.expires_at)
+            select(Checkpoint.directory, Checkpoint.expires_at, DownloadLink.key_id)
             .join(DownloadLink, DownloadLink.checkpoint_id == Checkpoint.id)
-            .where(DownloadLink.secret_hash == _hash(secret), DownloadLink.expires_at > now)
+            .outerjoin(ApiKey, ApiKey.id == DownloadLink.key_id)
+            .where(
+                DownloadLink.secret_hash == _hash(secret),
+                DownloadLink.expires_at > now,
+                ApiKey.revoked_at.is_(None),
+            )
         )
     ).one_or_none()
     if row is None or (row.expires_at is not None and row.expires_at <= now):
         raise NotFound("this link has expired, or never was; ask for another")
-    directory: str = row.directory
-    return directory
+    return FollowedLink(row.directory, row.key_id)
 
 
 async def delete_expired_links(transaction: AsyncSession, *, now: datetime, most: int) -> int:

@@ -8,6 +8,7 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -37,10 +38,19 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class RevokedKey:
-    """A key that was revoked, by the part of it that is no secret."""
+    """A key that was revoked: its number, and the part of it that is no secret."""
 
+    id: int
     prefix: str
     tenant: TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder:
+    """A live key's tenant, and the key's number."""
+
+    tenant: TenantId
+    key_id: int
 
 
 async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -> TenantId:
@@ -99,7 +109,10 @@ async def describe_key(session: AsyncSession, tenant: TenantId, secret: str) -> 
 
 
 async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) -> RevokedKey:
-    """Revoke a key at once, given its shown prefix or its whole secret. Revoking again does nothing. Raises ``NotFound``."""
+    """Revoke a key at once, given its shown prefix or its whole secret. Raises ``NotFound``.
+
+    Revoking again does nothing. What the key has begun is ended by ``ledger.revocations``.
+    """
     shown = shown_prefix(prefix)
     found = await transaction.scalar(select(ApiKey).where(ApiKey.prefix == shown))
     if found is None:
@@ -107,11 +120,17 @@ async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) ->
     await transaction.execute(
         update(ApiKey).where(ApiKey.id == found.id, ApiKey.revoked_at.is_(None)).values(revoked_at=clock())
     )
-    return RevokedKey(shown, TenantId(found.tenant_id))
+    return RevokedKey(found.id, shown, TenantId(found.tenant_id))
+
+
+async def keys_revoked_since(session: AsyncSession, since: datetime) -> set[int]:
+    """Return the numbers of all tenants' keys that were revoked after ``since``."""
+    return set(await session.scalars(select(ApiKey.id).where(ApiKey.revoked_at > since)))
 
 
 # Built once: every request begins with this query.
 _BY_PREFIX = select(
+    ApiKey.__table__.c.id,
     ApiKey.__table__.c.prefix,
     ApiKey.__table__.c.tenant_id,
     ApiKey.__table__.c.secret_hash,
@@ -126,8 +145,8 @@ class KeyReader:
         self._database = database
         self._rows: Batcher[str, Any] = Batcher(self._read)
 
-    async def authenticate(self, secret: str | None) -> TenantId:
-        """Return the tenant of the live key ``secret``. Raises ``Unauthenticated``, with one message for every cause."""
+    async def authenticate(self, secret: str | None) -> KeyHolder:
+        """Return the holder of the live key ``secret``. Raises ``Unauthenticated``, with one message for every cause."""
         refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
         if not secret or not secret.startswith(KEY_PREFIX):
             raise refusal
@@ -136,7 +155,7 @@ class KeyReader:
         matches = hmac.compare_digest(stored, _hash(secret))
         if row is None or not matches or row.revoked_at is not None:
             raise refusal
-        return TenantId(row.tenant_id)
+        return KeyHolder(TenantId(row.tenant_id), row.id)
 
     async def _read(self, prefixes: Sequence[str]) -> list[Any]:
         async with self._database.read() as session:

@@ -110,6 +110,17 @@ async def heartbeat(session: AsyncSession, tenant: TenantId, session_id: str, cl
         raise HeartbeatRefused(f"session {found.id} has ended ({found.end_reason})")
 
 
+async def keep_session_alive(session: AsyncSession, sampler: str, clock: Clock) -> None:
+    """Record, in one statement, that a client of the sampler's session is there. An ended session stays ended."""
+    of_sampler = select(Sampler.session_id).where(Sampler.id == sampler).scalar_subquery()
+    await session.execute(
+        update(Session)
+        .where(Session.id == of_sampler, Session.ended_at.is_(None))
+        .values(last_seen_at=clock())
+        .execution_options(synchronize_session=False)
+    )
+
+
 async def finish_session(
     transaction: AsyncSession, tenant: TenantId, session_id: str, *, reason: str, detail: str | None, clock: Clock
 ) -> None:

@@ -96,7 +96,7 @@ async def chat_completions(
     opened = generation(services, caller, request, body, prompts=[prompt], model=model)
     if body.stream:
         return await streamed_response(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)
-    return await full_response(opened, head=_head, choice=_choice)
+    return await full_response(request, opened, head=_head, choice=_choice)
 
 
 def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:

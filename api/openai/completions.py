@@ -71,7 +71,7 @@ async def completions(
     opened = generation(services, caller, request, body, prompts=_prompts(body.prompt), model=model)
     if body.stream:
         return await streamed_response(opened, head=_head, opening=None, part=_part, end=_end)
-    return await full_response(opened, head=_head, choice=_choice)
+    return await full_response(request, opened, head=_head, choice=_choice)
 
 
 def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:

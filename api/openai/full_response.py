@@ -4,8 +4,10 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from api.disconnects import unless_client_leaves
 from api.openai.choices import usage
 from api.openai.generation import Generation
 from contracts.operations import SampledSequence
@@ -14,16 +16,28 @@ RenderChoice = Callable[[Generation, SampledSequence], dict[str, Any]]
 """Renders a finished choice without its ``index`` and ``finish_reason``."""
 
 
+_CLIENT_CLOSED = 499
+"""Status of an answer that nobody reads, as proxies log it."""
+
+
 async def full_response(
+    request: Request,
     opened: AbstractAsyncContextManager[Generation],
     *,
     head: Callable[[Generation], dict[str, Any]],
     choice: RenderChoice,
-) -> JSONResponse:
-    """Wait until every sequence has ended, and answer with all of them.
+) -> Response:
+    """Wait until every sequence has ended, and answer with all of them. A client that leaves ends its samples.
 
     Raises the error that refuses the request or that ended a sample.
     """
+    answer = await unless_client_leaves(request, _full(opened, head, choice))
+    return Response(status_code=_CLIENT_CLOSED) if answer is None else answer
+
+
+async def _full(
+    opened: AbstractAsyncContextManager[Generation], head: Callable[[Generation], dict[str, Any]], choice: RenderChoice
+) -> JSONResponse:
     async with opened as made:
         sequences = await made.sequences()
         choices = [

@@ -135,9 +135,12 @@ async def generation(
     facts, settings = services.base(model.base_model), services.runtime.settings
     samples = [sample_request(asked, prompt, facts, vocabulary, settings) for prompt in tokens]
     sampler = await _sampler(services, caller, model)
-    key = request.headers.get("idempotency-key") or uuid4().hex
+    given = request.headers.get("idempotency-key")
+    key = given or uuid4().hex
     submissions = [
-        SampleSubmission(caller, sampler, _number(f"{key}/{place}"), model.base_model, sample)
+        SampleSubmission(
+            caller, sampler, _number(f"{key}/{place}"), model.base_model, sample, may_return=given is not None
+        )
         for place, sample in enumerate(samples)
     ]
     async with AsyncExitStack() as stack:

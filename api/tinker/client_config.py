@@ -25,7 +25,7 @@ class DynamicConfig(BaseModel):
     """Flags that a live SDK client fetches again every ``refresh_interval_sec``."""
 
     refresh_interval_sec: int = 300
-    sample_cancel_enabled: bool = False
+    sample_cancel_enabled: bool = True
     sample_cancel_max_batch_size: int = 64
 
 

@@ -5,7 +5,7 @@ A link carries a secret of its own, because the programs that download send no A
 
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from email.utils import format_datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
 from api.authentication import Caller
+from api.endable_response import EndableResponse
 from api.json_body import PathId
 from api.public_address import public_address
 from api.security_events import note_access
@@ -22,8 +23,9 @@ from api.services import ApiServices, Services
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import parse_path
+from telemetry.context import current_work
 from telemetry.security import SecurityEvent
-from tenants.downloads import Link, linked_directory, make_link
+from tenants.downloads import Link, follow_link, make_link
 
 router = APIRouter(tags=["downloads"])
 
@@ -64,21 +66,22 @@ async def file_urls(
 
 
 @router.get("/downloads/{secret}/archive.tar", response_class=StreamingResponse)
-async def download_archive(services: Services, request: Request, secret: PathId) -> StreamingResponse:
+async def download_archive(services: Services, request: Request, secret: PathId) -> Response:
     """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``."""
-    folder = await _folder(services, secret)
+    folder, is_ended = await _followed(services, secret)
     note_access(request, SecurityEvent.DOWNLOADED, f"{folder.name}/archive.tar")
-    return StreamingResponse(_tar(folder), media_type="application/x-tar")
+    return EndableResponse(StreamingResponse(_tar(folder), media_type="application/x-tar"), is_ended)
 
 
 @router.get("/downloads/{secret}/files/{file}", response_class=FileResponse)
-async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> FileResponse:
+async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> Response:
     """Download one of the files behind a link. Raises ``NotFound``."""
-    found = [path for path in _files(await _folder(services, secret)) if path.name == file]
+    folder, is_ended = await _followed(services, secret)
+    found = [path for path in _files(folder) if path.name == file]
     if not found:
         raise NotFound(f"the checkpoint has no file {file[:100]!r}; external_weights_urls lists its files")
     note_access(request, SecurityEvent.DOWNLOADED, f"{found[0].parent.name}/{file}")
-    return FileResponse(found[0], media_type="application/octet-stream")
+    return EndableResponse(FileResponse(found[0], media_type="application/octet-stream"), is_ended)
 
 
 async def _link(
@@ -86,14 +89,18 @@ async def _link(
 ) -> Link:
     path = parse_path(f"tinker://{run_id}/{segment}/{name}", field="checkpoint_id")
     async with services.runtime.database.write() as transaction:
-        link = await make_link(transaction, caller, path, services.runtime.clock)
+        key = current_work().key_id
+        link = await make_link(transaction, caller, path, services.runtime.clock, key_id=key)
     note_access(request, SecurityEvent.LINK_MADE, str(path))
     return link
 
 
-async def _folder(services: ApiServices, secret: str) -> Path:
+async def _followed(services: ApiServices, secret: str) -> tuple[Path, Callable[[], bool]]:
+    """Return the folder behind the link, and a function that tells whether the link's key has been revoked since."""
     async with services.runtime.database.read() as session:
-        return services.runtime.data_folder.path(await linked_directory(session, secret, services.runtime.clock))
+        link = await follow_link(session, secret, services.runtime.clock)
+    folder = services.runtime.data_folder.path(link.directory)
+    return folder, lambda: link.key_id is not None and services.revocations.is_revoked(link.key_id)
 
 
 def _files(folder: Path) -> list[Path]:

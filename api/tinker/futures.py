@@ -11,10 +11,11 @@ from api.json_body import json_body
 from api.services import ApiServices, Services
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.results import encode_result
-from contracts.errors import FutureGone
+from contracts.errors import Cancelled, FutureGone, InvalidRequest
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
+from ledger.cancellation import OfOperation
 from store.tables import RunState
 from tenants.runs import get_run, open_runs
 
@@ -54,6 +55,31 @@ async def retrieve_future(
             return _json({"error": status.error_message or "failed", "category": status.error_category})
         case OperationState.DONE:
             return await _result(services, caller, status, request, announce=bool(body.allow_metadata_only))
+
+
+class CancelRequest(RequestModel):
+    """Request whose result nobody waits for any more."""
+
+    request_id: PlainText
+
+
+@router.post("/cancel_future", status_code=204)
+async def cancel_future(
+    caller: Caller, services: Services, body: Annotated[CancelRequest, json_body(CancelRequest)]
+) -> None:
+    """End a sample that its client has abandoned; one that has ended stays as it is.
+
+    Raises ``NotFound``, and ``InvalidRequest`` for a request that is no sample: a run's operations build on each other.
+    """
+    status = await services.runtime.ledger.status(caller, body.request_id)
+    if status.kind is not OperationKind.SAMPLE:
+        raise InvalidRequest(
+            f"request_id: a {status.kind} cannot be cancelled, only samples can; leave its result unread"
+        )
+    if status.state is OperationState.PENDING:
+        async with services.runtime.database.write() as transaction:
+            error = Cancelled("cancelled by the client that sent it")
+            await services.runtime.ledger.cancel(transaction, OfOperation(status.id, caller), error, only_samples=True)
 
 
 async def _result(

@@ -6,6 +6,8 @@ from pydantic import BaseModel
 from api.authentication import Caller, presented_key
 from api.security_events import note_access
 from api.services import Services
+from ledger.cancellation import OfKey
+from ledger.revocations import key_revoked
 from telemetry.security import SecurityEvent
 from tenants.keys import describe_key, revoke_key
 
@@ -55,7 +57,9 @@ async def get_own_key(caller: Caller, services: Services, request: Request) -> K
 
 @router.delete("/auth/apikey/me", status_code=204)
 async def revoke_own_key(_caller: Caller, services: Services, request: Request) -> None:
-    """Revoke the key that the request carries, at once; other keys stay."""
-    async with services.runtime.database.write() as transaction:
-        revoked = await revoke_key(transaction, prefix=presented_key(request) or "", clock=services.runtime.clock)
+    """Revoke the key that the request carries, and end its samples, at once; other keys stay."""
+    runtime = services.runtime
+    async with runtime.database.write() as transaction:
+        revoked = await revoke_key(transaction, prefix=presented_key(request) or "", clock=runtime.clock)
+        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_revoked(), only_samples=True)
     note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix, actor=revoked.prefix)

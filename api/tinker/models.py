@@ -112,6 +112,7 @@ async def open_run(
                 payload=payload,
                 digest=digest(payload),
                 trace_id=current_work().trace_id,
+                key_id=current_work().key_id,
             )
             request_id = await services.runtime.ledger.accept(transaction, operation)
     return promise(request_id, model_id=run_id)

@@ -36,7 +36,6 @@ class NotOffered:
 NOT_OFFERED = (
     NotOffered("POST", "/auth/token", "send the API key itself in X-API-Key"),
     NotOffered("POST", "/retrieve_futures", _POLL),
-    NotOffered("POST", "/cancel_future", "let the request finish; its result may be left unread"),
     NotOffered("POST", "/join_sampling_session", "cloned samplers pick their seq_ids by themselves"),
     NotOffered("POST", "/create_custom_loss", "forward_backward_custom computes the loss in the client"),
     NotOffered("POST", "/copy_weights", "load the checkpoint into a run and save it there"),

@@ -11,6 +11,7 @@ from api.json_body import PathId, json_body
 from api.paging import Page
 from api.services import Services
 from api.wire.request_model import PlainText, RequestModel
+from ledger.cancellation import OfSession, session_ended
 from tenants import sessions
 
 router = APIRouter(tags=["sessions"])
@@ -117,13 +118,14 @@ async def finish_session(
     session_id: PathId,
     body: Annotated[FinishRequest, json_body(FinishRequest)],
 ) -> None:
-    """End the session; the first reason stays. Raises ``NotFound``."""
+    """End the session, and cancel its samples that have not ended; the first reason stays. Raises ``NotFound``."""
     reason = body.reason or FinishReason()
     detail = None if body.detail is None else body.detail[:_MAX_DETAIL]
     async with services.runtime.database.write() as transaction:
         await sessions.finish_session(
             transaction, caller, session_id, reason=reason.type, detail=detail, clock=services.runtime.clock
         )
+        await services.runtime.ledger.cancel(transaction, OfSession(session_id), session_ended(), only_samples=True)
 
 
 @router.get("/sessions/{session_id}")

@@ -13,7 +13,7 @@ from api.json_body import json_body
 from api.sample_submission import SampleSubmission, tinker_submission
 from api.services import ApiServices, Services
 from api.wire.tinker_requests import AsampleRequest
-from contracts.errors import FutureGone
+from contracts.errors import WeftError
 from contracts.ledger_records import OperationState
 from ledger.token_feed import TokensMade
 
@@ -27,8 +27,9 @@ async def stream_sample(
     """Sample as with ``asample``, and stream the tokens while they are made.
 
     The events are ``accepted``, any number of ``tokens``, then ``done`` or ``error``. ``done`` repeats every sequence
-    whole, so a client that lost the stream and sends the request again with the same ``seq_id`` misses nothing. A pause
-    or a new version of the adapter does not end the stream. Raises as ``asample``.
+    whole, so a client that lost the stream and sends the request again with the same ``seq_id`` misses nothing; it has
+    ``WEFT_RECONNECT_GRACE`` to do so, then the sample is cancelled. A pause or a new version of the adapter does not end
+    the stream. Raises as ``asample``.
     """
     events = _events(services, await tinker_submission(services, caller, body))
     # The first event is made before the response begins, so that a refusal has a status of its own.
@@ -70,13 +71,13 @@ def _tokens(made: Iterable[TokensMade]) -> Iterable[bytes]:
 
 
 async def _end(sample: FollowedSample) -> bytes:
-    status = await sample.status()
-    if status.state is OperationState.FAILED:
-        return _event("error", {"error": status.error_message or "failed", "code": status.error_code})
     try:
+        status = await sample.status()
+        if status.state is OperationState.FAILED:
+            return _event("error", {"error": status.error_message or "failed", "code": status.error_code})
         result = await sample.output()
-    except FutureGone as gone:
-        return _event("error", {"error": gone.message, "code": gone.code})
+    except WeftError as error:
+        return _event("error", {"error": error.message, "code": error.code})
     sequences = [
         {
             "stop_reason": sequence.stop_reason,

@@ -35,7 +35,7 @@ class ApiKey(Base):
     secret_hash: Mapped[bytes]
     note: Mapped[str] = mapped_column(String(200), default="")
     created_at: Mapped[datetime]
-    revoked_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
 class UsageDay(Base):

@@ -16,9 +16,9 @@ async def test_client_config_has_the_flags_of_the_protobuf_path(cats) -> None:
     }
 
 
-async def test_dynamic_config_turns_cancelling_off(cats) -> None:
+async def test_dynamic_config_turns_the_cancelling_of_samples_on(cats) -> None:
     answer = (await cats.http.post("/client/dynamic_config", json={"sdk_version": "0.38.0"})).json()
-    assert not ClientDynamicConfigResponse.model_validate(answer).sample_cancel_enabled
+    assert ClientDynamicConfigResponse.model_validate(answer).sample_cancel_enabled
 
 
 async def test_capabilities_list_the_served_bases(cats) -> None:

@@ -1,10 +1,15 @@
 """A checkpoint's files over HTTP, by links that need no key and are nobody else's to make."""
 
 import io
+import os
 import tarfile
 
 import httpx
+import pytest
 from tinker import types
+
+from cli.administration import end_key
+from tenants.keys import create_key
 
 
 def _url(run: str, action: str) -> str:
@@ -66,3 +71,39 @@ async def test_a_link_ends_with_its_time_and_with_the_checkpoint(cats, clock) ->
     await cats.http.delete(f"/training_runs/{run}/checkpoints/weights/ck1")
     assert (await _fetched(cats, second)).status_code == 404
     assert (await _fetched(cats, second.replace("downloads/", "downloads/x"))).status_code == 404
+
+
+async def test_a_link_ends_with_the_key_that_made_it_and_so_does_a_download(cats, dogs) -> None:
+    """The key is revoked in the middle of a download; links of other keys and tenants stay."""
+    run, theirs = await cats.run(), await dogs.run()
+    folder = await cats.checkpoint(run, "ck1")
+    os.truncate(folder / "adapter_model.safetensors", 2**26)
+    await dogs.checkpoint(theirs, "ck1")
+    async with cats.service.database.write() as transaction:
+        key = await create_key(transaction, tenant=cats.id, note="", clock=cats.service.clock)
+    async with httpx.AsyncClient(base_url=cats.http.base_url, headers={"X-API-Key": key.secret}) as other:
+        ending = (await other.get(_url(run, "archive"))).headers["location"]
+        files = (await other.get(_url(run, "external_weights_urls"))).json()["urls"]
+    staying = [
+        (await cats.http.get(_url(run, "archive"))).headers["location"],
+        (await dogs.http.get(_url(theirs, "archive"))).headers["location"],
+    ]
+    file = files["adapter_model.safetensors"]
+    async with (
+        httpx.AsyncClient() as stranger,
+        stranger.stream("GET", ending) as archive,
+        stranger.stream("GET", file) as alone,
+    ):
+        parts = [answer.aiter_bytes() for answer in (archive, alone)]
+        for part in parts:
+            await anext(part)
+        await end_key(cats.service.database, key.secret)
+        await cats.service.services.revocations.look()
+        for part in parts:
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in part:
+                    pass
+    for url in (ending, file):
+        assert (await _fetched(cats, url)).status_code == 404
+    for url in staying:
+        assert (await _fetched(cats, url)).status_code == 200

@@ -9,7 +9,7 @@ import pytest
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, OptimStep
-from telemetry.context import TraceParent, begin_work, current_work, note_tenant, parse_traceparent, working_on
+from telemetry.context import TraceParent, begin_work, current_work, note_caller, parse_traceparent, working_on
 from telemetry.logs import configure_logging
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -74,7 +74,7 @@ def test_a_text_line_ends_with_the_ids() -> None:
 
 async def test_work_is_noted_for_the_running_task_only() -> None:
     begin_work(TRACE, SPAN)
-    note_tenant("t-2")
+    note_caller("t-2", 1)
     assert (current_work().trace_id, current_work().span_id, current_work().tenant) == (TRACE, SPAN, "t-2")
     with working_on(operation()):
         assert current_work().tenant == "t-1"

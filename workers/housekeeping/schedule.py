@@ -10,6 +10,7 @@ class StepName(StrEnum):
     """Name of a step: in the database, in metrics, as an option of `weft housekeeping` and in a Celery task."""
 
     END_SESSIONS = "end-sessions"
+    CANCEL_SAMPLES = "cancel-samples"
     END_RUNS = "end-runs"
     OPEN_GATES = "open-gates"
     REAP_PROCESSES = "reap-processes"

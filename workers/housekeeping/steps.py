@@ -6,7 +6,9 @@ from datetime import timedelta
 from sqlalchemy import delete, select
 
 from contracts.errors import SessionEnded
+from ledger.cancellation import OfEndedSessions, OfRevokedKeys, session_ended
 from ledger.pruning import PRUNE_BATCH, drop_covered_payloads, forget_operations, prune
+from ledger.revocations import key_revoked
 from ledger.runtime import Runtime
 from store.tables import VersionCommand
 from store.walk import Place
@@ -35,6 +37,7 @@ class HousekeepingSteps:
         self.folders = FolderRemoval(runtime)
         works = {
             StepName.END_SESSIONS: self._end_sessions,
+            StepName.CANCEL_SAMPLES: self._cancel_samples,
             StepName.END_RUNS: self._end_runs,
             StepName.OPEN_GATES: self._open_gates,
             StepName.REAP_PROCESSES: self._reap_processes,
@@ -62,6 +65,14 @@ class HousekeepingSteps:
                 return Batch(0)
             ended = await end_silent_sessions(transaction, silent_since=now - timeout, now=now, most=LARGE)
         return again(ended, LARGE)
+
+    async def _cancel_samples(self, _place: str | None) -> Batch:
+        """Cancel the samples of ended sessions and of revoked keys."""
+        ledger = self._runtime.ledger
+        async with self._runtime.database.write() as transaction:
+            ended = await ledger.cancel(transaction, OfEndedSessions(), session_ended(), only_samples=True)
+            ended += await ledger.cancel(transaction, OfRevokedKeys(), key_revoked(), only_samples=True)
+        return Batch(len(ended))
 
     async def _end_runs(self, _place: str | None) -> Batch:
         ended_before = self._runtime.clock() - self._runtime.settings.result_grace

@@ -7,12 +7,14 @@ Revises: 0010
 import sqlalchemy as sa
 from alembic import op
 
+from migrations.online import add_column, build_index, drop_index
+
 revision = "0011"
 down_revision = "0010"
 branch_labels = None
 depends_on = None
 
-_PENDING_SAMPLE = sa.text("state = 'pending' AND kind = 'sample'")
+_PENDING_SAMPLE = "state = 'pending' AND kind = 'sample'"
 _PARTIAL = (
     (
         "ix_operations_pending_bytes",
@@ -32,16 +34,13 @@ def _number(name: str) -> sa.Column[int]:
 
 def upgrade() -> None:
     """Apply. Adding a column with a constant default rewrites no table."""
-    op.add_column("tenants", sa.Column("limits", sa.JSON(), nullable=True))
-    op.add_column("operations", _number("payload_bytes"))
-    op.add_column("operations", _number("reserved_tokens"))
-    op.add_column("runs", _number("snapshot_bytes"))
+    add_column("tenants", sa.Column("limits", sa.JSON(), nullable=True))
+    add_column("operations", _number("payload_bytes"))
+    add_column("operations", _number("reserved_tokens"))
+    add_column("runs", _number("snapshot_bytes"))
     for name, table, columns, condition in _PARTIAL:
-        where = sa.text(condition)
-        op.create_index(name, table, columns, unique=False, sqlite_where=where, postgresql_where=where)
-    op.create_index(
-        op.f("ix_checkpoints_tenant_id_size_bytes"), "checkpoints", ["tenant_id", "size_bytes"], unique=False
-    )
+        build_index(name, table, columns, where=condition)
+    build_index("ix_checkpoints_tenant_id_size_bytes", "checkpoints", ["tenant_id", "size_bytes"])
     _index_pending_samples(["tenant_id", "reserved_tokens"])
 
 
@@ -59,12 +58,5 @@ def downgrade() -> None:
 
 
 def _index_pending_samples(columns: list[str]) -> None:
-    op.drop_index("ix_operations_pending_samples", table_name="operations")
-    op.create_index(
-        "ix_operations_pending_samples",
-        "operations",
-        columns,
-        unique=False,
-        sqlite_where=_PENDING_SAMPLE,
-        postgresql_where=_PENDING_SAMPLE,
-    )
+    drop_index("ix_operations_pending_samples", "operations")
+    build_index("ix_operations_pending_samples", "operations", columns, where=_PENDING_SAMPLE)

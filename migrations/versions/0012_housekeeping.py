@@ -7,6 +7,8 @@ Revises: 0011
 import sqlalchemy as sa
 from alembic import op
 
+from migrations.online import add_column, build_index, drop_index
+
 revision = "0012"
 down_revision = "0011"
 branch_labels = None
@@ -50,6 +52,7 @@ def upgrade() -> None:
         sa.Column("behind_since", sa.DateTime(timezone=True), nullable=True),
         sa.Column("failing_since", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_housekeeping_steps")),
+        if_not_exists=True,
     )
     op.create_table(
         "service_presence",
@@ -57,13 +60,13 @@ def upgrade() -> None:
         sa.Column("present_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("back_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_service_presence")),
+        if_not_exists=True,
     )
-    op.add_column("runs", sa.Column("payloads_dropped_to", sa.BigInteger(), server_default="-1", nullable=False))
+    add_column("runs", sa.Column("payloads_dropped_to", sa.BigInteger(), server_default="-1", nullable=False))
     for name, table, columns, condition in _PARTIAL:
-        where = sa.text(condition)
-        op.create_index(name, table, columns, unique=False, sqlite_where=where, postgresql_where=where)
-    op.drop_index(op.f("ix_sessions_last_seen_at"), table_name="sessions")
-    op.drop_index("ix_operation_payloads_kept", table_name="operation_payloads")
+        build_index(name, table, columns, where=condition)
+    drop_index("ix_sessions_last_seen_at", "sessions")
+    drop_index("ix_operation_payloads_kept", "operation_payloads")
     op.drop_column("operation_payloads", "kept_for_replay")
 
 

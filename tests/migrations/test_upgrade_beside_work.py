@@ -154,7 +154,8 @@ def test_revisions_change_large_tables_beside_the_writers() -> None:
     for path in sorted(VERSIONS.glob("[0-9]*.py")):
         if int(path.name[:4]) < 11:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        steps = [step for step in ast.parse(path.read_text()).body if getattr(step, "name", "") != "downgrade"]
+        for node in (node for step in steps for node in ast.walk(step)):
             if isinstance(node, ast.Call) and (place := _TABLE_AT.get(ast.unparse(node.func))) is not None:
                 table = node.args[place] if len(node.args) > place else None
                 if not isinstance(table, ast.Constant) or table.value in LARGE_TABLES:

@@ -13,6 +13,7 @@ from contracts.vocabulary import BaseVocabulary
 from ledger.revocations import Revocations
 from ledger.runtime import Runtime
 from ledger.sample_intake import SampleIntake
+from ledger.training_intake import TrainingIntake
 from telemetry.readiness import Readiness
 from tenants.keys import KeyReader
 from tenants.limits import Limits
@@ -37,6 +38,7 @@ class ApiServices:
     runtime: Runtime
     batched_reads: BatchedReads
     sample_intake: SampleIntake
+    training_intake: TrainingIntake
     bases: Mapping[str, BaseModelFacts]
     vocabularies: Mapping[str, BaseVocabulary]
     readiness: Readiness
@@ -58,8 +60,10 @@ class ApiServices:
         defaults = Limits.of(runtime.settings)
         intake = SampleIntake(database, runtime.ledger, clock, runtime.telemetry, defaults=defaults)
         reads = BatchedReads(KeyReader(database), SamplerReader(database, clock))
+        hold = runtime.settings.poll_hold.total_seconds()
+        training = TrainingIntake(database, runtime.ledger, defaults=defaults, hold_seconds=hold)
         revocations, departures = Revocations(database, runtime.ledger, clock), Departures(runtime)
-        return cls(runtime, reads, intake, bases, vocabularies, readiness, defaults, revocations, departures)
+        return cls(runtime, reads, intake, training, bases, vocabularies, readiness, defaults, revocations, departures)
 
     def base(self, name: str) -> BaseModelFacts:
         """Return the facts of the served base model ``name``. Raises ``UnknownBaseModel``; never falls back to another."""

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 import orjson
 from fastapi import Response
 
+from api.metadata import check_payload_metadata
 from api.services import ApiServices
 from contracts.base_model import BaseModelFacts
 from contracts.codec import digest
-from contracts.errors import RunUnloaded, SessionEnded, WeftError
+from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, RejectedOperation
 from contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
 from telemetry.context import current_work
+from tenants.limits import Limits
 from tenants.runs import RunStanding, run_standing
 
 OFF_LOOP_BYTES = 256 * 1024
@@ -40,7 +42,8 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     """Record the request and return the ``promise`` of its result.
 
     A request that can never run has used up its seq_id, so it is recorded as failed. Raises ``NotFound`` for a run that
-    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``.
+    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``, and ``TooManyOperations``, on which the
+    SDK sends the request again.
     """
     async with services.runtime.database.read() as session:
         run = await run_standing(session, caller, submission.model_id)
@@ -54,10 +57,10 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
         if earlier is None:
             raise
         return promise(earlier, model_id=run.id)
-    async with services.runtime.database.write() as transaction:
-        if isinstance(operation, NewOperation):
-            request_id = await ledger.accept(transaction, operation)
-        else:
+    if isinstance(operation, NewOperation):
+        request_id = await services.training_intake.accept(operation, services.limits.with_own(run.own_limits))
+    else:
+        async with services.runtime.database.write() as transaction:
             request_id = await ledger.reject(transaction, operation)
     return promise(request_id, model_id=run.id)
 
@@ -85,7 +88,7 @@ async def _operation(
             trainer=run.trainer,
             trace_id=current_work().trace_id,
         )
-    return NewOperation(
+    operation = NewOperation(
         tenant=caller,
         lane=run.id,
         seq_id=submission.seq_id,
@@ -98,6 +101,22 @@ async def _operation(
         trace_id=current_work().trace_id,
         key_id=current_work().key_id,
     )
+    try:
+        _check_limits(operation, run, services.limits.with_own(run.own_limits))
+    except InvalidRequest as error:
+        return operation.rejected(error)
+    return operation
+
+
+def _check_limits(operation: NewOperation, run: RunStanding, limits: Limits) -> None:
+    """Raise ``InvalidRequest`` for an operation too far ahead of its run, or with too much metadata."""
+    ahead = operation.seq_id - run.next_seq_id
+    if operation.kind is not OperationKind.UNLOAD_MODEL and ahead > limits.seq_ahead:
+        raise InvalidRequest(
+            f"seq_id {operation.seq_id} is {ahead} ahead of seq_id {run.next_seq_id}, which runs next in this model, and "
+            f"your limit is {limits.seq_ahead}; send the requests between them first"
+        )
+    check_payload_metadata(operation.payload, limits)
 
 
 def promise(

@@ -12,6 +12,7 @@ results and payloads that nothing needs any more.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
 
@@ -66,6 +67,15 @@ from store.tables import Operation, Run
 from telemetry.telemetry import Telemetry
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Id of an accepted request. For new training also the pending training of its tenant, counted with this one."""
+
+    id: RequestId
+    operations: int = 0
+    nbytes: int = 0
+
+
 class Ledger:
     """Reads and writes operations. A method that is given no transaction or session opens its own."""
 
@@ -89,15 +99,20 @@ class Ledger:
 
     async def accept(self, transaction: AsyncSession, new: NewOperation) -> RequestId:
         """Record ``new`` and return its request id; a repeated request gets its first id. Raises ``SequenceConflict``."""
+        return (await self.accept_counted(transaction, new, encode(new.payload))).id
+
+    async def accept_counted(self, transaction: AsyncSession, new: NewOperation, body: bytes) -> Accepted:
+        """Record ``new``, whose encoded payload is ``body``, and count its tenant's pending training."""
         started = time()
-        request_id = await self._insert(transaction, new, state=OperationState.PENDING)
+        accepted = await self._insert(transaction, new, body)
+        request_id = accepted.id
         if new.kind is OperationKind.SAMPLE:
             after_commit(transaction, lambda: self.wakeups.announce(sampling_topic(new.base_model)))
         else:
             await self._announce_training(transaction, new)
         if self._telemetry.traces.is_on:
             after_commit(transaction, partial(self._telemetry.accepted, request_id, new.kind, started=started))
-        return request_id
+        return accepted
 
     async def _announce_training(self, transaction: AsyncSession, new: NewOperation | RejectedOperation) -> None:
         """Wake the run's trainer. A run without one gets a placement row, which is announced until a trainer claims the run."""
@@ -113,28 +128,34 @@ class Ledger:
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a training operation as failed, so that later seq_ids of its run can run. Raises ``SequenceConflict``."""
         await lock_runs(transaction, [rejected.lane])
-        request_id = await self._insert(transaction, rejected, state=OperationState.FAILED)
+        request_id = (await self._insert(transaction, rejected, None)).id
         await advance(transaction, [rejected.lane], self._clock())
         await self._announce_training(transaction, rejected)
         return request_id
 
     async def _insert(
-        self, transaction: AsyncSession, new: NewOperation | RejectedOperation, *, state: OperationState
-    ) -> RequestId:
-        values = new_row(new, self._clock(), state)
+        self, transaction: AsyncSession, new: NewOperation | RejectedOperation, body: bytes | None
+    ) -> Accepted:
+        dialect = transaction.get_bind().dialect.name
+        state = OperationState.FAILED if body is None else OperationState.PENDING
+        values = new_row(new, self._clock(), state, payload_bytes=len(body or b""))
         request_id = RequestId(str(values["id"]))
-        statement = sql.INSERT_UNLESS_PRESENT[transaction.get_bind().dialect.name]
-        inserted = (await transaction.execute(statement, values)).scalar_one_or_none()
+        inserted = (await transaction.execute(sql.INSERT_UNLESS_PRESENT[dialect], values)).scalar_one_or_none()
         if inserted is None:
             found = await self.find(transaction, lane=new.lane, seq_id=new.seq_id, digest=new.digest)
             if found is None:
                 # Housekeeping forgot the old row between both statements. A repeat inserts the new one.
                 raise Unavailable("this request meets one that is being forgotten; send it again")
-            return found
-        if isinstance(new, NewOperation):
-            row = {"operation_id": request_id, "tenant_id": new.tenant, "body": encode(new.payload)}
+            return Accepted(found)
+        if body is None:
+            return Accepted(request_id)
+        if new.kind is OperationKind.SAMPLE:
+            row = {"operation_id": request_id, "tenant_id": new.tenant, "body": body}
             await transaction.execute(sql.INSERT_PAYLOAD, row)
-        return request_id
+            return Accepted(request_id)
+        row = {"operation": request_id, "owner": new.tenant, "payload": body}
+        use = (await transaction.execute(sql.INSERT_COUNTED_PAYLOAD[dialect], row)).one()
+        return Accepted(request_id, use.pending_operations, use.pending_bytes)
 
     # --- running ---------------------------------------------------------------------------------------------------
 

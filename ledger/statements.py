@@ -14,6 +14,8 @@ from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, Tenant
+from tenants.limit_use import training_use
+from tenants.limits import Counted
 
 MAX_READY = 256
 """Most operations decoded by one query: bounds memory. The next query finds the rest."""
@@ -43,6 +45,40 @@ PRESENT = select(operations.c.id).where(operations.c.id.in_(bindparam("ids", exp
 PLACE_UNLESS_PRESENT = {dialect: make(placements).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
 INSERT_PAYLOAD = insert(payloads)
 INSERT_RESULT = insert(results)
+
+_OWNER = bindparam("owner", type_=payloads.c.tenant_id.type)
+_USE = [column.label(name) for name, column in training_use(_OWNER).items()]
+_COUNTED_PAYLOAD = insert(payloads).values(
+    operation_id=bindparam("operation"), tenant_id=_OWNER, body=bindparam("payload")
+)
+# Taken by PostgreSQL until the transaction ends (``ledger.training_intake``).
+_SHARED_LOCK = func.pg_advisory_xact_lock_shared(literal_column(str(int(Counted.TRAINING))), func.hashtext(_OWNER))
+INSERT_COUNTED_PAYLOAD = {
+    "sqlite": _COUNTED_PAYLOAD.returning(*_USE),
+    "postgresql": _COUNTED_PAYLOAD.returning(*_USE, _SHARED_LOCK),
+}
+"""Inserts the payload of a training operation, by dialect, and counts the tenant's pending ones, this one included."""
+
+_waits_behind = operations.alias("waits_behind")
+CLOSES_GAP = select(runs.c.id).where(
+    runs.c.id == bindparam("lane"),
+    runs.c.next_seq_id == bindparam("seq_id"),
+    select(_waits_behind.c.id)
+    .where(
+        _waits_behind.c.lane == bindparam("lane"),
+        _waits_behind.c.seq_id > bindparam("seq_id"),
+        _waits_behind.c.state == literal_column("'pending'"),
+    )
+    .exists(),
+)
+"""Finds the run if accepted operations of it wait for this seq_id."""
+OLDEST_PENDING = (
+    select(operations.c.id)
+    .where(IS_PENDING, IS_TRAINING, operations.c.tenant_id == bindparam("tenant"))
+    .order_by(operations.c.position)
+    .limit(1)
+)
+"""Finds the tenant's pending training operation that was accepted first."""
 
 _READY_COLUMNS = (
     operations.c.id,

@@ -112,6 +112,12 @@ def after_commit(transaction: AsyncSession, callback: Callable[[], None]) -> Non
     transaction.info.setdefault(_AFTER_COMMIT, []).append(callback)
 
 
+async def undo(transaction: AsyncSession) -> None:
+    """Undo all that ``transaction`` has done, and forget its callbacks. Its block goes on, and commits nothing."""
+    await transaction.rollback()
+    transaction.info.pop(_AFTER_COMMIT, None)
+
+
 class Database:
     """Opens sessions for reading and transactions for writing.
 

@@ -1,5 +1,6 @@
 """Training runs: each is one adapter over one base model, owned by one tenant."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import bindparam, func, select, update
@@ -10,7 +11,7 @@ from contracts.ids import RunId, SessionId, TenantId
 from contracts.operations import LoraSettings
 from store.clock import Clock
 from store.inserts import insert_unless_present
-from store.tables import Run, RunState, Session
+from store.tables import Run, RunState, Session, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ class RunStanding:
     state: RunState
     session_end_reason: str | None
     trainer: str | None
+    next_seq_id: int
+    """seq_id of the operation that may run next."""
+    own_limits: Mapping[str, int] | None
+    """Limits that the tenant has of its own."""
 
     def check_open(self) -> None:
         """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run accepts work."""
@@ -101,9 +106,15 @@ class RunStanding:
 # Built once: every training request begins with this query.
 _STANDING = (
     select(
-        Run.__table__.c.base_model, Run.__table__.c.state, Run.__table__.c.trainer_id, Session.__table__.c.end_reason
+        Run.__table__.c.base_model,
+        Run.__table__.c.state,
+        Run.__table__.c.trainer_id,
+        Run.__table__.c.next_seq_id,
+        Session.__table__.c.end_reason,
+        Tenant.__table__.c.limits,
     )
     .join_from(Run.__table__, Session.__table__, Session.__table__.c.id == Run.__table__.c.session_id)
+    .join(Tenant.__table__, Tenant.__table__.c.id == Run.__table__.c.tenant_id)
     .where(Run.__table__.c.id == bindparam("run"), Run.__table__.c.tenant_id == bindparam("tenant"))
 )
 
@@ -113,7 +124,15 @@ async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> 
     row = (await session.execute(_STANDING, {"run": run_id, "tenant": tenant})).one_or_none()
     if row is None:
         raise NotFound(f"no model {run_id[:150]!r}")
-    return RunStanding(RunId(run_id), row.base_model, RunState(row.state), row.end_reason, row.trainer_id)
+    return RunStanding(
+        id=RunId(run_id),
+        base_model=row.base_model,
+        state=RunState(row.state),
+        session_end_reason=row.end_reason,
+        trainer=row.trainer_id,
+        next_seq_id=row.next_seq_id,
+        own_limits=row.limits,
+    )
 
 
 async def open_runs(session: AsyncSession, base_model: str) -> int:

@@ -9,11 +9,13 @@ from uuid import uuid4
 from sqlalchemy import Table, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import HeartbeatRefused, NotFound, SessionEnded
+from contracts.errors import HeartbeatRefused, NotFound, SessionEnded, TooManySessions
 from contracts.ids import SessionId, TenantId
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Run, Sampler, Session
+from tenants.limit_use import SESSION_USE
+from tenants.limits import Counted, Limits, hold_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,29 @@ async def create_session(
     }
     await transaction.execute(insert_unless_present(transaction, Session).values(values))
     return SessionId(session_id)
+
+
+async def create_limited_session(
+    transaction: AsyncSession,
+    tenant: TenantId,
+    new: NewSession,
+    clock: Clock,
+    *,
+    idempotency_key: str | None,
+    defaults: Limits,
+) -> SessionId:
+    """Open a session as ``create_session``, within the tenant's limit. Raises ``TooManySessions``."""
+    await hold_count(transaction, Counted.SESSIONS, [tenant])
+    use = await SESSION_USE.of(transaction, tenant, defaults)
+    if use.room("sessions") < 1:
+        earlier = None if idempotency_key is None else SessionId(_derived_id(tenant, idempotency_key))
+        if earlier is not None and await transaction.get(Session, earlier) is not None:
+            return earlier
+        raise TooManySessions(
+            f"{use.used['sessions']} sessions are open, and your limit is {use.limits.sessions}; close one, or wait until a "
+            "silent one is ended"
+        )
+    return await create_session(transaction, tenant, new, clock, idempotency_key=idempotency_key)
 
 
 async def standing_session(transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock) -> SessionId:

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.authentication import Caller
 from api.json_body import json_body
+from api.metadata import check_metadata
 from api.services import ApiServices, Services
 from api.training_submission import TrainingSubmission, promise, submit_training
 from api.wire.request_model import DefaultingModel, PlainText, RequestModel
@@ -20,6 +21,7 @@ from contracts.ids import RequestId, RunId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation
 from contracts.operations import CreateModel, LoraSettings, OperationKind, Payload, UnloadModel
 from telemetry.context import current_work
+from tenants.limits import limits_of
 from tenants.runs import NewRun, create_run, get_run, run_id_for
 from tenants.sessions import get_session, live_session
 
@@ -95,27 +97,33 @@ async def open_run(
 ) -> Response:
     """Record a run and the operation that creates it, number 0 of its lane, and promise the result.
 
-    Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``.
+    Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``, ``InvalidRequest`` for too much metadata, and
+    ``TooManyOperations``, on which the SDK sends the request again.
     """
     run_id = run_id_for(new.session_id, new.model_seq_id)
-    async with services.runtime.database.write() as transaction:
-        request_id = await earlier_opening(services, transaction, caller, run_id, new.session_id, payload)
-        if request_id is None:
+    async with services.runtime.database.read() as session:
+        limits = await limits_of(session, caller, services.limits)
+    check_metadata(new.user_metadata, limits, "user_metadata")
+
+    async def opening(transaction: AsyncSession) -> RequestId | None:
+        earlier = await earlier_opening(services, transaction, caller, run_id, new.session_id, payload)
+        if earlier is None:
             await live_session(transaction, caller, new.session_id)
             await create_run(transaction, caller, new, services.runtime.clock)
-            operation = NewOperation(
-                tenant=caller,
-                lane=run_id,
-                seq_id=0,
-                kind=kind,
-                base_model=new.base_model,
-                payload=payload,
-                digest=digest(payload),
-                trace_id=current_work().trace_id,
-                key_id=current_work().key_id,
-            )
-            request_id = await services.runtime.ledger.accept(transaction, operation)
-    return promise(request_id, model_id=run_id)
+        return earlier
+
+    operation = NewOperation(
+        tenant=caller,
+        lane=run_id,
+        seq_id=0,
+        kind=kind,
+        base_model=new.base_model,
+        payload=payload,
+        digest=digest(payload),
+        trace_id=current_work().trace_id,
+        key_id=current_work().key_id,
+    )
+    return promise(await services.training_intake.accept(operation, limits, opening), model_id=run_id)
 
 
 async def earlier_opening(

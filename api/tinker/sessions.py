@@ -8,11 +8,13 @@ from pydantic import BaseModel, Field
 
 from api.authentication import Caller
 from api.json_body import PathId, json_body
+from api.metadata import check_metadata
 from api.paging import Page
 from api.services import Services
 from api.wire.request_model import PlainText, RequestModel
 from ledger.cancellation import OfSession, session_ended
 from tenants import sessions
+from tenants.limits import limits_of
 
 router = APIRouter(tags=["sessions"])
 
@@ -86,7 +88,10 @@ async def create_session(
     body: Annotated[CreateSessionRequest, json_body(CreateSessionRequest)],
     x_idempotency_key: Annotated[str | None, Header()] = None,
 ) -> SessionCreated:
-    """Open a session. A repeated request with the same ``X-Idempotency-Key`` finds the first one."""
+    """Open a session. A repeated request with the same ``X-Idempotency-Key`` finds the first one.
+
+    Raises ``InvalidRequest`` for too much metadata, and ``TooManySessions``, on which the SDK sends the request again.
+    """
     new = sessions.NewSession(
         tags=body.tags or [],
         user_metadata=body.user_metadata,
@@ -94,9 +99,18 @@ async def create_session(
         project_id=body.project_id,
         display_name=body.display_name,
     )
+    async with services.runtime.database.read() as session:
+        limits = await limits_of(session, caller, services.limits)
+    check_metadata(new.user_metadata, limits, "user_metadata")
+    check_metadata(new.tags, limits, "tags")
     async with services.runtime.database.write() as transaction:
-        session_id = await sessions.create_session(
-            transaction, caller, new, services.runtime.clock, idempotency_key=x_idempotency_key
+        session_id = await sessions.create_limited_session(
+            transaction,
+            caller,
+            new,
+            services.runtime.clock,
+            idempotency_key=x_idempotency_key,
+            defaults=services.limits,
         )
     return SessionCreated(session_id=session_id)
 

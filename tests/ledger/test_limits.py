@@ -2,28 +2,47 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import pytest_asyncio
+from sqlalchemy import update
 
 from contracts.codec import digest
-from contracts.errors import TooManySamples
-from contracts.ids import RequestId, TenantId
-from contracts.ledger_records import NewOperation
-from contracts.operations import OperationKind, SampleRequest, SamplingParams
+from contracts.errors import TooManyOperations, TooManySamples
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import Completion, NewOperation, OperationState
+from contracts.operations import (
+    Datum,
+    LoraSettings,
+    LossSpec,
+    OperationKind,
+    OptimStep,
+    OptimStepped,
+    Payload,
+    SampleRequest,
+    SamplingParams,
+    TrainingBatch,
+)
 from contracts.sample_demand import demand_of
 from ledger.ledger import Ledger
 from ledger.sample_intake import SampleIntake
+from ledger.training_intake import TrainingIntake
 from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.settings import Settings
+from store.tables import Run, RunState
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant, find_tenant
-from tenants.limits import Limits, set_tenant
+from tenants.limits import Limits, limits_of, set_tenant
+from tenants.runs import NewRun, create_run
+from tenants.sessions import NewSession, create_session
+from tests.ledger_heads import ready_heads
 
 BASE = "test/tiny"
 PROCESSES = 3
@@ -31,19 +50,40 @@ MOST = 7
 DEFAULTS = Limits.of(Settings())
 
 
+class TellingWakeups(Wakeups):
+    """Wake-ups that tell when somebody listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listened = asyncio.Event()
+
+    @contextmanager
+    def listen(self, *topics: str) -> Iterator[asyncio.Event]:
+        with super().listen(*topics) as event:
+            self.listened.set()
+            yield event
+
+
 @dataclass
 class Process:
     """The accepting parts of one API process."""
 
+    url: str
     database: Database
+    ledger: Ledger
     samples: SampleIntake
+    training: TrainingIntake
+    wakeups: TellingWakeups
 
 
-def process(url: str) -> Process:
+def process(url: str, *, hold_seconds: float = 0.0) -> Process:
     database = Database(create_engine(url))
     telemetry = Telemetry.of("test", utc_now)
-    ledger = Ledger(database, Wakeups(), utc_now, telemetry)
-    return Process(database, SampleIntake(database, ledger, utc_now, telemetry, defaults=DEFAULTS))
+    wakeups = TellingWakeups()
+    ledger = Ledger(database, wakeups, utc_now, telemetry)
+    samples = SampleIntake(database, ledger, utc_now, telemetry, defaults=DEFAULTS)
+    training = TrainingIntake(database, ledger, defaults=DEFAULTS, hold_seconds=hold_seconds)
+    return Process(url, database, ledger, samples, training, wakeups)
 
 
 @pytest_asyncio.fixture
@@ -104,3 +144,107 @@ async def test_a_repeat_is_found_at_the_limit(processes: list[Process]) -> None:
     first: list[RequestId] = [await processes[0].samples.accept(sample(cats, seq_id)) for seq_id in range(MOST)]
     again = [await processes[1].samples.accept(sample(cats, seq_id)) for seq_id in range(MOST)]
     assert again == first
+
+
+def step(tenant: TenantId, run: RunId, seq_id: int, *, datums: int = 0) -> NewOperation:
+    payload: Payload = OptimStep(learning_rate=seq_id * 1e-3)
+    kind = OperationKind.OPTIM_STEP
+    if datums:
+        tokens = np.zeros(datums, np.int64)
+        payload = TrainingBatch(LossSpec("cross_entropy"), [Datum(tokens, tokens, {})])
+        kind = OperationKind.FORWARD
+    return NewOperation(tenant, run, seq_id, kind, BASE, payload, digest(payload))
+
+
+async def ready_run(one: Process, tenant: TenantId) -> RunId:
+    """A run whose next seq_id is 1."""
+    async with one.database.write() as transaction:
+        session = await create_session(transaction, tenant, NewSession([], None, "", None, None), utc_now)
+        new = NewRun(session, 0, BASE, LoraSettings(rank=4, seed=7), None)
+        run = await create_run(transaction, tenant, new, utc_now)
+        await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
+    return run
+
+
+async def steps(processes: list[Process], operations: list[NewOperation]) -> Counter[str]:
+    """How many were accepted, and how many refused by which error, when all come at once to all processes in turn."""
+    asked = []
+    for place, one in enumerate(operations):
+        accepting = processes[place % PROCESSES]
+        async with accepting.database.read() as session:
+            limits = await limits_of(session, one.tenant, DEFAULTS)
+        asked.append(accepting.training.accept(one, limits))
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    return Counter("accepted" if isinstance(one, str) else type(one).__name__ for one in found)
+
+
+async def test_three_processes_accept_exactly_as_much_training_as_the_tenant_may_have(
+    processes: list[Process],
+) -> None:
+    cats, dogs = await tenant(processes, "cats"), await tenant(processes, "dogs")
+    mine, theirs = await ready_run(processes[0], cats), await ready_run(processes[0], dogs)
+    many = [step(cats, mine, seq_id) for seq_id in range(1, 31)]
+    others = [step(dogs, theirs, seq_id) for seq_id in range(1, 31)]
+    await processes[0].training.accept(many[0], DEFAULTS)
+    found = await steps(processes, [one for pair in zip(many, others, strict=True) for one in pair])
+    assert found == {"accepted": MOST + len(others), TooManyOperations.__name__: len(many) - MOST}
+
+
+async def test_far_and_near_the_limit_are_counted_together(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests far from the limit take no lock alone; as many as fit into the limit are accepted none the less."""
+    monkeypatch.setattr("ledger.training_intake._UNLOCKED", 40)
+    async with processes[0].database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"pending_operations": 60})
+    cats = await tenant(processes, "cats")
+    run = await ready_run(processes[0], cats)
+    await processes[0].training.accept(step(cats, run, 1), DEFAULTS)
+    found = await steps(processes, [step(cats, run, seq_id) for seq_id in range(1, 101)])
+    assert found == {"accepted": 60, TooManyOperations.__name__: 40}
+
+
+async def test_bytes_of_pending_training_are_counted_and_one_that_never_fits_fails(processes: list[Process]) -> None:
+    async with processes[0].database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"pending_bytes": 50_000, "pending_operations": None})
+    cats = await tenant(processes, "cats")
+    run = await ready_run(processes[0], cats)
+    # Tokens and targets take 16 bytes a place: three of a thousand places fit.
+    found = await steps(processes, [step(cats, run, seq_id, datums=1000) for seq_id in range(1, 13)])
+    assert found == {"accepted": 3, TooManyOperations.__name__: 9}
+    async with processes[0].database.read() as session:
+        limits = await limits_of(session, cats, DEFAULTS)
+    failed = await processes[1].training.accept(step(cats, run, 40, datums=5000), limits)
+    status = await processes[1].ledger.status(cats, failed)
+    assert (status.state, status.error_category) == (OperationState.FAILED, "user")
+    assert "your limit for all pending training together is 50000" in (status.error_message or "")
+
+
+async def test_a_gap_can_be_closed_at_the_limit(processes: list[Process]) -> None:
+    """Otherwise what waits behind the gap would fill the limit for ever."""
+    cats = await tenant(processes, "cats")
+    run = await ready_run(processes[0], cats)
+    found = await steps(processes, [step(cats, run, seq_id) for seq_id in range(2, MOST + 3)])
+    assert found == {"accepted": MOST, TooManyOperations.__name__: 1}
+    assert await steps(processes, [step(cats, run, 1)]) == {"accepted": 1}
+
+
+async def test_a_request_beyond_the_limit_is_accepted_as_soon_as_another_has_ended(processes: list[Process]) -> None:
+    one = process(processes[0].url, hold_seconds=20)
+    cats = await tenant(processes, "cats")
+    run = await ready_run(one, cats)
+    async with one.database.read() as session:
+        limits = await limits_of(session, cats, DEFAULTS)
+    for seq_id in range(1, MOST + 1):
+        await one.training.accept(step(cats, run, seq_id), limits)
+    waiting = asyncio.create_task(one.training.accept(step(cats, run, MOST + 1), limits))
+    async with asyncio.timeout(30):
+        await one.wakeups.listened.wait()
+    assert not waiting.done()
+    async with one.database.read() as session:
+        head = (await ready_heads(one.ledger, session, BASE))[0]
+    async with one.database.write() as transaction:
+        await one.ledger.complete(transaction, [Completion(head, OptimStepped({}))])
+    async with asyncio.timeout(15):
+        assert await waiting
+    await one.database.close()

@@ -1,0 +1,132 @@
+"""Acceptance of training requests within their tenants' limits.
+
+The use of a tenant is counted in the transaction that adds to it. Far from the limits the count comes with the insert and
+costs no statement; near them the tenant's requests are accepted one after another, under a lock. So however many processes
+accept at once, a tenant gets no more than its limits:
+
+- A request far from the limits holds the lock shared. At most ``_UNLOCKED`` such transactions are open at a time, each with
+  at most ``_UNLOCKED_BYTES``, and all of them together fit between "near" and the limit.
+- A request near the limits holds it alone, so it counts after those have ended.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import monotonic
+from weakref import WeakValueDictionary
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.codec import encode
+from contracts.errors import InvalidRequest, TooManyOperations
+from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import NewOperation
+from ledger import statements as sql
+from ledger.ledger import Ledger
+from store.database import Database, undo
+from tenants.limit_use import TRAINING_USE, Use
+from tenants.limits import Counted, Limits, hold_count
+
+HOLD_SECONDS = 20.0
+"""Longest time that a request waits for room before it is answered 429. The SDK gives a POST up after 60 s."""
+_LOOK_SECONDS = 2.0
+"""Longest time between two looks of a request that waits for room."""
+_UNLOCKED = 256
+"""More transactions than a database has connections for the processes that accept."""
+_UNLOCKED_BYTES = 2**20
+
+Opening = Callable[[AsyncSession], Awaitable[RequestId | None]]
+"""Writes what an operation needs, in its transaction; returns the id of the request that it repeats, if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NoRoom:
+    """The tenant's limits are reached. ``oldest`` is its pending operation that was accepted first."""
+
+    use: Use
+    oldest: RequestId | None
+
+
+class TrainingIntake:
+    """Accepts training operations. A request beyond its tenant's limits waits for room."""
+
+    def __init__(self, database: Database, ledger: Ledger, *, defaults: Limits, hold_seconds: float) -> None:
+        """``defaults`` are the limits of a tenant without values of its own."""
+        self._database = database
+        self._ledger = ledger
+        self._defaults = defaults
+        self._hold_seconds = min(hold_seconds, HOLD_SECONDS)
+        self._near: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
+        """Locks of the tenants that are near a limit: each occupies one connection of this process at most."""
+
+    async def accept(self, new: NewOperation, limits: Limits, opening: Opening | None = None) -> RequestId:
+        """Record ``new`` and return its request id; a repeated request gets its first id. Committed on return.
+
+        ``limits`` are the tenant's. An operation that alone is over them is recorded as failed. Raises
+        ``SequenceConflict``, what ``opening`` raises, and ``TooManyOperations`` when no room was made in time.
+        """
+        body = encode(new.payload)
+        if len(body) > limits.pending_bytes:
+            error = _too_large(len(body), limits)
+            if opening is not None:
+                raise error
+            async with self._database.write() as transaction:
+                return await self._ledger.reject(transaction, new.rejected(error))
+        ends = monotonic() + self._hold_seconds
+        if (accepted := await self._accept_far(new, body, limits, opening)) is not None:
+            return accepted
+        while isinstance(outcome := await self._accept_near(new, body, opening), _NoRoom):
+            left = ends - monotonic()
+            if left <= 0 or outcome.oldest is None or self._ledger.wakeups.is_closed:
+                raise TooManyOperations(_refusal(outcome.use))
+            await self._ledger.wait_until_final(new.tenant, outcome.oldest, seconds=min(left, _LOOK_SECONDS))
+        return outcome
+
+    async def _accept_far(
+        self, new: NewOperation, body: bytes, limits: Limits, opening: Opening | None
+    ) -> RequestId | None:
+        """Record ``new``, unless the tenant is near a limit then: return None."""
+        most_operations = limits.pending_operations - _UNLOCKED
+        most_bytes = limits.pending_bytes - _UNLOCKED * _UNLOCKED_BYTES
+        if most_operations <= 0 or most_bytes <= 0 or len(body) > _UNLOCKED_BYTES:
+            return None
+        async with self._database.write() as transaction:
+            if opening is not None and (earlier := await opening(transaction)) is not None:
+                return earlier
+            accepted = await self._ledger.accept_counted(transaction, new, body)
+            if accepted.operations <= most_operations and accepted.nbytes <= most_bytes:
+                return accepted.id
+            await undo(transaction)
+            return None
+
+    async def _accept_near(self, new: NewOperation, body: bytes, opening: Opening | None) -> RequestId | _NoRoom:
+        """Record ``new`` if there is room for it, while no other request of the tenant is recorded."""
+        lock = self._near.setdefault(new.tenant, asyncio.Lock())
+        async with lock, self._database.write() as transaction:
+            await hold_count(transaction, Counted.TRAINING, [new.tenant])
+            use = await TRAINING_USE.of(transaction, new.tenant, self._defaults)
+            if use.room("pending_operations") < 1 or use.room("pending_bytes") < len(body):
+                lane, seq_id = new.lane, new.seq_id
+                earlier = await self._ledger.find(transaction, lane=lane, seq_id=seq_id, digest=new.digest)
+                if earlier is not None:
+                    return earlier
+                if not await transaction.scalar(sql.CLOSES_GAP, {"lane": lane, "seq_id": seq_id}):
+                    return _NoRoom(use, await transaction.scalar(sql.OLDEST_PENDING, {"tenant": new.tenant}))
+            if opening is not None and (earlier := await opening(transaction)) is not None:
+                return earlier
+            return (await self._ledger.accept_counted(transaction, new, body)).id
+
+
+def _too_large(nbytes: int, limits: Limits) -> InvalidRequest:
+    return InvalidRequest(
+        f"this request takes {nbytes} bytes, and your limit for all pending training together is "
+        f"{limits.pending_bytes}; send fewer or shorter sequences a request"
+    )
+
+
+def _refusal(use: Use) -> str:
+    limits, used = use.limits, use.used
+    return (
+        f"pending training takes {used['pending_operations']} of {limits.pending_operations} operations and "
+        f"{used['pending_bytes']} of {limits.pending_bytes} bytes; send this request again when some has been done"
+    )

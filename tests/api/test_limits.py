@@ -1,0 +1,138 @@
+"""A tenant that runs into a limit is told so in the SDK's own way, and its neighbour does not notice."""
+
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+import zstandard
+
+from contracts.operations import OptimStepped
+from store.settings import Settings
+from tenants.limits import set_tenant
+from tests.api.conftest import BASE, Service, Tenant
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Requests without room are answered at once."""
+    return settings.model_copy(update={"poll_hold": timedelta(seconds=0.01)})
+
+
+async def limit(service: Service, tenant: str, **limits: int) -> None:
+    """Set a tenant's own limits, as ``weft tenant set`` does."""
+    async with service.database.write() as transaction:
+        await set_tenant(transaction, name=tenant, limits=limits)
+
+
+async def step(tenant: Tenant, run: str, seq_id: int) -> httpx.Response:
+    """One more optimizer step."""
+    return await tenant.http.post("/optim_step", json={"model_id": run, "seq_id": seq_id})
+
+
+async def retrieve(tenant: Tenant, answer: httpx.Response) -> dict[str, Any]:
+    """The outcome of an accepted request."""
+    found = await tenant.http.post("/retrieve_future", json={"request_id": answer.json()["request_id"]})
+    content: dict[str, Any] = found.json()
+    return content
+
+
+async def test_training_beyond_the_limit_is_told_to_come_again_and_is_then_accepted(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    await limit(service, "cats", pending_operations=2)
+    mine, theirs = await cats.run(), await dogs.run()
+    assert [(await step(cats, mine, seq_id)).status_code for seq_id in (1, 2)] == [200, 200]
+    refused = await step(cats, mine, 3)
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_operations")
+    assert refused.headers["retry-after"] == "5"
+    assert "takes 2 of 2 operations" in refused.json()["detail"]
+    assert [(await step(dogs, theirs, seq_id)).status_code for seq_id in (1, 2, 3)] == [200] * 3
+    await service.run_next(OptimStepped({}))
+    assert (await step(cats, mine, 3)).status_code == 200
+
+
+async def test_a_seq_id_far_ahead_fails_and_leaves_no_hole(service: Service, cats: Tenant, dogs: Tenant) -> None:
+    await limit(service, "cats", seq_ahead=1)
+    mine, theirs = await cats.run(), await dogs.run()
+    ahead = await step(cats, mine, 3)
+    failed = await retrieve(cats, ahead)
+    assert failed["category"] == "user"
+    assert "seq_id 3 is 2 ahead of seq_id 1" in failed["error"]
+    assert (await step(cats, mine, 3)).json() == ahead.json()
+    for seq_id in (1, 2):
+        assert (await step(cats, mine, seq_id)).status_code == 200
+        await service.run_next(OptimStepped({}))
+    # 3 has failed, so 4 is the next one.
+    last = await step(cats, mine, 4)
+    await service.run_next(OptimStepped({}))
+    assert "error" not in await retrieve(cats, last)
+    assert (await step(dogs, theirs, 3)).status_code == 200
+    assert "try_again" in (await retrieve(dogs, await step(dogs, theirs, 3)))["type"]
+
+
+async def test_metadata_that_expands_is_refused_before_it_is_stored(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    """Two kilobytes of zstd hold megabytes of text."""
+    large = {"note": "x" * 90_000}
+    session, run = await cats.session(), await cats.run()
+    creation = {"session_id": session, "model_seq_id": 7, "base_model": BASE, "user_metadata": large}
+    requests = {"/create_session": {"user_metadata": large}, "/create_model": creation}
+    for path, body in requests.items():
+        packed = zstandard.compress(httpx.Request("POST", "http://x", json=body).content)
+        assert len(packed) < 2000
+        headers = {"Content-Encoding": "zstd", "Content-Type": "application/json"}
+        refused = await cats.http.post(path, content=packed, headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+        assert "user_metadata takes 90011 bytes of JSON, and your limit is 16384" in refused.json()["detail"]
+    refused = await cats.http.post("/create_session", json={"tags": ["x" * 90_000]})
+    assert (refused.status_code, "tags takes 90004 bytes" in refused.json()["detail"]) == (400, True)
+    save = {"model_id": run, "seq_id": 1, "path": "a", "user_metadata": large}
+    failed = await retrieve(cats, await cats.http.post("/save_weights", json=save))
+    assert (failed["category"], "user_metadata takes" in failed["error"]) == ("user", True)
+    assert (await dogs.http.post("/create_session", json={"user_metadata": {"note": "x"}})).status_code == 200
+
+
+async def test_sessions_beyond_the_limit_wait_for_another_to_end(service: Service, cats: Tenant, dogs: Tenant) -> None:
+    await limit(service, "cats", sessions=2)
+    first = await cats.http.post("/create_session", json={}, headers={"X-Idempotency-Key": "one"})
+    assert (await cats.http.post("/create_session", json={})).status_code == 200
+    refused = await cats.http.post("/create_session", json={})
+    assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (
+        429,
+        "too_many_sessions",
+        "10",
+    )
+    again = await cats.http.post("/create_session", json={}, headers={"X-Idempotency-Key": "one"})
+    assert again.json() == first.json()
+    assert (await dogs.http.post("/create_session", json={})).status_code == 200
+    await cats.http.post(f"/sessions/{first.json()['session_id']}/finish", json={})
+    assert (await cats.http.post("/create_session", json={})).status_code == 200
+
+
+async def test_standing_tells_what_the_limits_count(service: Service, cats: Tenant, dogs: Tenant) -> None:
+    await limit(service, "cats", pending_operations=2)
+    run = await cats.run()
+    await step(cats, run, 1)
+    await step(cats, run, 2)
+    await cats.checkpoint(run, "first")
+
+    async def standing(tenant: Tenant) -> dict[str, dict[str, Any]]:
+        answer = await tenant.http.get(f"{service.url}/api/weft/v1/usage/standing")
+        return {one["name"]: one for one in answer.json()["limits"]}
+
+    mine, theirs = await standing(cats), await standing(dogs)
+    pending = mine["pending_operations"]
+    assert (pending["value"], pending["used"], pending["is_reached"], pending["is_own"]) == (2, 2, True, True)
+    assert "429" in pending["reason"]
+    assert mine["pending_bytes"]["used"] > 0
+    assert {name: mine[name]["used"] for name in ("open_runs", "sessions", "stored_bytes", "checkpoints")} == {
+        "open_runs": 1,
+        "sessions": 1,
+        "stored_bytes": 7,
+        "checkpoints": 1,
+    }
+    assert mine["seq_ahead"]["used"] is None
+    assert {one["used"] for one in theirs.values()} == {0, None}
+    assert theirs["pending_operations"]["value"] == Settings().limit_pending_operations

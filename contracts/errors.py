@@ -24,7 +24,8 @@
     ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
     │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
-    │   └── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
+    │   ├── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
+    │   └── PoisonOperation    500  poison_operation     processes ended each time they computed the operation
     ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
     ├── OutcomeConflict        503  outcome_conflict     never leaves a trainer: the operation has ended otherwise
     └── Unavailable            503  unavailable          no database; repeating the request finds what was recorded
@@ -207,6 +208,12 @@ class EngineFailure(WeftError):
     """Running an operation failed inside weft."""
 
     code = "engine_failure"
+
+
+class PoisonOperation(EngineFailure):
+    """The processes that computed the operation ended, time and again. It is not computed any more."""
+
+    code = "poison_operation"
 
 
 class LeaseLost(WeftError):

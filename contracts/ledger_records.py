@@ -104,6 +104,8 @@ class ReadyOperation:
     accepted_at: datetime | None = None
     share: float = 1.0
     """Weight of the operation's tenant in the scheduler."""
+    attempts: int = 0
+    """Number of processes that ended while they computed the operation. Above 0 the operation is a suspect."""
 
 
 def lease_of(operation: ReadyOperation) -> RunLease:

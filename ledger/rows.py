@@ -99,6 +99,7 @@ def _ready(row: Row[Any]) -> ReadyOperation:
         trace_id=row.trace_id,
         accepted_at=row.created_at,
         share=row.share,
+        attempts=row.attempts,
     )
 
 

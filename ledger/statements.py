@@ -90,6 +90,7 @@ _READY_COLUMNS = (
     operations.c.tokens,
     operations.c.trace_id,
     operations.c.created_at,
+    operations.c.attempts,
     payloads.c.body,
     tenants.c.share,
 )

@@ -227,6 +227,12 @@ class Settings(LimitSettings, RetentionSettings):
         description="Time without a heartbeat after which a trainer or pool counts as dead. Others then take "
         "its work over.",
     )
+    max_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="Number of processes that may end while they compute an operation. Then it fails with "
+        "`poison_operation`. After the first of them it is computed alone.",
+    )
     snapshot_operations: int = Field(
         default=64,
         ge=1,

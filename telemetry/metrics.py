@@ -45,6 +45,11 @@ class Metrics:
         self._lease_moves = Counter(
             "weft_lease_moves", "Leases of runs or bases that changed hands, by reason.", ("reason",), registry=registry
         )
+        self._suspected = Counter(
+            "weft_operations_suspected",
+            "Operations that a process had in hand when it died, counted by the process that reaped it.",
+            registry=registry,
+        )
         self._loop_lag = Gauge(
             "weft_event_loop_lag_seconds",
             "Longest time in seconds for which the event loop was blocked lately.",
@@ -62,6 +67,10 @@ class Metrics:
     def lease_moved(self, reason: str) -> None:
         """Count a lease that changed hands; ``reason`` is one of a few words."""
         self._lease_moves.labels(reason).inc()
+
+    def operations_suspected(self, number: int) -> None:
+        """Count operations that a dead process had in hand."""
+        self._suspected.inc(number)
 
     def loop_lagged(self, seconds: float) -> None:
         """Show the event loop's longest recent lag."""

@@ -21,6 +21,7 @@ class Operation(Base):
     - ``(lane, seq_id)``: idempotency key.
     - ``trace_id``: trace of the request that brought the operation.
     - ``taken_by``: process that claimed the sample.
+    - ``attempts``: number of processes that ended while they computed the operation.
     - ``key_id``: API key of the request that brought the operation.
     - ``payload_bytes``: size of the encoded payload.
     - ``reserved_tokens``: tokens that a sample may take at most, its prompt and every sequence to ``max_tokens``.
@@ -49,6 +50,7 @@ class Operation(Base):
     result_bytes: Mapped[int | None] = mapped_column(BigInteger)
     pruned_at: Mapped[datetime | None]
     taken_by: Mapped[str | None] = mapped_column(String(64))
+    attempts: Mapped[int] = mapped_column(server_default="0")
     key_id: Mapped[int | None]
     payload_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
     reserved_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")

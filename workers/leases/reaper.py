@@ -4,6 +4,7 @@ Processes reap dead peers of their own kind and base model. Housekeeping reaps t
 living peer has reaped.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from functools import partial
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from ledger.attempts import count_attempts
 from ledger.runtime import Runtime
 from ledger.sample_claims import return_samples_of
 from ledger.wakeups import cleared_samples_topic, sampling_topic
@@ -20,6 +22,7 @@ from tenants.gates import clear_all_in_flight
 from tenants.run_leases import release_all_runs
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import ProcessKind, database_now, lock_dead, lock_expired, remove_processes
+from workers.leases.work_in_hand import read_record, remove_record
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +65,21 @@ async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool
 
 
 async def _reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
-    """Release the runs of dead trainers, whose rows the caller has locked, and delete the rows."""
+    """Release the runs of dead trainers, whose rows the caller has locked, and delete the rows.
+
+    An attempt is counted for each operation that a trainer had in hand.
+    """
     for trainer in dead:
+        suspects = await asyncio.to_thread(read_record, runtime.data_folder, trainer)
+        await count_attempts(transaction, suspects)
         runs = await release_all_runs(transaction, trainer, runtime.clock())
         for _ in range(runs):
             after_commit(transaction, partial(runtime.telemetry.metrics.lease_moved, "expired"))
-        log.warning("trainer %s is dead; its %d runs go to others", trainer, runs)
+        after_commit(transaction, partial(runtime.telemetry.metrics.operations_suspected, len(suspects)))
+        after_commit(transaction, partial(remove_record, runtime.data_folder, trainer))
+        log.warning(
+            "trainer %s is dead; its %d runs go to others, it had %d operations in hand", trainer, runs, len(suspects)
+        )
     if dead:
         await remove_processes(transaction, dead)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from contracts.errors import EngineFailure, LeaseLost, NotFound, RunUnloaded, WeftError
+from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
@@ -51,6 +51,8 @@ class AdapterRestorer:
         self._compute = engine.compute
         self._telemetry = engine.telemetry
         self._files = files
+        self._in_hand = engine.in_hand
+        self._most_attempts = runtime.settings.max_attempts
 
     async def restore(self, operation: ReadyOperation) -> RestoredAdapter:
         """Rebuild the state of the operation's run.
@@ -105,7 +107,12 @@ class AdapterRestorer:
                 state = await asyncio.to_thread(read_state, directory, self._trainer.base)
             await self._compute.run(partial(self._trainer.put, run_id, state))
         for operation in replay:
-            await self._apply_again(run, operation)
+            if operation.attempts >= self._most_attempts:
+                raise PoisonOperation(
+                    f"{operation.attempts} trainers ended at operation {operation.seq_id}, also later"
+                )
+            with self._in_hand.holding([operation.id]):
+                await self._apply_again(run, operation)
         return await self._compute.run(partial(self._trainer.state, run_id))
 
     async def _apply_again(self, run: Run, operation: ReadyOperation) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from contracts.errors import EngineFailure, LeaseLost, OutcomeConflict, RunUnloaded, Unavailable, WeftError
+from contracts.errors import (
+    EngineFailure,
+    LeaseLost,
+    OutcomeConflict,
+    PoisonOperation,
+    RunUnloaded,
+    Unavailable,
+    WeftError,
+)
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
@@ -20,6 +28,7 @@ from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates
 from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
+from workers.training.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +48,7 @@ class AdapterTasks:
         residency: AdapterResidency,
         writer: CompletionWriter,
         outcomes: OperationOutcomes,
+        turns: Turns,
         *,
         wake: Callable[[], None],
     ) -> None:
@@ -51,20 +61,32 @@ class AdapterTasks:
         self._checkpoints = CheckpointOperations(runtime, engine, residency)
         self._writer = writer
         self._outcomes = outcomes
+        self._turns = turns
+        self._most_attempts = runtime.settings.max_attempts
         self._wake = wake
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
         self._arriving = 0
         self._creating = asyncio.Lock()
         self._is_full = False
+        self._failure: BaseException | None = None
 
     def begin(self) -> None:
-        """Begin the tasks that may begin, oldest operation first, as far as there is room in memory."""
+        """Begin the tasks that may begin, oldest operation first, as far as there is room in memory.
+
+        Raises the error that has ended an earlier task, if it was no ``Exception`` (``GroupLost``, ``DeviceFailed``).
+        """
+        if self._failure is not None:
+            raise self._failure
         # A dropped lane's task may still run while the run has a new lane.
         free = [lane for lane in self._lanes if not lane.is_busy and lane.run not in self._tasks]
         heads = [(lane, head) for lane in free if (head := lane.head) is not None]
         heads.sort(key=lambda one: one[1].position)
         for lane, head in heads:
-            if head.kind is OperationKind.UNLOAD_MODEL:
+            if head.attempts >= self._most_attempts:
+                self._start(lane, head, self._refuse(head))
+            elif not self._turns.allows(lane):
+                continue
+            elif head.kind is OperationKind.UNLOAD_MODEL:
                 self._start(lane, head, self._run_alone(lane, head))
             elif creates(head):
                 if not self._is_full and self._make_room(lane.run, head.position):
@@ -97,7 +119,9 @@ class AdapterTasks:
             task = asyncio.create_task(self._run(lane, head, work, retries), name=f"adapter {lane.run}")
         self._tasks[lane.run] = task
 
-        def ended(_done: asyncio.Task[None]) -> None:
+        def ended(done: asyncio.Task[None]) -> None:
+            if not done.cancelled() and (failure := done.exception()) is not None:
+                self._failure = failure
             del self._tasks[lane.run]
             lane.is_busy = False
             self._wake()
@@ -111,7 +135,8 @@ class AdapterTasks:
         operation is tried again.
         """
         try:
-            has_run = await work
+            with self._engine.in_hand.holding([head.id]):
+                has_run = await work
         except _RETRIED:
             log.exception("operation=%s kind=%s could not be run or recorded; trying again later", head.id, head.kind)
             self._outcomes.drop(lane.run)
@@ -193,6 +218,14 @@ class AdapterTasks:
             return await open_runs(session, self._engine.base_model) >= self._max_adapters
 
     # --- kinds of work ---------------------------------------------------------------------------------------------
+
+    async def _refuse(self, head: ReadyOperation) -> bool:
+        """Fail an operation at which too many trainers have ended."""
+        log.error("operation=%s kind=%s is not run any more: %d trainers ended", head.id, head.kind, head.attempts)
+        raise PoisonOperation(
+            f"{head.attempts} trainers ended while they ran this {head.kind}, the last ones on nothing else; it is not "
+            f"tried again. Change the request, or ask the operator for the cause (request {head.id})"
+        )
 
     async def _bring_in(self, lane: Lane, head: ReadyOperation) -> bool:
         """Bring the adapter into memory. The operation itself runs in the next round."""

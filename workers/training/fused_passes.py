@@ -24,6 +24,7 @@ from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
 from workers.training.scheduler import QueuedPass, parts_by_length, plan_pass
 from workers.training.training_engine import TrainingEngine
+from workers.training.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class FusedPasses:
         lanes: Lanes,
         residency: AdapterResidency,
         outcomes: OperationOutcomes,
+        turns: Turns,
         *,
         ended: Callable[[], None],
     ) -> None:
@@ -79,6 +81,8 @@ class FusedPasses:
         self._lanes = lanes
         self._residency = residency
         self._outcomes = outcomes
+        self._turns = turns
+        self._in_hand = engine.in_hand
         self._ended = ended
         self._slot_budget = max(1, engine.pass_token_budget // trainer.slots)
         self._fairness = Fairness()
@@ -88,6 +92,11 @@ class FusedPasses:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._stopping = False
+
+    @property
+    def are_under_way(self) -> bool:
+        """True while a pass runs or is planned. An operation may be between two of its passes."""
+        return bool(self._tasks or self._parts)
 
     def begin(self) -> None:
         """Start passes while slots are free and something may run.
@@ -157,7 +166,7 @@ class FusedPasses:
         """
         placed: list[tuple[int, tuple[Lane, ReadyOperation, PassOperation]]] = []
         for lane in self._lanes:
-            if not lane.is_busy and self._residency.is_at(lane.run, lane.next_seq_id):
+            if not lane.is_busy and self._residency.is_at(lane.run, lane.next_seq_id) and self._turns.allows(lane):
                 place = 0
                 for operation in lane.passes():
                     place = max(place, operation.position)
@@ -192,10 +201,11 @@ class FusedPasses:
 
     async def _run(self, part: Sequence[_Chosen], slots: int) -> None:
         try:
-            computed = await self._computed(part, slots)
-            # The next pass starts first, so that no core waits while results are noted.
-            self.begin()
-            await self._note(computed, part)
+            with self._in_hand.holding([chosen.operation.id for chosen in part]):
+                computed = await self._computed(part, slots)
+                # The next pass starts first, so that no core waits while results are noted.
+                self.begin()
+                await self._note(computed, part)
         except Exception:
             log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
             for chosen in part:

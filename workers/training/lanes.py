@@ -67,10 +67,17 @@ class Lane:
         return self.has_work and self.next_seq_id not in self.loaded and self.next_seq_id not in self.waiting
 
     def passes(self) -> Iterator[ReadyOperation]:
-        """Yield the forward and forward_backward operations that may run before the next operation of another kind."""
+        """Yield the forward and forward_backward operations that may run before the next operation of another kind.
+
+        A suspect runs alone, once it is the next.
+        """
         seq_id = self.next_seq_id
         while (operation := self.loaded.get(seq_id)) is not None and operation.kind in PASS_KINDS:
+            if operation.attempts and seq_id > self.next_seq_id:
+                return
             yield operation
+            if operation.attempts:
+                return
             seq_id += 1
 
     def to_load(self, token_budget: int) -> list[PendingOperation]:

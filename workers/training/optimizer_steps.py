@@ -12,6 +12,7 @@ from workers.training.lanes import Lane, Lanes
 from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
+from workers.training.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -20,12 +21,18 @@ class OptimizerSteps:
     """Takes the optimizer steps of one base model's lanes."""
 
     def __init__(
-        self, engine: TrainingEngine, lanes: Lanes, residency: AdapterResidency, outcomes: OperationOutcomes
+        self,
+        engine: TrainingEngine,
+        lanes: Lanes,
+        residency: AdapterResidency,
+        outcomes: OperationOutcomes,
+        turns: Turns,
     ) -> None:
         self._engine = engine
         self._lanes = lanes
         self._residency = residency
         self._outcomes = outcomes
+        self._turns = turns
 
     async def take(self) -> bool:
         """Step every resident adapter whose next operation is an optimizer step. Return whether there was one.
@@ -42,7 +49,8 @@ class OptimizerSteps:
         outcomes: Sequence[Result | WeftError]
         try:
             steps = [(lane.run, step) for lane, _, step in due]
-            outcomes = await self._engine.compute.run(partial(self._engine.trainer.optim_steps, steps))
+            with self._engine.in_hand.holding([operation.id for operation in operations]):
+                outcomes = await self._engine.compute.run(partial(self._engine.trainer.optim_steps, steps))
         except Exception:
             log.exception("optimizer step failed base=%s operations=%d", self._engine.base_model, len(due))
             outcomes = [failure_of(operation) for operation in operations]
@@ -60,6 +68,6 @@ class OptimizerSteps:
             head = lane.head
             if head is None or lane.is_busy or not self._residency.is_at(lane.run, lane.next_seq_id):
                 continue
-            if isinstance(head.payload, OptimStep):
+            if isinstance(head.payload, OptimStep) and self._turns.allows(lane):
                 due.append((lane, head, head.payload))
         return due

@@ -1,10 +1,11 @@
 """Record of one base model's trainer, the one thread that may change the trainer's states, and the trainer's telemetry."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.training.trainer import Trainer
 from telemetry.training import TrainingTelemetry
 from workers.compute_thread import ComputeThread
+from workers.leases.work_in_hand import WorkInHand
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class TrainingEngine:
     compute: ComputeThread
     telemetry: TrainingTelemetry
     pass_token_budget: int
+    in_hand: WorkInHand = field(default_factory=WorkInHand)
 
     @property
     def base_model(self) -> str:

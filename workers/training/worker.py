@@ -23,6 +23,7 @@ from ledger.statements import MAX_PENDING
 from ledger.wakeups import recalls_topic, trainer_topic
 from store.repeat import repeat
 from workers.leases.runs import RunLeases
+from workers.leases.work_in_hand import remove_record
 from workers.training.adapter_tasks import AdapterTasks
 from workers.training.completion_writer import CompletionWriter
 from workers.training.fused_passes import FusedPasses
@@ -31,6 +32,7 @@ from workers.training.operation_outcomes import OperationOutcomes
 from workers.training.optimizer_steps import OptimizerSteps
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
+from workers.training.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +55,17 @@ class TrainingWorker:
         self._wakeups = runtime.wakeups
         self._topic = trainer_topic(leases.identity.id)
         self._recalls_topic = recalls_topic(leases.identity.id)
+        self._data_folder = runtime.data_folder
         self._lanes = Lanes()
+        self._turns = Turns(self._lanes, engine.in_hand, most_attempts=runtime.settings.max_attempts, again=self._go_on)
         self._writer = CompletionWriter(runtime)
         self.residency = AdapterResidency(runtime, engine, drain=self._writer.drain, on_room=self._wake)
         self.outcomes = OperationOutcomes(engine, self._lanes, self.residency, self._writer, wake=self._wake)
         self._tasks = AdapterTasks(
-            runtime, engine, self._lanes, self.residency, self._writer, self.outcomes, wake=self._wake
+            runtime, engine, self._lanes, self.residency, self._writer, self.outcomes, self._turns, wake=self._wake
         )
-        self._steps = OptimizerSteps(engine, self._lanes, self.residency, self.outcomes)
-        self._passes = FusedPasses(engine, self._lanes, self.residency, self.outcomes, ended=self._go_on)
+        self._steps = OptimizerSteps(engine, self._lanes, self.residency, self.outcomes, self._turns)
+        self._passes = FusedPasses(engine, self._lanes, self.residency, self.outcomes, self._turns, ended=self._go_on)
         leases.tell_claims(self._look_at_all)
         self._stopping = asyncio.Event()
         self._news = asyncio.Event()
@@ -74,6 +78,7 @@ class TrainingWorker:
 
     async def run(self) -> None:
         """Work until ``stop``; then finish what is under way, snapshot what is in memory and release the runs."""
+        await asyncio.to_thread(self._engine.in_hand.open, self._data_folder, self.leases.identity.id)
         writing = asyncio.create_task(self.outcomes.write(), name=f"completions {self._base_model}")
         leasing = asyncio.create_task(self.leases.run(), name=f"leases {self._base_model}")
         try:
@@ -90,6 +95,8 @@ class TrainingWorker:
             # After an error the lease must not be renewed: other trainers claim the runs once it has expired.
             leasing.cancel()
         await self.leases.releases.release_all()
+        self._engine.in_hand.close()
+        await asyncio.to_thread(remove_record, self._data_folder, self.leases.identity.id)
 
     def stop(self) -> None:
         """Have ``run`` finish the passes in hand and end."""
@@ -133,6 +140,7 @@ class TrainingWorker:
             await self._drop_recalled()
         if self._news.is_set() or any(lane.to_load(self._engine.pass_token_budget) for lane in self._lanes):
             await self._look()
+        self._turns.choose(is_computing=self._passes.are_under_way)
         if await self._steps.take():
             self._again.set()
         self._tasks.begin()

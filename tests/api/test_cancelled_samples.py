@@ -20,7 +20,9 @@ from store.repeat import wait_for
 from store.settings import Settings
 from store.tables import ApiKey, Operation, Session
 from tenants.keys import create_key
+from tenants.sessions import end_silent_sessions
 from workers.housekeeping.housekeeping import Housekeeping
+from workers.housekeeping.schedule import StepName
 
 BASE = "test/tiny"
 SECONDS = 60.0
@@ -207,7 +209,9 @@ async def test_samples_of_a_silent_session_end_and_those_that_are_followed_do_no
         (await dogs.http.post("/session_heartbeat", json={"session_id": theirs})).raise_for_status()
         await until_heard_of(cats, mine)
         clock.move(minutes=50)
-        await Housekeeping(service.services.runtime, lambda: False).sweep()
+        async with service.database.write() as transaction:
+            await end_silent_sessions(transaction, silent_since=clock() - timedelta(hours=1), now=clock(), most=10)
+        await Housekeeping(service.services.runtime, lambda: False).run_step(StepName.CANCEL_SAMPLES)
         assert await end_of(cats, silent) == CANCELLED
         for tenant, sample in ((cats, streamed), (dogs, beside)):
             assert (await service.ledger.status(tenant.id, sample)).state is OperationState.PENDING

@@ -55,7 +55,7 @@ async def test_heartbeat_of_a_silent_session_is_410(cats, clock) -> None:
     session_id = await _create(cats)
     clock.move(hours=2)
     async with cats.service.database.write() as transaction:
-        await end_silent_sessions(transaction, silent_since=clock(), clock=clock)
+        await end_silent_sessions(transaction, silent_since=clock(), now=clock(), most=10)
     response = await cats.http.post("/session_heartbeat", json={"session_id": session_id})
     assert response.status_code == 410
     assert "timed_out" in response.json()["detail"]

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from api.services import ApiServices
 from api.wire.sampling_codec import sample_request
 from api.wire.tinker_requests import AsampleRequest
-from contracts.codec import digest
+from contracts.codec import request_digest
 from contracts.errors import InvalidRequest, NotFound, SessionEnded
 from contracts.ids import RequestId, SamplerId, TenantId
-from contracts.ledger_records import NewOperation
+from contracts.ledger_records import NewOperation, new_request_id
 from contracts.operations import OperationKind, SampleRequest
 from contracts.sample_demand import demand_of
+from ledger.payload_files import PayloadFiles
 from telemetry.context import current_work
 
 
@@ -18,6 +19,7 @@ from telemetry.context import current_work
 class SampleSubmission:
     """A sample of ``tenant`` from ``sampler``.
 
+    - ``body``: the request as the client sent it, the same in a repeat.
     - ``obstacle``: the reason why the sampler takes no new work, if any.
     - ``may_return``: a client that has lost the connection can find the sample again by repeating its request.
     """
@@ -27,19 +29,22 @@ class SampleSubmission:
     seq_id: int
     base_model: str
     sample: SampleRequest
+    body: bytes
     obstacle: SessionEnded | NotFound | None = None
     may_return: bool = True
 
-    def operation(self, context_length: int) -> NewOperation:
-        """Return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""
+    async def operation(self, payloads: PayloadFiles, context_length: int) -> NewOperation:
+        """Store the payload and return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""
+        request_id = new_request_id()
         return NewOperation(
+            id=request_id,
             tenant=self.tenant,
             lane=self.sampler,
             seq_id=self.seq_id,
             kind=OperationKind.SAMPLE,
             base_model=self.base_model,
-            payload=self.sample,
-            digest=digest(self.sample),
+            payload=await payloads.store(request_id, self.sample),
+            digest=request_digest(OperationKind.SAMPLE, self.body),
             tokens=len(self.sample.prompt),
             demand=demand_of(self.sample, context_length),
             trace_id=current_work().trace_id,
@@ -55,7 +60,9 @@ async def tinker_submission(services: ApiServices, caller: TenantId, body: Asamp
         )
     sampler = await services.batched_reads.samplers.standing(caller, body.sampling_session_id)
     sample = sample_request(body, services.base(sampler.base_model), services.runtime.settings)
-    return SampleSubmission(caller, sampler.id, body.seq_id, sampler.base_model, sample, obstacle=sampler.obstacle)
+    return SampleSubmission(
+        caller, sampler.id, body.seq_id, sampler.base_model, sample, body.sent, obstacle=sampler.obstacle
+    )
 
 
 async def accept_sample(services: ApiServices, submission: SampleSubmission) -> RequestId:
@@ -64,9 +71,13 @@ async def accept_sample(services: ApiServices, submission: SampleSubmission) -> 
     Raises the submission's ``obstacle`` for a sample that is no repeat, ``SequenceConflict``, ``InvalidRequest`` for a sample
     beyond its tenant's limits, and ``TooManySamples`` (the SDK waits and sends it again) when the tenant has too many pending.
     """
-    operation = submission.operation(services.base(submission.base_model).context_length)
+    payloads = services.runtime.ledger.payloads
+    operation = await submission.operation(payloads, services.base(submission.base_model).context_length)
     if submission.obstacle is None:
-        return await services.sample_intake.accept(operation)
+        request_id = await services.sample_intake.accept(operation)
+        if request_id != operation.id:
+            await payloads.remove([operation.id])
+        return request_id
     async with services.runtime.database.read() as session:
         earlier = await services.runtime.ledger.find(
             session, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest

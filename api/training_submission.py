@@ -1,9 +1,8 @@
 """Submission of a training request to the ledger. Every training request takes this path."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 from fastapi import Response
@@ -11,11 +10,11 @@ from fastapi import Response
 from api.metadata import check_payload_metadata
 from api.services import ApiServices
 from contracts.base_model import BaseModelFacts
-from contracts.codec import digest
+from contracts.codec import request_digest
 from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
 from contracts.ids import RequestId, TenantId
-from contracts.ledger_records import NewOperation, RejectedOperation
-from contracts.operations import OperationKind, Payload, SaveWeightsForSampler, TrainingBatch
+from contracts.ledger_records import NewOperation, RejectedOperation, new_request_id
+from contracts.operations import OperationKind, Payload, TrainingBatch
 from telemetry.context import current_work
 from tenants.limits import Limits
 from tenants.runs import RunStanding, run_standing
@@ -29,7 +28,7 @@ Build = Callable[[BaseModelFacts], Payload]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSubmission:
-    """A training request whose key is known. Its digest is that of ``body`` if the payload cannot be built."""
+    """A training request whose key is known."""
 
     model_id: str
     seq_id: int
@@ -62,20 +61,22 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     else:
         async with services.runtime.database.write() as transaction:
             request_id = await ledger.reject(transaction, operation)
+    if request_id != operation.id:
+        await ledger.payloads.remove([operation.id])
     return promise(request_id, model_id=run.id)
 
 
 async def _operation(
     services: ApiServices, caller: TenantId, run: RunStanding, submission: TrainingSubmission
 ) -> NewOperation | RejectedOperation:
-    """Return the operation to record: a rejected one if the payload cannot be built."""
-    facts, kind = services.base(run.base_model), submission.kind
+    """Return the operation to record: a rejected one if the payload cannot be built or is over the tenant's limits."""
+    facts, kind, identity = services.base(run.base_model), submission.kind, _identity(submission)
     try:
         if len(submission.body) > OFF_LOOP_BYTES:
             payload = await asyncio.to_thread(submission.build, facts)
         else:
             payload = submission.build(facts)
-        identity = _identity(kind, payload)
+        _check_limits(submission, payload, run, services.limits.with_own(run.own_limits))
     except WeftError as error:
         return RejectedOperation(
             tenant=caller,
@@ -83,40 +84,37 @@ async def _operation(
             seq_id=submission.seq_id,
             kind=kind,
             base_model=run.base_model,
-            digest=hashlib.blake2b(submission.body, digest_size=16).digest(),
+            digest=identity,
             error=error,
             trainer=run.trainer,
             trace_id=current_work().trace_id,
         )
-    operation = NewOperation(
+    request_id = new_request_id()
+    return NewOperation(
+        id=request_id,
         tenant=caller,
         lane=run.id,
         seq_id=submission.seq_id,
         kind=kind,
         base_model=run.base_model,
-        payload=payload,
+        payload=await services.runtime.ledger.payloads.store(request_id, payload),
         digest=identity,
         tokens=_tokens(payload),
         trainer=run.trainer,
         trace_id=current_work().trace_id,
         key_id=current_work().key_id,
     )
-    try:
-        _check_limits(operation, run, services.limits.with_own(run.own_limits))
-    except InvalidRequest as error:
-        return operation.rejected(error)
-    return operation
 
 
-def _check_limits(operation: NewOperation, run: RunStanding, limits: Limits) -> None:
+def _check_limits(submission: TrainingSubmission, payload: Payload, run: RunStanding, limits: Limits) -> None:
     """Raise ``InvalidRequest`` for an operation too far ahead of its run, or with too much metadata."""
-    ahead = operation.seq_id - run.next_seq_id
-    if operation.kind is not OperationKind.UNLOAD_MODEL and ahead > limits.seq_ahead:
+    ahead = submission.seq_id - run.next_seq_id
+    if submission.kind is not OperationKind.UNLOAD_MODEL and ahead > limits.seq_ahead:
         raise InvalidRequest(
-            f"seq_id {operation.seq_id} is {ahead} ahead of seq_id {run.next_seq_id}, which runs next in this model, and "
+            f"seq_id {submission.seq_id} is {ahead} ahead of seq_id {run.next_seq_id}, which runs next in this model, and "
             f"your limit is {limits.seq_ahead}; send the requests between them first"
         )
-    check_payload_metadata(operation.payload, limits)
+    check_payload_metadata(payload, limits)
 
 
 def promise(
@@ -131,15 +129,18 @@ def promise(
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-def _identity(kind: OperationKind, payload: Payload) -> bytes:
-    """Return 16 bytes that are the same for a repeat and differ for a conflict.
+def _identity(submission: TrainingSubmission) -> bytes:
+    """Return the digest that is the same for a repeat and differs for a conflict.
 
-    The digest covers the kind, because forward and forward_backward have the same payload. It leaves the sampler counter
-    of a nameless save out, because the SDK repeats the save under the same seq_id with a new counter.
+    The sampler counter of a nameless save stays out: the SDK repeats the save under the same seq_id with a new counter.
     """
-    if isinstance(payload, SaveWeightsForSampler):
-        payload = replace(payload, sampling_session_seq_id=None)
-    return hashlib.blake2b(digest(payload), key=kind.encode(), digest_size=16).digest()
+    body = submission.body
+    if submission.kind is OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
+        fields = orjson.loads(body)
+        if fields.get("path") is None:
+            fields.pop("sampling_session_seq_id", None)
+            body = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    return request_digest(submission.kind, body)
 
 
 def _tokens(payload: Payload) -> int:

@@ -12,6 +12,7 @@ from cli.metrics_endpoint import serve_metrics_and_health
 from cli.readiness import readiness
 from contracts.errors import InvalidRequest
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.runtime import Runtime
 from migrations.upgrade import check_not_older
 from store.clock import utc_now
@@ -66,14 +67,15 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
     feed = RedisTokenFeed(redis, settings.redis_namespace)
     publication = ClusterPublication(database, wakeups, utc_now, patience=_LOAD_PATIENCE)
     telemetry, ready = open_telemetry(settings, process, utc_now), readiness(settings, database, bases)
+    data_folder = DataFolder(settings.data_dir)
     runtime = Runtime(
         settings=settings,
         database=database,
-        ledger=Ledger(database, wakeups, utc_now, telemetry),
+        ledger=Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder)),
         wakeups=wakeups,
         feed=feed,
         publication=publication,
-        data_folder=DataFolder(settings.data_dir),
+        data_folder=data_folder,
         clock=utc_now,
         telemetry=telemetry,
     )

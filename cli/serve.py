@@ -15,6 +15,7 @@ from cli.process import keep_pauses_short
 from cli.readiness import readiness
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
@@ -48,7 +49,7 @@ async def serve(settings: Settings) -> None:
     wakeups, feed, publication = Wakeups(), TokenFeed(), LocalPublication()
     data_folder = DataFolder(settings.data_dir)
     telemetry, ready = open_telemetry(settings, PROCESS, utc_now), readiness(settings, database, bases)
-    ledger = Ledger(database, wakeups, utc_now, telemetry)
+    ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder))
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
     runner = EmbeddedRunner(runtime, publication, bases, vocabularies)
     services = ApiServices.over(runtime, bases, vocabularies, ready)

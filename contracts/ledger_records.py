@@ -1,8 +1,9 @@
 """Records of operations (accepted requests): the typed form in which the ledger takes and returns its rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from uuid import uuid4
 
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import RequestId, RunId, TenantId
@@ -22,6 +23,26 @@ class OperationState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPayload:
+    """A payload as it is stored, packed by ``contracts.codec``. A large one is in a file: ``body`` is empty then."""
+
+    body: bytes
+    file_digest: bytes | None = None
+    """Digest of the file's bytes. None: the payload is in ``body``."""
+    file_bytes: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that the payload takes, in the row or in the file."""
+        return len(self.body) + self.file_bytes
+
+
+def new_request_id() -> RequestId:
+    """Return a fresh id of an operation."""
+    return RequestId(str(uuid4()))
+
+
+@dataclass(frozen=True, slots=True)
 class NewOperation:
     """An operation to accept."""
 
@@ -32,7 +53,7 @@ class NewOperation:
     """Place in the lane; ``(lane, seq_id)`` is the idempotency key."""
     kind: OperationKind
     base_model: str
-    payload: Payload
+    payload: StoredPayload
     digest: bytes
     """Digest of the body, which tells a repeated request from a conflicting one."""
     tokens: int = 0
@@ -43,6 +64,7 @@ class NewOperation:
     """Trace of the request that brings the operation."""
     key_id: int | None = None
     """Number of the API key of that request."""
+    id: RequestId = field(default_factory=new_request_id)
     demand: SampleDemand | None = None
     """Most that a sample can take; None for training."""
 
@@ -74,6 +96,7 @@ class RejectedOperation:
     error: WeftError
     trainer: str | None = None
     trace_id: str | None = None
+    id: RequestId = field(default_factory=new_request_id)
 
 
 @dataclass(frozen=True, slots=True)

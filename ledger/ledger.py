@@ -19,7 +19,7 @@ from time import monotonic, time
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.codec import decode_result, encode
+from contracts.codec import decode_result, encode, is_conflict
 from contracts.errors import (
     LeaseLost,
     NotFound,
@@ -45,7 +45,16 @@ from contracts.ledger_records import (
 from contracts.operations import OperationKind, Result, SampleOutput
 from ledger import statements as sql
 from ledger.cancellation import EndedOperation, Selection, end_samples, end_training
-from ledger.rows import error_columns, finished_row, new_row, pending_operation, ready_operations, status_of
+from ledger.payload_files import PayloadFiles
+from ledger.rows import (
+    error_columns,
+    finished_row,
+    new_row,
+    payload_row,
+    pending_operation,
+    ready_operations,
+    status_of,
+)
 from ledger.turns import advance, lock_runs
 from ledger.wakeups import (
     Wakeups,
@@ -79,7 +88,10 @@ class Accepted:
 class Ledger:
     """Reads and writes operations. A method that is given no transaction or session opens its own."""
 
-    def __init__(self, database: Database, wakeups: Wakeups, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self, database: Database, wakeups: Wakeups, clock: Clock, telemetry: Telemetry, payloads: PayloadFiles
+    ) -> None:
+        self.payloads = payloads
         self._database = database
         self._telemetry = telemetry
         self.wakeups = wakeups
@@ -93,18 +105,18 @@ class Ledger:
         row = (await session.execute(sql.FIND, {"lane": lane, "seq_id": seq_id})).one_or_none()
         if row is None:
             return None
-        if row.body_digest != digest:
+        if is_conflict(row.body_digest, digest):
             raise SequenceConflict(f"seq_id {seq_id} was used before with another body; each seq_id names one request")
         return RequestId(row.id)
 
     async def accept(self, transaction: AsyncSession, new: NewOperation) -> RequestId:
         """Record ``new`` and return its request id; a repeated request gets its first id. Raises ``SequenceConflict``."""
-        return (await self.accept_counted(transaction, new, encode(new.payload))).id
+        return (await self.accept_counted(transaction, new)).id
 
-    async def accept_counted(self, transaction: AsyncSession, new: NewOperation, body: bytes) -> Accepted:
-        """Record ``new``, whose encoded payload is ``body``, and count its tenant's pending training."""
+    async def accept_counted(self, transaction: AsyncSession, new: NewOperation) -> Accepted:
+        """Record ``new`` and count its tenant's pending training, this operation included."""
         started = time()
-        accepted = await self._insert(transaction, new, body)
+        accepted = await self._insert(transaction, new)
         request_id = accepted.id
         if new.kind is OperationKind.SAMPLE:
             after_commit(transaction, lambda: self.wakeups.announce(sampling_topic(new.base_model)))
@@ -128,17 +140,15 @@ class Ledger:
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a training operation as failed, so that later seq_ids of its run can run. Raises ``SequenceConflict``."""
         await lock_runs(transaction, [rejected.lane])
-        request_id = (await self._insert(transaction, rejected, None)).id
+        request_id = (await self._insert(transaction, rejected)).id
         await advance(transaction, [rejected.lane], self._clock())
         await self._announce_training(transaction, rejected)
         return request_id
 
-    async def _insert(
-        self, transaction: AsyncSession, new: NewOperation | RejectedOperation, body: bytes | None
-    ) -> Accepted:
+    async def _insert(self, transaction: AsyncSession, new: NewOperation | RejectedOperation) -> Accepted:
         dialect = transaction.get_bind().dialect.name
-        state = OperationState.FAILED if body is None else OperationState.PENDING
-        values = new_row(new, self._clock(), state, payload_bytes=len(body or b""))
+        state = OperationState.PENDING if isinstance(new, NewOperation) else OperationState.FAILED
+        values = new_row(new, self._clock(), state)
         request_id = RequestId(str(values["id"]))
         inserted = (await transaction.execute(sql.INSERT_UNLESS_PRESENT[dialect], values)).scalar_one_or_none()
         if inserted is None:
@@ -147,14 +157,14 @@ class Ledger:
                 # Housekeeping forgot the old row between both statements. A repeat inserts the new one.
                 raise Unavailable("this request meets one that is being forgotten; send it again")
             return Accepted(found)
-        if body is None:
+        if isinstance(new, RejectedOperation):
             return Accepted(request_id)
+        row = payload_row(new)
         if new.kind is OperationKind.SAMPLE:
-            row = {"operation_id": request_id, "tenant_id": new.tenant, "body": body}
             await transaction.execute(sql.INSERT_PAYLOAD, row)
             return Accepted(request_id)
-        row = {"operation": request_id, "owner": new.tenant, "payload": body}
-        use = (await transaction.execute(sql.INSERT_COUNTED_PAYLOAD[dialect], row)).one()
+        counted = {"operation": request_id, "owner": new.tenant, "payload": row["body"], "digest": row["file_digest"]}
+        use = (await transaction.execute(sql.INSERT_COUNTED_PAYLOAD[dialect], counted)).one()
         return Accepted(request_id, use.pending_operations, use.pending_bytes)
 
     # --- running ---------------------------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ class Ledger:
 
     async def load(self, session: AsyncSession, ids: Sequence[RequestId]) -> list[ReadyOperation]:
         """Return the operations with their payloads decoded, oldest first."""
-        return await ready_operations(session, sql.BY_ID, {"ids": list(ids)})
+        return await ready_operations(session, sql.BY_ID, {"ids": list(ids)}, self.payloads)
 
     async def lane_positions(self, session: AsyncSession, lanes: Sequence[str]) -> dict[str, LanePosition]:
         """Return how far each of the runs' lanes has come."""
@@ -188,7 +198,7 @@ class Ledger:
     ) -> list[ReadyOperation]:
         """Return at most ``MAX_READY`` pending samples of ``base_model`` accepted after ``after_position``, oldest first."""
         keys = {"base_model": base_model, "after_position": after_position}
-        return await ready_operations(session, sql.PENDING_SAMPLES, keys)
+        return await ready_operations(session, sql.PENDING_SAMPLES, keys, self.payloads)
 
     async def claim_samples(
         self, transaction: AsyncSession, base_model: str, *, process: str, most: int
@@ -196,7 +206,7 @@ class Ledger:
         """Claim at most ``most`` unclaimed samples for ``process`` and return them, oldest first."""
         keys = {"base": base_model, "process": process, "most": min(most, sql.MAX_READY)}
         claimed = list((await transaction.execute(sql.CLAIM_SAMPLES, keys)).scalars())
-        return await ready_operations(transaction, sql.BY_ID, {"ids": claimed}) if claimed else []
+        return await ready_operations(transaction, sql.BY_ID, {"ids": claimed}, self.payloads) if claimed else []
 
     async def ended(self, session: AsyncSession, ids: Sequence[str]) -> set[str]:
         """Return those of the operations that are final."""
@@ -218,7 +228,7 @@ class Ledger:
     ) -> list[ReadyOperation]:
         """Return the done operations of ``run`` with seq_ids between both bounds (exclusive), by seq_id."""
         keys = {"lane": run, "after_seq_id": after_seq_id, "before_seq_id": before_seq_id}
-        return await ready_operations(session, sql.TO_REPLAY, keys)
+        return await ready_operations(session, sql.TO_REPLAY, keys, self.payloads)
 
     async def complete(
         self, transaction: AsyncSession, completions: Sequence[Completion], *, anew: bool = False

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 from typing import Any
-from uuid import uuid4
 
 from sqlalchemy import Row, Select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -21,14 +20,16 @@ from contracts.ledger_records import (
     RunLease,
 )
 from contracts.operations import OperationKind, SampleOutput
+from ledger.payload_files import PayloadFiles
+
+_INLINE_BYTES = 64 * 1024
+"""Most bytes of payloads that are decoded on the event loop."""
 
 
-def new_row(
-    new: NewOperation | RejectedOperation, now: datetime, state: OperationState, *, payload_bytes: int = 0
-) -> dict[str, object]:
-    """Return the columns of a new operation, with a fresh id."""
+def new_row(new: NewOperation | RejectedOperation, now: datetime, state: OperationState) -> dict[str, object]:
+    """Return the columns of a new operation."""
     values: dict[str, object] = {
-        "id": str(uuid4()),
+        "id": new.id,
         "tenant_id": new.tenant,
         "lane": new.lane,
         "seq_id": new.seq_id,
@@ -42,13 +43,28 @@ def new_row(
     if isinstance(new, RejectedOperation):
         return values | {"finished_at": now, **error_columns(new.error)}
     reserved = 0 if new.demand is None else new.demand.tokens
-    counted = {"tokens": new.tokens, "payload_bytes": payload_bytes, "reserved_tokens": reserved}
+    counted = {"tokens": new.tokens, "payload_bytes": new.payload.stored_bytes, "reserved_tokens": reserved}
     return values | counted | {"key_id": new.key_id}
 
 
-async def ready_operations(session: AsyncSession, query: Select[Any], keys: dict[str, object]) -> list[ReadyOperation]:
-    """Run ``query`` and return its rows with their payloads decoded."""
-    return [_ready(row) for row in (await session.execute(query, keys)).all()]
+def payload_row(new: NewOperation) -> dict[str, object]:
+    """Return the columns of a new operation's payload."""
+    return {
+        "operation_id": new.id,
+        "tenant_id": new.tenant,
+        "body": new.payload.body,
+        "file_digest": new.payload.file_digest,
+    }
+
+
+async def ready_operations(
+    session: AsyncSession, query: Select[Any], keys: dict[str, object], files: PayloadFiles
+) -> list[ReadyOperation]:
+    """Run ``query`` and return its rows with their payloads decoded, off the event loop when they are large."""
+    rows = (await session.execute(query, keys)).all()
+    if sum(len(row.body) for row in rows) > _INLINE_BYTES or any(row.file_digest is not None for row in rows):
+        return await files.off_loop(lambda: [_ready(row, files) for row in rows])
+    return [_ready(row, files) for row in rows]
 
 
 def status_of(row: Row[Any]) -> OperationStatus:
@@ -85,8 +101,9 @@ def pending_operation(row: Row[Any], trainer: str) -> PendingOperation:
     )
 
 
-def _ready(row: Row[Any]) -> ReadyOperation:
+def _ready(row: Row[Any], files: PayloadFiles) -> ReadyOperation:
     kind = OperationKind(row.kind)
+    body = row.body if row.file_digest is None else files.read(row.id, row.file_digest)
     return ReadyOperation(
         id=RequestId(row.id),
         position=row.position,
@@ -94,7 +111,7 @@ def _ready(row: Row[Any]) -> ReadyOperation:
         lane=row.lane,
         seq_id=row.seq_id,
         kind=kind,
-        payload=decode_payload(kind, row.body),
+        payload=decode_payload(kind, body),
         tokens=row.tokens,
         trace_id=row.trace_id,
         accepted_at=row.created_at,

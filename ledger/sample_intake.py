@@ -6,14 +6,13 @@ from time import time
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.codec import encode
 from contracts.errors import InvalidRequest, TooManySamples, WeftError
 from contracts.ids import RequestId
 from contracts.ledger_records import NewOperation, OperationState
 from contracts.sample_demand import SampleDemand
 from ledger import statements as sql
 from ledger.ledger import Ledger
-from ledger.rows import new_row
+from ledger.rows import new_row, payload_row
 from ledger.wakeups import sampling_topic
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
@@ -77,22 +76,13 @@ class SampleIntake:
         now = self._clock()
         # Sorted by key, so that two processes that insert the same keys cannot deadlock.
         ordered = sorted(samples, key=lambda sample: (sample.lane, sample.seq_id))
-        bodies = {id(sample): encode(sample.payload) for sample in ordered}
-        rows = {
-            key: new_row(sample, now, OperationState.PENDING, payload_bytes=len(bodies[key]))
-            for sample in ordered
-            if (key := id(sample))
-        }
+        rows = {id(sample): new_row(sample, now, OperationState.PENDING) for sample in ordered}
         statement = sql.INSERT_MANY_UNLESS_PRESENT[transaction.get_bind().dialect.name]
         await transaction.execute(statement, list(rows.values()))
         ids = few_lengths([row["id"] for row in rows.values()])
         inserted = set((await transaction.execute(sql.PRESENT, {"ids": ids})).scalars())
         new = {key: RequestId(str(row["id"])) for key, row in rows.items() if row["id"] in inserted}
-        payloads = [
-            {"operation_id": new[id(sample)], "tenant_id": sample.tenant, "body": bodies[id(sample)]}
-            for sample in ordered
-            if id(sample) in new
-        ]
+        payloads = [payload_row(sample) for sample in ordered if id(sample) in new]
         if payloads:
             await transaction.execute(sql.INSERT_PAYLOAD, payloads)
         return new

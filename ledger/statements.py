@@ -49,7 +49,7 @@ INSERT_RESULT = insert(results)
 _OWNER = bindparam("owner", type_=payloads.c.tenant_id.type)
 _USE = [column.label(name) for name, column in training_use(_OWNER).items()]
 _COUNTED_PAYLOAD = insert(payloads).values(
-    operation_id=bindparam("operation"), tenant_id=_OWNER, body=bindparam("payload")
+    operation_id=bindparam("operation"), tenant_id=_OWNER, body=bindparam("payload"), file_digest=bindparam("digest")
 )
 # Taken by PostgreSQL until the transaction ends (``ledger.training_intake``).
 _SHARED_LOCK = func.pg_advisory_xact_lock_shared(literal_column(str(int(Counted.TRAINING))), func.hashtext(_OWNER))
@@ -92,6 +92,7 @@ _READY_COLUMNS = (
     operations.c.created_at,
     operations.c.attempts,
     payloads.c.body,
+    payloads.c.file_digest,
     tenants.c.share,
 )
 _READY: Select[Any] = (

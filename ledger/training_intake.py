@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.codec import encode
 from contracts.errors import InvalidRequest, TooManyOperations
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation
@@ -65,47 +64,45 @@ class TrainingIntake:
         ``limits`` are the tenant's. An operation that alone is over them is recorded as failed. Raises
         ``SequenceConflict``, what ``opening`` raises, and ``TooManyOperations`` when no room was made in time.
         """
-        body = encode(new.payload)
-        if len(body) > limits.pending_bytes:
-            error = _too_large(len(body), limits)
+        nbytes = new.payload.stored_bytes
+        if nbytes > limits.pending_bytes:
+            error = _too_large(nbytes, limits)
             if opening is not None:
                 raise error
             async with self._database.write() as transaction:
                 return await self._ledger.reject(transaction, new.rejected(error))
         ends = monotonic() + self._hold_seconds
-        if (accepted := await self._accept_far(new, body, limits, opening)) is not None:
+        if (accepted := await self._accept_far(new, limits, opening)) is not None:
             return accepted
-        while isinstance(outcome := await self._accept_near(new, body, opening), _NoRoom):
+        while isinstance(outcome := await self._accept_near(new, opening), _NoRoom):
             left = ends - monotonic()
             if left <= 0 or outcome.oldest is None or self._ledger.wakeups.is_closed:
                 raise TooManyOperations(_refusal(outcome.use))
             await self._ledger.wait_until_final(new.tenant, outcome.oldest, seconds=min(left, _LOOK_SECONDS))
         return outcome
 
-    async def _accept_far(
-        self, new: NewOperation, body: bytes, limits: Limits, opening: Opening | None
-    ) -> RequestId | None:
+    async def _accept_far(self, new: NewOperation, limits: Limits, opening: Opening | None) -> RequestId | None:
         """Record ``new``, unless the tenant is near a limit then: return None."""
         most_operations = limits.pending_operations - _UNLOCKED
         most_bytes = limits.pending_bytes - _UNLOCKED * _UNLOCKED_BYTES
-        if most_operations <= 0 or most_bytes <= 0 or len(body) > _UNLOCKED_BYTES:
+        if most_operations <= 0 or most_bytes <= 0 or new.payload.stored_bytes > _UNLOCKED_BYTES:
             return None
         async with self._database.write() as transaction:
             if opening is not None and (earlier := await opening(transaction)) is not None:
                 return earlier
-            accepted = await self._ledger.accept_counted(transaction, new, body)
+            accepted = await self._ledger.accept_counted(transaction, new)
             if accepted.operations <= most_operations and accepted.nbytes <= most_bytes:
                 return accepted.id
             await undo(transaction)
             return None
 
-    async def _accept_near(self, new: NewOperation, body: bytes, opening: Opening | None) -> RequestId | _NoRoom:
+    async def _accept_near(self, new: NewOperation, opening: Opening | None) -> RequestId | _NoRoom:
         """Record ``new`` if there is room for it, while no other request of the tenant is recorded."""
         lock = self._near.setdefault(new.tenant, asyncio.Lock())
         async with lock, self._database.write() as transaction:
             await hold_count(transaction, Counted.TRAINING, [new.tenant])
             use = await TRAINING_USE.of(transaction, new.tenant, self._defaults)
-            if use.room("pending_operations") < 1 or use.room("pending_bytes") < len(body):
+            if use.room("pending_operations") < 1 or use.room("pending_bytes") < new.payload.stored_bytes:
                 lane, seq_id = new.lane, new.seq_id
                 earlier = await self._ledger.find(transaction, lane=lane, seq_id=seq_id, digest=new.digest)
                 if earlier is not None:
@@ -114,7 +111,7 @@ class TrainingIntake:
                     return _NoRoom(use, await transaction.scalar(sql.OLDEST_PENDING, {"tenant": new.tenant}))
             if opening is not None and (earlier := await opening(transaction)) is not None:
                 return earlier
-            return (await self._ledger.accept_counted(transaction, new, body)).id
+            return (await self._ledger.accept_counted(transaction, new)).id
 
 
 def _too_large(nbytes: int, limits: Limits) -> InvalidRequest:

@@ -139,7 +139,13 @@ async def generation(
     key = given or uuid4().hex
     submissions = [
         SampleSubmission(
-            caller, sampler, _number(f"{key}/{place}"), model.base_model, sample, may_return=given is not None
+            caller,
+            sampler,
+            _number(f"{key}/{place}"),
+            model.base_model,
+            sample,
+            asked.sent,
+            may_return=given is not None,
         )
         for place, sample in enumerate(samples)
     ]

@@ -15,10 +15,10 @@ from api.services import ApiServices, Services
 from api.training_submission import TrainingSubmission, promise, submit_training
 from api.wire.request_model import DefaultingModel, PlainText, RequestModel
 from api.wire.tinker_requests import Metadata, OptimizerConfig, SeqId
-from contracts.codec import digest
+from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, SessionId, TenantId
-from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation
+from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, new_request_id
 from contracts.operations import CreateModel, LoraSettings, OperationKind, Payload, UnloadModel
 from telemetry.context import current_work
 from tenants.limits import limits_of
@@ -89,13 +89,16 @@ async def create_model(
     payload = CreateModel(base_model=facts.name, lora=lora, user_metadata=body.user_metadata)
     resolved = lora if lora.seed is not None else replace(lora, seed=secrets.randbits(_SEED_BITS))
     new = NewRun(SessionId(body.session_id), body.model_seq_id, facts.name, resolved, body.user_metadata)
-    return await open_run(services, caller, new, OperationKind.CREATE_MODEL, payload)
+    identity = request_digest(OperationKind.CREATE_MODEL, body.sent)
+    return await open_run(services, caller, new, OperationKind.CREATE_MODEL, payload, identity)
 
 
 async def open_run(
-    services: ApiServices, caller: TenantId, new: NewRun, kind: OperationKind, payload: Payload
+    services: ApiServices, caller: TenantId, new: NewRun, kind: OperationKind, payload: Payload, identity: bytes
 ) -> Response:
     """Record a run and the operation that creates it, number 0 of its lane, and promise the result.
+
+    A repeat has the same ``identity``, which is the request's digest.
 
     Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``, ``InvalidRequest`` for too much metadata, and
     ``TooManyOperations``, on which the SDK sends the request again.
@@ -106,20 +109,22 @@ async def open_run(
     check_metadata(new.user_metadata, limits, "user_metadata")
 
     async def opening(transaction: AsyncSession) -> RequestId | None:
-        earlier = await earlier_opening(services, transaction, caller, run_id, new.session_id, payload)
+        earlier = await earlier_opening(services, transaction, caller, run_id, new.session_id, identity)
         if earlier is None:
             await live_session(transaction, caller, new.session_id)
             await create_run(transaction, caller, new, services.runtime.clock)
         return earlier
 
+    operation_id = new_request_id()
     operation = NewOperation(
+        id=operation_id,
         tenant=caller,
         lane=run_id,
         seq_id=0,
         kind=kind,
         base_model=new.base_model,
-        payload=payload,
-        digest=digest(payload),
+        payload=await services.runtime.ledger.payloads.store(operation_id, payload),
+        digest=identity,
         trace_id=current_work().trace_id,
         key_id=current_work().key_id,
     )
@@ -127,14 +132,14 @@ async def open_run(
 
 
 async def earlier_opening(
-    services: ApiServices, session: AsyncSession, caller: TenantId, run_id: RunId, session_id: str, payload: Payload
+    services: ApiServices, session: AsyncSession, caller: TenantId, run_id: RunId, session_id: str, identity: bytes
 ) -> RequestId | None:
-    """Return the id of the earlier request by which ``payload`` created this run, or None.
+    """Return the id of the earlier request with this digest that created the run, or None.
 
     Raises ``NotFound`` for another tenant's session, ``SequenceConflict``.
     """
     await get_session(session, caller, session_id)
-    return await services.runtime.ledger.find(session, lane=run_id, seq_id=0, digest=digest(payload))
+    return await services.runtime.ledger.find(session, lane=run_id, seq_id=0, digest=identity)
 
 
 @router.post("/get_info")

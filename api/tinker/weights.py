@@ -14,6 +14,7 @@ from api.wire.body import read_body
 from api.wire.request_model import DefaultingModel, PlainText, RequestModel, parse_json
 from api.wire.tinker_requests import Metadata, ModelKey, OptimizerConfig, SeqId
 from contracts.base_model import BaseModelFacts
+from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId, TenantId
 from contracts.operations import LoadWeights, OperationKind, Payload, SaveWeights, SaveWeightsForSampler
@@ -156,9 +157,10 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
     check_optimizer(asked.optimizer_config)
     payload = _load(asked, creates=True)
     path = parse_path(payload.path, segment=Segment.WEIGHTS)
+    identity = request_digest(OperationKind.LOAD_WEIGHTS, asked.sent)
     run_id = run_id_for(asked.session_id, asked.model_seq_id)
     async with services.runtime.database.read() as session:
-        earlier = await earlier_opening(services, session, caller, run_id, asked.session_id, payload)
+        earlier = await earlier_opening(services, session, caller, run_id, asked.session_id, identity)
         # A repeat is answered before the checkpoint is looked up: the checkpoint may be gone by now.
         if earlier is not None:
             return promise(earlier, model_id=run_id)
@@ -172,7 +174,7 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
     new = NewRun(
         SessionId(asked.session_id), asked.model_seq_id, facts.name, lora_settings(source), asked.user_metadata
     )
-    return await open_run(services, caller, new, OperationKind.LOAD_WEIGHTS, payload)
+    return await open_run(services, caller, new, OperationKind.LOAD_WEIGHTS, payload, identity)
 
 
 def _load(asked: LoadWeightsRequest, *, creates: bool) -> LoadWeights:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, StringConstraints, ValidationError, model_validator
 
 from contracts.errors import InvalidRequest
 
@@ -21,6 +21,13 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
+    _sent: bytes = PrivateAttr(b"")
+
+    @property
+    def sent(self) -> bytes:
+        """Bytes of the body that the model was read from; empty for a part of a body."""
+        return self._sent
+
 
 class DefaultingModel(RequestModel):
     """A request body, or a part of one, in which an explicit null means the default."""
@@ -37,9 +44,11 @@ M = TypeVar("M", bound=RequestModel)
 def parse_json(model: type[M], body: bytes) -> M:
     """Return ``body`` as ``model``; an empty body counts as ``{}``. Raises ``InvalidRequest`` naming the field."""
     try:
-        return model.model_validate_json(body or b"{}")
+        found = model.model_validate_json(body or b"{}")
     except ValidationError as error:
         raise InvalidRequest(describe_problems(error.errors(include_url=False))) from error
+    found._sent = body
+    return found
 
 
 def describe_problems(problems: Sequence[Mapping[str, Any]]) -> str:

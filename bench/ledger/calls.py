@@ -4,21 +4,25 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
 from time import perf_counter
 
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from bench.ledger.rows import BASE_MODEL, GRACE, LEASE, LedgerRows, a_batch, a_pass_result
-from contracts.codec import digest
+from contracts.codec import pack, request_digest
 from contracts.ids import RequestId, RunId, TenantId
-from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation
+from contracts.ledger_records import Completion, NewOperation, OperationStatus, ReadyOperation, StoredPayload
 from contracts.operations import OperationKind, SampleRequest
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.pruning import prune
 from ledger.queue_depth import read_queue
 from ledger.wakeups import Wakeups
 from store.clock import Clock
+from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
 from telemetry.telemetry import Telemetry
@@ -33,6 +37,11 @@ class _UndoneError(Exception):
     """Error that rolls a transaction back."""
 
 
+def _no_files() -> PayloadFiles:
+    """Return payload files in a folder that stays empty: no payload here is large."""
+    return PayloadFiles(DataFolder(Path(gettempdir())))
+
+
 class LedgerCalls:
     """Calls of one service over one database. Operations are accepted for the runs in ``made.active``."""
 
@@ -40,7 +49,7 @@ class LedgerCalls:
         self._made = made
         self._clock = clock
         self.database = Database(create_engine(url))
-        self.ledger = Ledger(self.database, Wakeups(), clock, Telemetry.of("bench", clock))
+        self.ledger = Ledger(self.database, Wakeups(), clock, Telemetry.of("bench", clock), _no_files())
         self._next = {lane.run: lane.last_seq_id + 1 for lane in made.active}
         self._asked = 0
         self.last_position = made.rows
@@ -61,10 +70,18 @@ class LedgerCalls:
         """Accept a ``forward_backward`` for the next seq_id of ``run``, and return its id."""
         seq_id = self._next[run]
         self._next[run] += 1
-        batch = a_batch()
+        packed = pack(a_batch())
         kind = OperationKind.FORWARD_BACKWARD
         new = NewOperation(
-            tenant, run, seq_id, kind, BASE_MODEL, batch, digest(batch), tokens=32, trainer=LEASE.trainer
+            tenant,
+            run,
+            seq_id,
+            kind,
+            BASE_MODEL,
+            StoredPayload(packed),
+            request_digest(kind, packed),
+            tokens=32,
+            trainer=LEASE.trainer,
         )
         async with self.database.write() as transaction:
             return await self.ledger.accept(transaction, new)
@@ -173,9 +190,9 @@ class LedgerCalls:
 
     async def _accept_sample(self) -> None:
         tenant, run = self._any_lane()
-        payload = SampleRequest(np.arange(32, dtype=np.int64))
+        packed, kind = pack(SampleRequest(np.arange(32, dtype=np.int64))), OperationKind.SAMPLE
         lane = run.replace(":train:", ":sample:")
-        new = NewOperation(tenant, lane, 2**60, OperationKind.SAMPLE, BASE_MODEL, payload, digest(payload))
+        new = NewOperation(tenant, lane, 2**60, kind, BASE_MODEL, StoredPayload(packed), request_digest(kind, packed))
         async with self._undone() as transaction:
             await self.ledger.accept(transaction, new)
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import numpy as np
 from psycopg import Connection, sql
 
-from contracts.codec import digest, encode
+from contracts.codec import encode, pack, request_digest
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
 from contracts.ledger_records import OperationState, RunLease
 from contracts.losses import LossName
@@ -159,7 +159,10 @@ class LedgerRows:
 
     def operation_rows(self) -> Iterator[tuple[Row, Row | None, Row | None]]:
         """Yield each operation with its payload and its result, in order. A part that is pruned or not there yet is None."""
-        bodies = {kind: (encode(asked), encode(result), digest(asked)) for kind, (asked, result) in _bodies().items()}
+        bodies = {
+            kind: (pack(asked), encode(result), request_digest(kind, pack(asked)))
+            for kind, (asked, result) in _bodies().items()
+        }
         for number in range(self.rows):
             operation = self._operation(number)
             asked, result, body_digest = bodies[OperationKind(str(operation["kind"]))]

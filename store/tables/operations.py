@@ -66,13 +66,17 @@ class Operation(Base):
 
 
 class OperationPayload(Base):
-    """An operation's payload as ``contracts.codec`` bytes, kept until a snapshot covers the operation."""
+    """An operation's payload as ``contracts.codec`` bytes, kept until a snapshot covers the operation.
+
+    A large payload is in a file of the data folder. ``body`` is then empty, and ``file_digest`` is the file's digest.
+    """
 
     __tablename__ = "operation_payloads"
 
     operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
+    file_digest: Mapped[bytes | None]
 
 
 class OperationResult(Base):

@@ -22,7 +22,6 @@ from sqlalchemy import update
 from api.app import create_app
 from api.services import ApiServices
 from contracts.base_model import read_base_model_facts
-from contracts.codec import digest
 from contracts.errors import WeftError
 from contracts.ids import CheckpointId, RequestId, RunId, TenantId
 from contracts.ledger_records import Completion, NewOperation
@@ -30,6 +29,7 @@ from contracts.operations import LoraSettings, OperationKind, OptimStep, Payload
 from contracts.paths import Segment
 from contracts.vocabulary import BaseVocabulary
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
@@ -43,6 +43,7 @@ from telemetry.telemetry import Telemetry
 from tenants import checkpoints, keys, runs
 from tenants.sessions import NewSession, create_session
 from tests.ledger_heads import ready_heads
+from tests.payloads import digest, stored
 
 BASE = "test/tiny"
 
@@ -165,7 +166,7 @@ class Tenant:
         payload: Payload | None = None,
     ) -> RequestId:
         payload = payload or OptimStep()
-        new = NewOperation(self.id, lane, seq_id, kind, BASE, payload, digest(payload))
+        new = NewOperation(self.id, lane, seq_id, kind, BASE, stored(payload), digest(payload))
         async with self.service.database.write() as transaction:
             return await self.service.ledger.accept(transaction, new)
 
@@ -203,7 +204,7 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
     runtime = Runtime(
         settings=settings,
         database=database,
-        ledger=Ledger(database, wakeups, clock, telemetry),
+        ledger=Ledger(database, wakeups, clock, telemetry, PayloadFiles(DataFolder(settings.data_dir))),
         wakeups=wakeups,
         feed=TokenFeed(),
         publication=LocalPublication(),

@@ -157,6 +157,7 @@ async def test_result_survives_a_new_ledger(cats, service) -> None:
     """Nothing but rows is needed: a restarted process answers the same."""
     request_id = await cats.operation(await cats.run())
     await service.run_next(OptimStepped({"grad_norm": 2.0}))
-    again = Ledger(service.database, Wakeups(), service.clock, service.services.runtime.telemetry)
+    runtime = service.services.runtime
+    again = Ledger(service.database, Wakeups(), service.clock, runtime.telemetry, runtime.ledger.payloads)
     status = await again.status(cats.id, request_id)
     assert await again.result(cats.id, status) == OptimStepped({"grad_norm": 2.0})

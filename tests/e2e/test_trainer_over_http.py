@@ -28,6 +28,7 @@ from cli.administration import new_tenant
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
@@ -159,7 +160,7 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
         DataFolder(tmp_path),
     )
     telemetry = Telemetry.of("test", utc_now)
-    ledger, publication = Ledger(database, wakeups, utc_now, telemetry), LocalPublication()
+    ledger, publication = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(folder)), LocalPublication()
     runtime = Runtime(settings, database, ledger, wakeups, TokenFeed(), publication, folder, utc_now, telemetry)
     bases = {BASE_NAME: read_base_model_facts(BASE_NAME, tiny_model_dir, None)}
     vocabularies = {BASE_NAME: await asyncio.to_thread(read_vocabulary, tiny_model_dir)}

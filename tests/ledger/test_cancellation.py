@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import select, update
 
-from contracts.codec import digest
 from contracts.errors import Cancelled, LeaseLost
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState
@@ -27,8 +27,10 @@ from contracts.operations import (
 )
 from ledger.cancellation import OfKey, OfLane, OfOperation, OfSession, OfTenant, Selection
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.wakeups import Wakeups, cancelled_samples_topic, operation_topic, recalls_topic
 from store.clock import utc_now
+from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import ApiKey, Operation, Run, RunState
 from telemetry.telemetry import Telemetry
@@ -38,6 +40,7 @@ from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.usage import usage
 from tests.ledger_heads import TRAINER, ready_heads
+from tests.payloads import digest, stored
 
 BASE = "test/tiny"
 WHY = Cancelled("cancelled by the test")
@@ -59,7 +62,7 @@ class Owner:
     async def send(self, lane: str, seq_id: int, payload: Payload, kind: OperationKind) -> RequestId:
         tokens = len(payload.prompt) if isinstance(payload, SampleRequest) else 0
         new = NewOperation(
-            self.tenant, lane, seq_id, kind, BASE, payload, digest(payload), tokens=tokens, key_id=self.key
+            self.tenant, lane, seq_id, kind, BASE, stored(payload), digest(payload), tokens=tokens, key_id=self.key
         )
         async with self.database.write() as transaction:
             self.accepted.append(await self.ledger.accept(transaction, new))
@@ -96,9 +99,9 @@ class Two:
 
 
 @pytest_asyncio.fixture
-async def two(database_url: str) -> AsyncIterator[Two]:
+async def two(database_url: str, tmp_path: Path) -> AsyncIterator[Two]:
     database, wakeups = Database(create_engine(database_url)), Wakeups()
-    ledger = Ledger(database, wakeups, utc_now, Telemetry.of("test", utc_now))
+    ledger = Ledger(database, wakeups, utc_now, Telemetry.of("test", utc_now), PayloadFiles(DataFolder(tmp_path)))
     cat, dog = [await owner(database, ledger, name) for name in ("cat", "dog")]
     yield Two(database, ledger, cat, dog)
     await database.close()

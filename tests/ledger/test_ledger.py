@@ -17,7 +17,6 @@ from sqlalchemy import create_engine as create_sync_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.codec import digest
 from contracts.errors import EngineFailure, InvalidRequest, NotFound, RunUnloaded, SequenceConflict
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
 from contracts.ledger_records import (
@@ -42,9 +41,11 @@ from contracts.operations import (
     UnloadModel,
 )
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.pruning import drop_covered_payloads, prune
 from ledger.wakeups import Wakeups, operation_topic, placements_topic
 from migrations.upgrade import sync_url, upgrade
+from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Base, Operation, OperationPayload, OperationResult, Run, RunState
 from telemetry.telemetry import Telemetry
@@ -54,6 +55,7 @@ from tenants.sessions import NewSession, create_session
 from testing.throwaway_database import DEFAULT_SERVER
 from tests.conftest import missing_service
 from tests.ledger_heads import ready_heads
+from tests.payloads import digest, stored
 
 BASE = "test/tiny"
 POSTGRES_URL = make_url(DEFAULT_SERVER).set(drivername="postgresql+asyncpg")
@@ -97,7 +99,7 @@ class Bench:
                     seq_id=seq_id,
                     kind=kind or OperationKind.OPTIM_STEP,
                     base_model=BASE,
-                    payload=payload,
+                    payload=stored(payload),
                     digest=digest(payload),
                 ),
             )
@@ -194,10 +196,10 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 @pytest_asyncio.fixture
-async def bench(database_url: str) -> AsyncIterator[Bench]:
+async def bench(database_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
     engine = create_engine(database_url)
     database, wakeups, clock = Database(engine), Wakeups(), MovableClock()
-    ledger = Ledger(database, wakeups, clock, Telemetry.of("test", clock))
+    ledger = Ledger(database, wakeups, clock, Telemetry.of("test", clock), PayloadFiles(DataFolder(tmp_path)))
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name="cats", clock=clock)
         session = await create_session(transaction, tenant, NewSession([], None, "0.38.0", None, None), clock)
@@ -354,6 +356,18 @@ async def test_second_completion_is_ignored(bench: Bench) -> None:
     assert await bench.next_seq_id() == 2
 
 
+async def test_a_repeat_over_an_upgrade_is_no_conflict(bench: Bench) -> None:
+    """Digests of another version cannot be compared: the key alone decides."""
+    first = await bench.accept(1)
+    other = await bench.accept(2)
+    async with bench.database.write() as transaction:
+        await transaction.execute(update(Operation).where(Operation.id == first).values(body_digest=b"0" * 16))
+    assert await bench.accept(1, OptimStep(learning_rate=0.5)) == first
+    with pytest.raises(SequenceConflict):
+        await bench.accept(2, OptimStep(learning_rate=0.5))
+    assert await bench.accept(2) == other
+
+
 async def test_neighbours_completed_concurrently_leave_no_stale_turn(bench: Bench) -> None:
     await bench.accept(1)
     (head,) = await bench.ready()
@@ -363,7 +377,7 @@ async def test_neighbours_completed_concurrently_leave_no_stale_turn(bench: Benc
 
 async def test_rolled_back_acceptance_announces_nothing(bench: Bench) -> None:
     payload = OptimStep()
-    new = NewOperation(bench.tenant, bench.run, 1, OperationKind.OPTIM_STEP, BASE, payload, digest(payload))
+    new = NewOperation(bench.tenant, bench.run, 1, OperationKind.OPTIM_STEP, BASE, stored(payload), digest(payload))
 
     async def accept_and_fail() -> None:
         async with bench.database.write() as transaction:

@@ -5,35 +5,33 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from sqlalchemy import update
 
-from contracts.codec import digest
 from contracts.errors import TooManyOperations, TooManySamples
 from contracts.ids import RequestId, RunId, TenantId
-from contracts.ledger_records import Completion, NewOperation, OperationState
+from contracts.ledger_records import Completion, NewOperation, OperationState, StoredPayload
 from contracts.operations import (
-    Datum,
     LoraSettings,
-    LossSpec,
     OperationKind,
     OptimStep,
     OptimStepped,
-    Payload,
     SampleRequest,
     SamplingParams,
-    TrainingBatch,
 )
 from contracts.sample_demand import demand_of
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.sample_intake import SampleIntake
 from ledger.training_intake import TrainingIntake
 from ledger.wakeups import Wakeups
 from migrations.upgrade import upgrade
 from store.clock import utc_now
+from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
 from store.tables import Run, RunState
@@ -43,6 +41,7 @@ from tenants.limits import Limits, limits_of, set_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tests.ledger_heads import ready_heads
+from tests.payloads import digest, stored
 
 BASE = "test/tiny"
 PROCESSES = 3
@@ -76,21 +75,21 @@ class Process:
     wakeups: TellingWakeups
 
 
-def process(url: str, *, hold_seconds: float = 0.0) -> Process:
+def process(url: str, folder: Path, *, hold_seconds: float = 0.0) -> Process:
     database = Database(create_engine(url))
     telemetry = Telemetry.of("test", utc_now)
     wakeups = TellingWakeups()
-    ledger = Ledger(database, wakeups, utc_now, telemetry)
+    ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(DataFolder(folder)))
     samples = SampleIntake(database, ledger, utc_now, telemetry, defaults=DEFAULTS)
     training = TrainingIntake(database, ledger, defaults=DEFAULTS, hold_seconds=hold_seconds)
     return Process(url, database, ledger, samples, training, wakeups)
 
 
 @pytest_asyncio.fixture
-async def processes(postgres_url: str) -> AsyncIterator[list[Process]]:
+async def processes(postgres_url: str, tmp_path: Path) -> AsyncIterator[list[Process]]:
     """Three of them over one database with the tenants ``cats``, who may do little, and ``dogs``."""
     upgrade(postgres_url)
-    made = [process(postgres_url) for _ in range(PROCESSES)]
+    made = [process(postgres_url, tmp_path) for _ in range(PROCESSES)]
     async with made[0].database.write() as transaction:
         await create_tenant(transaction, name="cats", clock=utc_now)
         await create_tenant(transaction, name="dogs", clock=utc_now)
@@ -110,7 +109,14 @@ def sample(tenant: TenantId, seq_id: int, *, max_tokens: int = 1) -> NewOperatio
     payload = SampleRequest(np.arange(4, dtype=np.int64), params=SamplingParams(max_tokens=max_tokens))
     demand = demand_of(payload, 128)
     return NewOperation(
-        tenant, f"{tenant}:sample:0", seq_id, OperationKind.SAMPLE, BASE, payload, digest(payload), demand=demand
+        tenant,
+        f"{tenant}:sample:0",
+        seq_id,
+        OperationKind.SAMPLE,
+        BASE,
+        stored(payload),
+        digest(payload),
+        demand=demand,
     )
 
 
@@ -146,14 +152,12 @@ async def test_a_repeat_is_found_at_the_limit(processes: list[Process]) -> None:
     assert again == first
 
 
-def step(tenant: TenantId, run: RunId, seq_id: int, *, datums: int = 0) -> NewOperation:
-    payload: Payload = OptimStep(learning_rate=seq_id * 1e-3)
-    kind = OperationKind.OPTIM_STEP
-    if datums:
-        tokens = np.zeros(datums, np.int64)
-        payload = TrainingBatch(LossSpec("cross_entropy"), [Datum(tokens, tokens, {})])
-        kind = OperationKind.FORWARD
-    return NewOperation(tenant, run, seq_id, kind, BASE, payload, digest(payload))
+def step(tenant: TenantId, run: RunId, seq_id: int, *, nbytes: int = 0) -> NewOperation:
+    """An optimizer step, or a pass whose payload takes so many bytes."""
+    step = OptimStep(learning_rate=seq_id * 1e-3)
+    kind = OperationKind.FORWARD if nbytes else OperationKind.OPTIM_STEP
+    payload = StoredPayload(bytes(nbytes)) if nbytes else stored(step)
+    return NewOperation(tenant, run, seq_id, kind, BASE, payload, digest(step))
 
 
 async def ready_run(one: Process, tenant: TenantId) -> RunId:
@@ -209,12 +213,11 @@ async def test_bytes_of_pending_training_are_counted_and_one_that_never_fits_fai
         await set_tenant(transaction, name="cats", limits={"pending_bytes": 50_000, "pending_operations": None})
     cats = await tenant(processes, "cats")
     run = await ready_run(processes[0], cats)
-    # Tokens and targets take 16 bytes a place: three of a thousand places fit.
-    found = await steps(processes, [step(cats, run, seq_id, datums=1000) for seq_id in range(1, 13)])
+    found = await steps(processes, [step(cats, run, seq_id, nbytes=16_000) for seq_id in range(1, 13)])
     assert found == {"accepted": 3, TooManyOperations.__name__: 9}
     async with processes[0].database.read() as session:
         limits = await limits_of(session, cats, DEFAULTS)
-    failed = await processes[1].training.accept(step(cats, run, 40, datums=5000), limits)
+    failed = await processes[1].training.accept(step(cats, run, 40, nbytes=80_000), limits)
     status = await processes[1].ledger.status(cats, failed)
     assert (status.state, status.error_category) == (OperationState.FAILED, "user")
     assert "your limit for all pending training together is 50000" in (status.error_message or "")
@@ -229,8 +232,10 @@ async def test_a_gap_can_be_closed_at_the_limit(processes: list[Process]) -> Non
     assert await steps(processes, [step(cats, run, 1)]) == {"accepted": 1}
 
 
-async def test_a_request_beyond_the_limit_is_accepted_as_soon_as_another_has_ended(processes: list[Process]) -> None:
-    one = process(processes[0].url, hold_seconds=20)
+async def test_a_request_beyond_the_limit_is_accepted_as_soon_as_another_has_ended(
+    processes: list[Process], tmp_path: Path
+) -> None:
+    one = process(processes[0].url, tmp_path, hold_seconds=20)
     cats = await tenant(processes, "cats")
     run = await ready_run(one, cats)
     async with one.database.read() as session:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
@@ -22,7 +23,7 @@ def make_runtime(database: Database, folder: Path, clock: Clock, *, lease: timed
     return Runtime(
         settings=settings,
         database=database,
-        ledger=Ledger(database, wakeups, clock, telemetry),
+        ledger=Ledger(database, wakeups, clock, telemetry, PayloadFiles(DataFolder(folder))),
         wakeups=wakeups,
         feed=TokenFeed(),
         publication=LocalPublication(),

@@ -21,6 +21,7 @@ class StepName(StrEnum):
     REMOVE_SNAPSHOTS = "remove-snapshots"
     PRUNE_RESULTS = "prune-results"
     DROP_PAYLOADS = "drop-payloads"
+    REMOVE_PAYLOAD_FILES = "remove-payload-files"
     FORGET_OPERATIONS = "forget-operations"
     FORGET_SESSIONS = "forget-sessions"
     FORGET_RUNS = "forget-runs"
@@ -28,6 +29,7 @@ class StepName(StrEnum):
 
 
 _SELDOM = {
+    StepName.REMOVE_PAYLOAD_FILES: timedelta(minutes=5),
     StepName.FORGET_OPERATIONS: timedelta(minutes=5),
     StepName.FORGET_SESSIONS: timedelta(minutes=10),
     StepName.FORGET_RUNS: timedelta(minutes=10),

@@ -48,6 +48,7 @@ class HousekeepingSteps:
             StepName.REMOVE_SNAPSHOTS: self._remove_snapshots,
             StepName.PRUNE_RESULTS: self._prune_results,
             StepName.DROP_PAYLOADS: self._drop_payloads,
+            StepName.REMOVE_PAYLOAD_FILES: self._remove_payload_files,
             StepName.FORGET_OPERATIONS: self._forget_operations,
             StepName.FORGET_SESSIONS: self._forget_sessions,
             StepName.FORGET_RUNS: self._forget_runs,
@@ -148,6 +149,9 @@ class HousekeepingSteps:
         async with self._runtime.database.write() as transaction:
             runs = await drop_covered_payloads(transaction)
         return Batch(runs, "more" if runs else None)
+
+    async def _remove_payload_files(self, _place: str | None) -> Batch:
+        return Batch(await self._runtime.ledger.payloads.remove_forgotten(self._runtime.database))
 
     async def _forget_operations(self, place: str | None) -> Batch:
         before = self._runtime.clock() - self._runtime.settings.retention_operations

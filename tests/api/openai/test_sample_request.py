@@ -12,11 +12,11 @@ from api.wire import sampling_codec
 from api.wire.openai_requests import GenerationRequest
 from api.wire.request_model import parse_json
 from api.wire.tinker_requests import AsampleRequest
-from contracts.codec import digest
 from contracts.errors import InvalidRequest
 from contracts.operations import SampleRequest
 from contracts.vocabulary import BaseVocabulary
 from tests.api.wire.support import CONTEXT, FACTS, LIMITS, MAX_SAMPLES, MAX_TOPK, VOCABULARY
+from tests.payloads import digest
 
 PROMPT = [5, 6, 7]
 ENDS = BaseVocabulary(frozenset({4, 2}), None)

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import DeclarativeBase
 
-from contracts.codec import digest
 from contracts.ids import CheckpointId, RequestId, RunId, SamplerId, SessionId, TenantId
 from contracts.ledger_records import Completion, NewOperation, RunLease
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped, SampleOutput, SampleRequest
@@ -25,6 +24,7 @@ from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
+from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.presence import PresenceNotes
@@ -77,7 +77,7 @@ class House:
     async def operation(self, tenant: TenantId, lane: str, seq_id: int, kind: OperationKind) -> RequestId:
         """Accept an operation."""
         payload = SampleRequest(np.arange(4, dtype=np.int64)) if kind is OperationKind.SAMPLE else OptimStep()
-        new = NewOperation(tenant, lane, seq_id, kind, "base", payload, digest(payload), tokens=4, trainer="t")
+        new = NewOperation(tenant, lane, seq_id, kind, "base", stored(payload), digest(payload), tokens=4, trainer="t")
         async with self.database.write() as transaction:
             return await self.runtime.ledger.accept(transaction, new)
 

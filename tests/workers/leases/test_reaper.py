@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
 
-from contracts.codec import digest
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
@@ -25,6 +24,7 @@ from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
 from workers.leases.reaper import reap_forsaken
@@ -64,7 +64,13 @@ class House:
     async def open(self, base_model: str, tenant_name: str) -> None:
         """Open a base model: a trainer with a run, and a pool with a sample and a version command."""
         trainer, pool = (new_identity(kind, base_model) for kind in (ProcessKind.TRAINER, ProcessKind.POOL))
-        ledger = Ledger(self.database, Wakeups(), self.clock, Telemetry.of("test", self.clock))
+        ledger = Ledger(
+            self.database,
+            Wakeups(),
+            self.clock,
+            Telemetry.of("test", self.clock),
+            self.runtime.ledger.payloads,
+        )
         step, request = OptimStep(), SampleRequest(np.arange(4, dtype=np.int64))
         async with self.database.write() as transaction:
             tenant = await create_tenant(transaction, name=tenant_name, clock=self.clock)
@@ -80,12 +86,13 @@ class House:
                 .values(state=RunState.READY, next_seq_id=1, trainer_id=trainer.id, lease_token=7)
             )
             train = NewOperation(
-                tenant, run, 1, OperationKind.OPTIM_STEP, base_model, step, digest(step), trainer=trainer.id
+                tenant, run, 1, OperationKind.OPTIM_STEP, base_model, stored(step), digest(step), trainer=trainer.id
             )
             await ledger.accept(transaction, train)
             lane = run.replace(":train:", ":sample:")
             sample = await ledger.accept(
-                transaction, NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, request, digest(request))
+                transaction,
+                NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, stored(request), digest(request)),
             )
             await ledger.claim_samples(transaction, base_model, process=pool.id, most=9)
             await self._mark_in_flight(transaction, sample, tenant, base_model, pool.id)

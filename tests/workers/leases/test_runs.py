@@ -11,20 +11,22 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, update
 
-from contracts.codec import digest
 from contracts.errors import LeaseLost
 from contracts.ids import RunId, SessionId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationState, ReadyOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, OptimStepped
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.runtime import Runtime
 from ledger.wakeups import Wakeups
+from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, WorkerProcess
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
 from workers.leases.runs import RunLeases
@@ -50,7 +52,9 @@ class Trainers:
     def ledger(self, name: str = "one") -> Ledger:
         """Return the ledger as the trainer sees it."""
         clock = self.clock(name)
-        return Ledger(self.database, Wakeups(), clock, Telemetry.of("test", clock))
+        return Ledger(
+            self.database, Wakeups(), clock, Telemetry.of("test", clock), PayloadFiles(DataFolder(self.folder))
+        )
 
     def clock(self, name: str):  # type: ignore[no-untyped-def]
         """Return the trainer's own clock."""
@@ -76,7 +80,7 @@ class Trainers:
         """Accept another step; ``trainer`` is the trainer that the API believes has the run."""
         step = OptimStep()
         new = NewOperation(
-            self.tenant, run, seq_id, OperationKind.OPTIM_STEP, BASE, step, digest(step), trainer=trainer
+            self.tenant, run, seq_id, OperationKind.OPTIM_STEP, BASE, stored(step), digest(step), trainer=trainer
         )
         async with self.database.write() as transaction:
             await self.ledger().accept(transaction, new)

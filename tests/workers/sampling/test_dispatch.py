@@ -22,6 +22,7 @@ from contracts.paths import Segment
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
@@ -168,7 +169,7 @@ def runtime_of(database: Database, folder: Path) -> Runtime:
     return Runtime(
         settings=Settings(data_dir=folder),
         database=database,
-        ledger=Ledger(database, wakeups, utc_now, telemetry),
+        ledger=Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(DataFolder(folder))),
         wakeups=wakeups,
         feed=TokenFeed(),
         publication=LocalPublication(),

@@ -15,7 +15,6 @@ import pytest_asyncio
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.base_model import read_base_model_facts
-from contracts.codec import digest
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RequestId, RunId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, OperationState
@@ -34,6 +33,7 @@ from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
 from engine.training.trainer import PassItem, Trainer
 from ledger.ledger import Ledger
+from ledger.payload_files import PayloadFiles
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
@@ -47,6 +47,7 @@ from telemetry.training_counts import TrainingCounts
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tests.payloads import digest, stored
 from workers.compute_thread import ComputeThread
 from workers.training.residency import AdapterResidency
 from workers.training.trainer_wiring import wire_worker
@@ -140,7 +141,7 @@ class Client:
             seq_id = self.seq_id
         tokens = sum(len(datum.tokens) for datum in payload.data) if isinstance(payload, TrainingBatch) else 0
         kind = kind or _KINDS[type(payload)]
-        new = NewOperation(self.tenant, self.run, seq_id, kind, BASE, payload, digest(payload), tokens)
+        new = NewOperation(self.tenant, self.run, seq_id, kind, BASE, stored(payload), digest(payload), tokens)
         return await self.rig.ledger.accept(transaction, new)
 
     async def result(self, request: RequestId) -> Result:
@@ -239,8 +240,8 @@ def _compose(
     )
     database, wakeups = Database(create_engine(url)), Wakeups()
     telemetry = Telemetry.of("test", utc_now)
-    ledger = Ledger(database, wakeups, utc_now, telemetry)
     feed, publication, data_folder = TokenFeed(), LocalPublication(), DataFolder(folder)
+    ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder))
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
     trainer, compute = Trainer(base, pass_token_budget=token_budget), ComputeThread("t")
     engine = TrainingEngine(trainer, compute, telemetry.training(BASE), token_budget)

@@ -1,0 +1,148 @@
+"""Payloads as they are stored: small ones in their row, large ones each in a file of the data folder.
+
+A file is written and flushed to the disk before the row that names it, and removed once the row is gone. The row has the
+digest of the file's bytes, so a damaged file is noticed. Each operation has a file of its own: a file that two operations
+share could be removed for one while it is written for the other.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from time import time
+from typing import TypeVar, cast
+from uuid import UUID
+
+from sqlalchemy import Table, bindparam, select
+
+from contracts.codec import pack
+from contracts.errors import EngineFailure, Unavailable
+from contracts.ids import RequestId
+from contracts.ledger_records import StoredPayload
+from contracts.operations import Payload, SampleRequest, TrainingBatch
+from store.batcher import few_lengths
+from store.data_folder import DataFolder
+from store.database import Database
+from store.tables import OperationPayload
+
+T = TypeVar("T")
+
+PAYLOADS = "payloads"
+"""Folder of the files, with a folder for each first two characters of an operation's id."""
+LARGEST_IN_ROW = 64 * 1024
+"""Largest packed payload in bytes that is stored in its row. The database's log has every row once more."""
+_INLINE_TOKENS = 2048
+"""Most tokens of a payload that is packed on the event loop: for less, a thread would cost more than the work."""
+_THREADS = 4
+"""Threads of their own: adapters' files, which may be slow to write, hold no request up."""
+_PRIVATE = 0o600
+_SETTLED = timedelta(minutes=10)
+"""Age of a file whose row is committed, if it ever will be."""
+_LOOKED_UP = 512
+_ROWS = cast(Table, OperationPayload.__table__)
+_WITH_ROW = select(_ROWS.c.operation_id).where(_ROWS.c.operation_id.in_(bindparam("ids", expanding=True)))
+
+
+class PayloadFiles:
+    """Writes, reads and removes payload files."""
+
+    def __init__(self, data_folder: DataFolder) -> None:
+        self._folder = data_folder
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="payloads")
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on a thread for payloads and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def store(self, operation: RequestId, payload: Payload) -> StoredPayload:
+        """Pack ``payload``; write its file when it is large. Raises ``Unavailable`` when the disk takes no more."""
+        if _tokens(payload) <= _INLINE_TOKENS:
+            return StoredPayload(pack(payload))
+        try:
+            return await self.off_loop(partial(self._store, operation, payload))
+        except OSError as error:
+            raise Unavailable("the data folder takes no more; the request is repeated until it does") from error
+
+    def read(self, operation: str, digest: bytes) -> bytes:
+        """Return the packed payload in the operation's file. Blocks. Raises ``EngineFailure`` when it is gone or damaged."""
+        try:
+            body = self._path(operation).read_bytes()
+        except OSError as error:
+            raise EngineFailure("the request's data cannot be read; send the request again") from error
+        if _digest(body) != digest:
+            raise EngineFailure("the request's data is damaged; send the request again")
+        return body
+
+    async def remove(self, operations: Sequence[str]) -> None:
+        """Remove the files of operations whose rows no longer name them."""
+        if operations:
+            await self.off_loop(partial(self._remove, operations))
+
+    async def remove_forgotten(self, database: Database, *, unchanged: timedelta = _SETTLED) -> int:
+        """Remove files whose operations have no payload row any more; return how many. Raises ``Unavailable``.
+
+        A file that has changed within ``unchanged`` stays: its row may not be committed yet.
+        """
+        removed = 0
+        for folder in await asyncio.to_thread(self._folder.folders, PAYLOADS):
+            written = await asyncio.to_thread(self._written_before, folder, time() - unchanged.total_seconds())
+            for begin in range(0, len(written), _LOOKED_UP):
+                some = written[begin : begin + _LOOKED_UP]
+                async with database.read() as session:
+                    kept = set(await session.scalars(_WITH_ROW, {"ids": few_lengths(some)}))
+                forgotten = [operation for operation in some if operation not in kept]
+                await self.remove(forgotten)
+                removed += len(forgotten)
+        return removed
+
+    def _written_before(self, folder: str, time_limit: float) -> list[str]:
+        with os.scandir(self._folder.path(folder)) as entries:
+            return [entry.name for entry in entries if entry.stat().st_mtime < time_limit]
+
+    def _store(self, operation: RequestId, payload: Payload) -> StoredPayload:
+        body = pack(payload)
+        if len(body) <= LARGEST_IN_ROW:
+            return StoredPayload(body)
+        path = self._path(operation)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        _flush_folder(path.parent)
+        return StoredPayload(b"", file_digest=_digest(body), file_bytes=len(body))
+
+    def _remove(self, operations: Iterable[str]) -> None:
+        for operation in operations:
+            self._path(operation).unlink(missing_ok=True)
+
+    def _path(self, operation: str) -> Path:
+        name = str(UUID(operation))
+        return self._folder.path(f"{PAYLOADS}/{name[:2]}/{name}")
+
+
+def _tokens(payload: Payload) -> int:
+    match payload:
+        case TrainingBatch():
+            return sum(datum.tokens.size + datum.targets.size for datum in payload.data)
+        case SampleRequest():
+            return int(payload.prompt.size)
+        case _:
+            return 0
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush a folder's entries: a new file without its entry is lost with the power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

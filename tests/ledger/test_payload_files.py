@@ -1,0 +1,133 @@
+"""Payload files: a large payload costs the database nothing, and its file lives as long as its row."""
+
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from sqlalchemy import delete, func, select
+
+from contracts.codec import decode_payload, encode, pack, request_digest
+from contracts.errors import EngineFailure, Unavailable
+from contracts.ledger_records import StoredPayload, new_request_id
+from contracts.losses import LossName
+from contracts.operations import Datum, LossSpec, OperationKind, TrainingBatch
+from ledger.payload_files import PayloadFiles
+from store.clock import utc_now
+from store.data_folder import DataFolder
+from store.database import Database, create_engine
+from store.tables import OperationPayload, Tenant
+
+SEQUENCES, TOKENS, VOCABULARY = 64, 1024, 150_000
+KIND = OperationKind.FORWARD_BACKWARD
+
+
+def batch(sequences: int = SEQUENCES, *, seed: int = 0) -> TrainingBatch:
+    """Cross entropy over random tokens, the kind that compresses worst."""
+    random = np.random.default_rng(seed)
+    data = []
+    for _ in range(sequences):
+        tokens = random.integers(0, VOCABULARY, TOKENS + 1)
+        data.append(Datum(tokens[:-1], tokens[1:], {"weights": np.ones(TOKENS, np.float32)}))
+    return TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), data)
+
+
+@pytest_asyncio.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    made = Database(create_engine(database_url))
+    async with made.write() as transaction:
+        transaction.add(Tenant(id="cats", name="cats", created_at=utc_now()))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> PayloadFiles:
+    return PayloadFiles(DataFolder(tmp_path))
+
+
+def on_disk(folder: Path) -> list[Path]:
+    return [path for path in (folder / "payloads").rglob("*") if path.is_file()]
+
+
+async def test_a_large_payload_takes_at_most_six_bytes_a_token(files: PayloadFiles, tmp_path: Path) -> None:
+    stored = await files.store(new_request_id(), batch())
+    assert stored.body == b"", "the database and its log would hold the payload"
+    (path,) = on_disk(tmp_path)
+    assert path.stat().st_size == stored.stored_bytes <= 6 * SEQUENCES * TOKENS
+
+
+async def test_a_small_payload_stays_in_its_row(files: PayloadFiles, tmp_path: Path) -> None:
+    stored = await files.store(new_request_id(), batch(1))
+    assert 0 < len(stored.body) <= 6 * TOKENS
+    assert on_disk(tmp_path) == []
+
+
+@pytest.mark.parametrize("sequences", [1, SEQUENCES])
+async def test_a_stored_payload_comes_back_bit_for_bit(files: PayloadFiles, sequences: int) -> None:
+    given, request = batch(sequences), new_request_id()
+    stored = await files.store(request, given)
+    body = stored.body if stored.file_digest is None else files.read(request, stored.file_digest)
+    found = decode_payload(KIND, body)
+    assert isinstance(found, TrainingBatch)
+    assert encode(found) == encode(given)
+    assert {(one.tokens.dtype, one.targets.dtype) for one in found.data} == {(np.dtype(np.int64), np.dtype(np.int64))}
+
+
+@pytest.mark.parametrize("numbers", [[-1, 3], [0, 2**32], [], [2**63 - 1]])
+def test_numbers_beyond_four_bytes_stay_whole(numbers: list[int]) -> None:
+    tokens = np.array(numbers, np.int64)
+    given = TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [Datum(tokens, tokens, {})])
+    found = decode_payload(KIND, pack(given))
+    assert isinstance(found, TrainingBatch)
+    assert found.data[0].tokens.tolist() == numbers
+    assert found.data[0].tokens.dtype == np.int64
+
+
+async def test_a_damaged_or_missing_file_fails_its_own_operation_only(files: PayloadFiles, tmp_path: Path) -> None:
+    one, other = new_request_id(), new_request_id()
+    stored, neighbour = await files.store(one, batch()), await files.store(other, batch(seed=1))
+    (path,) = [path for path in on_disk(tmp_path) if path.name == one]
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(EngineFailure, match="damaged"):
+        files.read(one, stored.file_digest or b"")
+    await files.remove([one])
+    with pytest.raises(EngineFailure, match="cannot be read"):
+        files.read(one, stored.file_digest or b"")
+    assert len(files.read(other, neighbour.file_digest or b"")) == neighbour.stored_bytes
+
+
+async def test_a_full_disk_has_the_client_repeat_the_request(files: PayloadFiles, tmp_path: Path) -> None:
+    (tmp_path / "payloads").write_text("no folder can be made here")
+    with pytest.raises(Unavailable, match="data folder"):
+        await files.store(new_request_id(), batch())
+
+
+async def test_a_file_goes_once_its_row_is_gone(files: PayloadFiles, database: Database, tmp_path: Path) -> None:
+    kept, gone, young = new_request_id(), new_request_id(), new_request_id()
+    stored = {request: await files.store(request, batch(seed=place)) for place, request in enumerate((kept, gone))}
+    async with database.write() as transaction:
+        transaction.add_all([row(request, one) for request, one in stored.items()])
+        await transaction.flush()
+        await transaction.execute(delete(OperationPayload).where(OperationPayload.operation_id == gone))
+    for path in on_disk(tmp_path):
+        os.utime(path, (0, 0))
+    await files.store(young, batch(seed=2))
+    assert await files.remove_forgotten(database, unchanged=timedelta(minutes=10)) == 1
+    assert {path.name for path in on_disk(tmp_path)} == {kept, young}
+    async with database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(OperationPayload)) == 1
+
+
+def test_a_digest_is_of_the_bytes_and_of_the_kind() -> None:
+    body = b'{"seq_id": 1}'
+    assert request_digest(KIND, body) == request_digest(KIND, body)
+    assert request_digest(KIND, body) != request_digest(OperationKind.FORWARD, body)
+    assert request_digest(KIND, body) != request_digest(KIND, body + b" ")
+
+
+def row(request: str, stored: StoredPayload) -> OperationPayload:
+    return OperationPayload(operation_id=request, tenant_id="cats", body=stored.body, file_digest=stored.file_digest)

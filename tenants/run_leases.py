@@ -4,7 +4,7 @@ Invariants: a run has at most one trainer, named by ``trainer_id``. ``lease_toke
 trainer writes for a run only in a transaction that locks the row and finds trainer and token unchanged (``Ledger.complete``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -64,11 +64,11 @@ async def release_runs(transaction: AsyncSession, trainer: str, runs: Sequence[s
     await place_runs(transaction, runs, now)
 
 
-async def release_all_runs(transaction: AsyncSession, trainer: str, now: datetime) -> int:
-    """End all of the trainer's leases, place the runs that have work, and return how many runs the trainer had."""
+async def release_all_runs(transaction: AsyncSession, trainer: str, now: datetime, *, but: Collection[str] = ()) -> int:
+    """End the trainer's leases, except on ``but``, place the runs that have work, and return how many were released."""
     released = await transaction.scalars(
         update(Run)
-        .where(Run.trainer_id == trainer)
+        .where(Run.trainer_id == trainer, Run.id.not_in(but))
         .values(trainer_id=None, lease_token=Run.lease_token + 1)
         .returning(Run.id)
     )

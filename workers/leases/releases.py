@@ -1,6 +1,6 @@
 """A trainer's releases: finds the training runs that the trainer should not keep, and ends its leases on them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -43,6 +43,13 @@ class RunReleases:
         """Release idle runs; a run that gets work in this moment is placed for another trainer."""
         async with self._runtime.database.write() as transaction:
             await release_runs(transaction, self._identity.id, runs, self._runtime.clock())
+
+    async def release_all_but(self, kept: Collection[str]) -> None:
+        """Release every run except ``kept`` at an orderly end, and have other trainers look for them."""
+        async with self._runtime.database.write() as transaction:
+            await release_all_runs(transaction, self._identity.id, self._runtime.clock(), but=kept)
+            topic = placements_topic(self._identity.base_model)
+            after_commit(transaction, partial(self._runtime.wakeups.announce, topic))
 
     async def release_all(self) -> None:
         """Release every run at an orderly end and remove this trainer, so that others need not wait for its lease to end."""

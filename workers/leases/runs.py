@@ -31,6 +31,7 @@ class RunLeases:
         self._claims = RunClaims(identity, runtime)
         self._on_claimed: Callable[[], None] | None = None
         self._stopping = asyncio.Event()
+        self._is_claiming = True
 
     def tell_claims(self, on_claimed: Callable[[], None]) -> None:
         """Call ``on_claimed`` whenever runs are claimed: they may have operations from before."""
@@ -47,6 +48,10 @@ class RunLeases:
                 failed=f"leases of {self.identity.id} could not be looked after",
             )
 
+    def stop_claiming(self) -> None:
+        """Claim no further run: this trainer is about to end."""
+        self._is_claiming = False
+
     def stop(self) -> None:
         """End ``run``. The trainer keeps its runs until they are released, or until its lease ends."""
         self._stopping.set()
@@ -57,7 +62,7 @@ class RunLeases:
             await self._heartbeat.renew()
             await reap_peers(self._runtime, self._heartbeat)
         await self._unplaced.place_if_due()
-        if await self._claims.claim() and self._on_claimed is not None:
+        if self._is_claiming and await self._claims.claim() and self._on_claimed is not None:
             self._on_claimed()
 
     @property

@@ -212,11 +212,21 @@ class AdapterResidency:
             return
         self._begin(self._capture(run))
 
-    async def snapshot_all(self) -> None:
-        """Snapshot every resident run, so that after an orderly end the next start replays no operation."""
-        await self._snapshots.finished()
-        for run in self.residents():
+    def unsaved(self) -> list[RunId]:
+        """Return the runs whose last operation in memory is covered by no snapshot yet."""
+        resident = [run for run, one in self._residents.items() if one.applied_seq_id > one.snapshot_seq_id]
+        return [*resident, *self._leaving]
+
+    async def snapshot_all(self, written: Callable[[RunId], Awaitable[None]]) -> None:
+        """Snapshot every unsaved run, so that the next trainer replays nothing, and await ``written`` of each at once."""
+
+        async def save(run: RunId) -> None:
+            await self._snapshots.finished(run)
             self.snapshot(run)
+            await self._snapshots.finished(run)
+            await written(run)
+
+        await asyncio.gather(*(save(run) for run in self.unsaved()))
         await self._snapshots.finished()
 
     def _capture(self, run: RunId) -> Snapshot:

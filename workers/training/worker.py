@@ -11,11 +11,12 @@ out of memory. Invariants:
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from time import monotonic
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.errors import WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import PendingOperation
 from ledger.runtime import Runtime
@@ -77,7 +78,7 @@ class TrainingWorker:
         self._swept = monotonic()
 
     async def run(self) -> None:
-        """Work until ``stop``; then finish what is under way, snapshot what is in memory and release the runs."""
+        """Work until ``stop``; then finish what is under way, and release each run as its snapshot is written."""
         await asyncio.to_thread(self._engine.in_hand.open, self._data_folder, self.leases.identity.id)
         writing = asyncio.create_task(self.outcomes.write(), name=f"completions {self._base_model}")
         leasing = asyncio.create_task(self.leases.run(), name=f"leases {self._base_model}")
@@ -86,7 +87,7 @@ class TrainingWorker:
             await self._passes.finished()
             await self._tasks.finished()
             await self._writer.drain()
-            await self.residency.snapshot_all()
+            await self._give_up_runs()
             self._writer.close()
             await writing
             self.leases.stop()
@@ -98,8 +99,21 @@ class TrainingWorker:
         self._engine.in_hand.close()
         await asyncio.to_thread(remove_record, self._data_folder, self.leases.identity.id)
 
+    async def _give_up_runs(self) -> None:
+        """Release the runs, so that others go on with them: those that are saved at once, each other one once it is saved."""
+        await self._release_soon(self.leases.releases.release_all_but(self.residency.unsaved()))
+        await self.residency.snapshot_all(lambda run: self._release_soon(self.leases.releases.release([run])))
+
+    async def _release_soon(self, releasing: Awaitable[None]) -> None:
+        """Await a release. One that fails is made up for at the end."""
+        try:
+            await releasing
+        except WeftError as failure:
+            log.warning("a run is released later: %s", failure.message)
+
     def stop(self) -> None:
-        """Have ``run`` finish the passes in hand and end."""
+        """Have ``run`` finish the passes in hand and end. No run is claimed any more."""
+        self.leases.stop_claiming()
         self._stopping.set()
         self._wake()
 

@@ -4,7 +4,8 @@ Integers that fit take 4 bytes in place of 8, as every token id does. Payloads a
 """
 
 import hashlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 """Beginning of every zstd frame. No record begins with it: msgpack begins a map with another byte."""
 _DIGEST_VERSION = b"\x02"
 _NARROW = np.iinfo(np.uint32)
+T = TypeVar("T")
 
 
 def encode(record: Payload | Result) -> bytes:
@@ -33,16 +35,23 @@ def pack(record: Payload) -> bytes:
 
 
 def decode_payload(kind: OperationKind, body: bytes) -> Payload:
-    """Decode a payload of ``kind``, packed or only encoded. Raises ``msgspec.DecodeError``, ``zstandard.ZstdError``.
-
-    Arrays are read-only.
-    """
-    return msgspec.msgpack.decode(_expanded(body), type=PAYLOAD_TYPES[kind], dec_hook=_decode_array)
+    """Decode a payload of ``kind``, packed or only encoded. Arrays are read-only. Raises ``ValueError``."""
+    return _decoded(kind, body, PAYLOAD_TYPES)
 
 
 def decode_result(kind: OperationKind, body: bytes) -> Result:
-    """Decode a result of ``kind``. Arrays are read-only. Raises ``msgspec.DecodeError``."""
-    return msgspec.msgpack.decode(body, type=RESULT_TYPES[kind], dec_hook=_decode_array)
+    """Decode a result of ``kind``. Arrays are read-only. Raises ``ValueError``."""
+    return _decoded(kind, body, RESULT_TYPES)
+
+
+def _decoded(kind: OperationKind, body: bytes, types: Mapping[OperationKind, type[T]]) -> T:
+    expected = types.get(kind)
+    if expected is None:
+        raise ValueError(f"no record of the kind {kind}")
+    try:
+        return msgspec.msgpack.decode(_expanded(body), type=expected, dec_hook=_decode_array)
+    except (msgspec.MsgspecError, zstandard.ZstdError, TypeError, OverflowError, NotImplementedError) as error:
+        raise ValueError(f"a {kind} cannot be decoded: {error}") from error
 
 
 def request_digest(kind: OperationKind, body: bytes) -> bytes:

@@ -24,6 +24,7 @@
     ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
     │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
+    │   ├── UnreadableOperation  500  unreadable_operation  what was recorded of it cannot be read back
     │   ├── AdapterLost        500  engine_failure       a vLLM server forgot an adapter; weft loads it again
     │   └── PoisonOperation    500  poison_operation     processes ended each time they computed the operation
     ├── LeaseLost              503  lease_lost           never leaves a trainer: another one has the run now
@@ -214,6 +215,12 @@ class PoisonOperation(EngineFailure):
     """The processes that computed the operation ended, time and again. It is not computed any more."""
 
     code = "poison_operation"
+
+
+class UnreadableOperation(EngineFailure):
+    """The recorded payload or result of an operation is damaged, gone, or of a kind that this version does not know."""
+
+    code = "unreadable_operation"
 
 
 class LeaseLost(WeftError):

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import RequestId, RunId, TenantId
-from contracts.operations import OperationKind, Payload, Result
+from contracts.operations import OperationKind, Payload, Result, Unreadable
 from contracts.sample_demand import SampleDemand
 
 UNLOAD_SEQ_ID = 2**62
@@ -119,7 +119,7 @@ class ReadyOperation:
     lane: str
     seq_id: int
     kind: OperationKind
-    payload: Payload
+    payload: Payload | Unreadable
     tokens: int
     lease: RunLease | None = None
     """Lease of the operation's run; None for samples and replays."""

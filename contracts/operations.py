@@ -25,6 +25,16 @@ class OperationKind(StrEnum):
     LOAD_WEIGHTS = "load_weights"
     UNLOAD_MODEL = "unload_model"
     SAMPLE = "sample"
+    UNKNOWN = "unknown"
+    """A recorded kind that this version does not know. Nothing is accepted as one."""
+
+
+def known_kind(name: str) -> OperationKind:
+    """Return the kind of that name, or ``UNKNOWN``."""
+    try:
+        return OperationKind(name)
+    except ValueError:
+        return OperationKind.UNKNOWN
 
 
 DEFAULT_ALPHA = 32.0
@@ -128,6 +138,13 @@ class LoadWeights:
 @dataclass(frozen=True, slots=True)
 class UnloadModel:
     """Payload of ``unload_model``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stand-in for a recorded payload that cannot be decoded. ``reason`` is for the log."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

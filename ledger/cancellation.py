@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import Cancelled, RunUnloaded, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import OperationState
-from contracts.operations import OperationKind
+from contracts.operations import OperationKind, known_kind
 from ledger import statements as sql
 from ledger.rows import error_columns
 from ledger.statements import operations, runs
@@ -182,7 +182,7 @@ async def _fail_run(transaction: AsyncSession, run: RunId, error: WeftError, now
 
 
 def _ended(row: Row[*tuple[Any, ...]], trainer: str | None = None) -> EndedOperation:
-    return EndedOperation(RequestId(row.id), row.lane, OperationKind(row.kind), row.base_model, trainer)
+    return EndedOperation(RequestId(row.id), row.lane, known_kind(row.kind), row.base_model, trainer)
 
 
 def _samples_of(selection: Selection) -> list[ColumnElement[bool]]:

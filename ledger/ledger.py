@@ -11,6 +11,7 @@ The SQL is in ``ledger.statements``. Samples are accepted in batches by ``ledger
 results and payloads that nothing needs any more.
 """
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from contracts.errors import (
     SequenceConflict,
     SessionEnded,
     Unavailable,
+    UnreadableOperation,
     WeftError,
 )
 from contracts.ids import RequestId, RunId, TenantId
@@ -74,6 +76,8 @@ from store.database import Database, after_commit
 from store.repeat import wait_for
 from store.tables import Operation, Run
 from telemetry.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +374,21 @@ class Ledger:
         return status
 
     async def result(self, tenant: TenantId, status: OperationStatus) -> Result | None:
-        """Return the decoded result of a done operation, or None once it is pruned. A large result takes another query."""
+        """Return the decoded result of a done operation, or None once it is pruned. A large result takes another query.
+
+        Raises ``UnreadableOperation``.
+        """
         body = status.body if status.tenant == tenant else None
         if body is None:
             async with self._database.read() as session:
                 keys = {"operation_id": status.id, "tenant": tenant}
                 body = (await session.execute(sql.RESULT, keys)).scalar_one_or_none()
-        return None if body is None else decode_result(status.kind, body)
+        if body is None:
+            return None
+        try:
+            return decode_result(status.kind, body)
+        except ValueError as error:
+            log.error("result of operation=%s kind=%s cannot be read: %s", status.id, status.kind, error)
+            raise UnreadableOperation(
+                f"the result of request {status.id} was recorded and cannot be read back; the service's log has the cause"
+            ) from error

@@ -20,7 +20,7 @@ from uuid import UUID
 from sqlalchemy import Table, bindparam, select
 
 from contracts.codec import pack
-from contracts.errors import EngineFailure, Unavailable
+from contracts.errors import Unavailable
 from contracts.ids import RequestId
 from contracts.ledger_records import StoredPayload
 from contracts.operations import Payload, SampleRequest, TrainingBatch
@@ -68,13 +68,18 @@ class PayloadFiles:
             raise Unavailable("the data folder takes no more; the request is repeated until it does") from error
 
     def read(self, operation: str, digest: bytes) -> bytes:
-        """Return the packed payload in the operation's file. Blocks. Raises ``EngineFailure`` when it is gone or damaged."""
+        """Return the packed payload in the operation's file. Blocks.
+
+        Raises ``ValueError`` when the file is gone or damaged, ``Unavailable`` when the data folder cannot be read.
+        """
         try:
             body = self._path(operation).read_bytes()
         except OSError as error:
-            raise EngineFailure("the request's data cannot be read; send the request again") from error
+            if isinstance(error, FileNotFoundError) and self._folder.path(PAYLOADS).is_dir():
+                raise ValueError("its file is gone") from error
+            raise Unavailable("the data folder cannot be read; it is tried again") from error
         if _digest(body) != digest:
-            raise EngineFailure("the request's data is damaged; send the request again")
+            raise ValueError("its file is damaged")
         return body
 
     async def remove(self, operations: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Conversion between the ledger's database rows and its typed records."""
 
+import logging
 from datetime import datetime
 from typing import Any
 
@@ -19,8 +20,10 @@ from contracts.ledger_records import (
     RejectedOperation,
     RunLease,
 )
-from contracts.operations import OperationKind, SampleOutput
+from contracts.operations import OperationKind, Payload, SampleOutput, Unreadable, known_kind
 from ledger.payload_files import PayloadFiles
+
+log = logging.getLogger(__name__)
 
 _INLINE_BYTES = 64 * 1024
 """Most bytes of payloads that are decoded on the event loop."""
@@ -62,7 +65,7 @@ async def ready_operations(
 ) -> list[ReadyOperation]:
     """Run ``query`` and return its rows with their payloads decoded, off the event loop when they are large."""
     rows = (await session.execute(query, keys)).all()
-    if sum(len(row.body) for row in rows) > _INLINE_BYTES or any(row.file_digest is not None for row in rows):
+    if sum(len(row.body or b"") for row in rows) > _INLINE_BYTES or any(row.file_digest is not None for row in rows):
         return await files.off_loop(lambda: [_ready(row, files) for row in rows])
     return [_ready(row, files) for row in rows]
 
@@ -72,7 +75,7 @@ def status_of(row: Row[Any]) -> OperationStatus:
     return OperationStatus(
         id=RequestId(row.id),
         tenant=TenantId(row.tenant_id),
-        kind=OperationKind(row.kind),
+        kind=known_kind(row.kind),
         lane=row.lane,
         state=OperationState(row.state),
         result_bytes=row.result_bytes,
@@ -92,7 +95,7 @@ def pending_operation(row: Row[Any], trainer: str) -> PendingOperation:
         tenant=TenantId(row.tenant_id),
         run=RunId(row.lane),
         seq_id=row.seq_id,
-        kind=OperationKind(row.kind),
+        kind=known_kind(row.kind),
         tokens=row.tokens,
         next_seq_id=row.next_seq_id,
         share=row.share,
@@ -102,8 +105,7 @@ def pending_operation(row: Row[Any], trainer: str) -> PendingOperation:
 
 
 def _ready(row: Row[Any], files: PayloadFiles) -> ReadyOperation:
-    kind = OperationKind(row.kind)
-    body = row.body if row.file_digest is None else files.read(row.id, row.file_digest)
+    kind = known_kind(row.kind)
     return ReadyOperation(
         id=RequestId(row.id),
         position=row.position,
@@ -111,13 +113,25 @@ def _ready(row: Row[Any], files: PayloadFiles) -> ReadyOperation:
         lane=row.lane,
         seq_id=row.seq_id,
         kind=kind,
-        payload=decode_payload(kind, body),
+        payload=_payload(row, kind, files),
         tokens=row.tokens,
         trace_id=row.trace_id,
         accepted_at=row.created_at,
         share=row.share,
         attempts=row.attempts,
     )
+
+
+def _payload(row: Row[Any], kind: OperationKind, files: PayloadFiles) -> Payload | Unreadable:
+    """Return the row's payload. One that cannot be read fails its own operation, not the query that found it."""
+    try:
+        if row.body is None:
+            raise ValueError("its payload is gone")
+        return decode_payload(kind, row.body if row.file_digest is None else files.read(row.id, row.file_digest))
+    except ValueError as error:
+        reason = str(error)
+    log.error("operation=%s kind=%s cannot be read: %s", row.id, row.kind, reason)
+    return Unreadable(reason)
 
 
 def finished_row(completion: Completion, now: datetime, *, result_bytes: int | None) -> dict[str, object]:

@@ -97,7 +97,7 @@ _READY_COLUMNS = (
 )
 _READY: Select[Any] = (
     select(*_READY_COLUMNS)
-    .join_from(operations, payloads, payloads.c.operation_id == operations.c.id)
+    .join_from(operations, payloads, payloads.c.operation_id == operations.c.id, isouter=True)
     .join(tenants, tenants.c.id == operations.c.tenant_id)
 )
 

@@ -291,7 +291,9 @@ def _unexpired(now: datetime) -> ColumnElement[bool]:
 def _gate(row: AdapterGate, now: datetime) -> Gate:
     if row.mode is None or _is_over(row.expires_at, now):
         return Gate(generation=row.generation)
-    return Gate(row.generation, GateMode(row.mode), row.reason, row.since, row.expires_at)
+    # A mode that only another version knows still closes the gate.
+    mode = GateMode(row.mode) if row.mode in [*GateMode] else GateMode.WAIT
+    return Gate(row.generation, mode, row.reason, row.since, row.expires_at)
 
 
 def _is_over(expires_at: datetime | None, now: datetime) -> bool:

@@ -62,6 +62,9 @@ async def standing_directives(session: AsyncSession, base_model: str) -> dict[st
     rows = await session.scalars(
         select(DirectedReplica).where(DirectedReplica.base_model == base_model).order_by(DirectedReplica.replica)
     )
-    return {
-        row.replica: StandingDirective(row.replica, ReplicaDirective(row.wanted), row.reason, row.since) for row in rows
-    }
+    return {row.replica: StandingDirective(row.replica, _wanted(row), row.reason, row.since) for row in rows}
+
+
+def _wanted(row: DirectedReplica) -> ReplicaDirective:
+    """Return the directive. One that only another version knows still keeps new samples away."""
+    return ReplicaDirective(row.wanted) if row.wanted in [*ReplicaDirective] else ReplicaDirective.DRAIN

@@ -11,7 +11,7 @@ from api.json_body import json_body
 from api.services import ApiServices, Services
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.results import encode_result
-from contracts.errors import Cancelled, FutureGone, InvalidRequest
+from contracts.errors import Cancelled, FutureGone, InvalidRequest, UnreadableOperation
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
@@ -88,7 +88,10 @@ async def _result(
     size = status.result_bytes or 0
     if not status.pruned and announce and size > services.runtime.settings.metadata_only_bytes:
         return _json({"status": "complete_metadata", "response_payload_size": size})
-    result = None if status.pruned else await services.runtime.ledger.result(caller, status)
+    try:
+        result = None if status.pruned else await services.runtime.ledger.result(caller, status)
+    except UnreadableOperation as error:
+        return _json({"error": error.message, "category": error.category})
     if result is None:
         raise FutureGone(
             f"the result of request {status.id} was kept for its grace time and is gone; send a new request"

@@ -589,3 +589,14 @@ async def test_prune_leaves_pending_work_and_reasons_of_failures(bench: Bench) -
     status = await bench.ledger.status(bench.tenant, rejected)
     assert status.error_message == "data must not be empty"
     assert [one.seq_id for one in await bench.ready()] == [2]
+
+
+async def test_a_sample_that_cannot_be_read_does_not_hide_the_others(bench: Bench) -> None:
+    damaged, whole = await bench.accept_sample("damaged", 1), await bench.accept_sample("whole", 1)
+    async with bench.database.write() as transaction:
+        await transaction.execute(
+            update(OperationPayload).where(OperationPayload.operation_id == damaged).values(body=b"\xc1")
+        )
+    async with bench.database.read() as session:
+        found = await bench.ledger.pending_samples(session, BASE, after_position=0)
+    assert [(one.id, isinstance(one.payload, SampleRequest)) for one in found] == [(damaged, False), (whole, True)]

@@ -11,7 +11,7 @@ import pytest_asyncio
 from sqlalchemy import delete, func, select
 
 from contracts.codec import decode_payload, encode, pack, request_digest
-from contracts.errors import EngineFailure, Unavailable
+from contracts.errors import Unavailable
 from contracts.ledger_records import StoredPayload, new_request_id
 from contracts.losses import LossName
 from contracts.operations import Datum, LossSpec, OperationKind, TrainingBatch
@@ -92,10 +92,10 @@ async def test_a_damaged_or_missing_file_fails_its_own_operation_only(files: Pay
     stored, neighbour = await files.store(one, batch()), await files.store(other, batch(seed=1))
     (path,) = [path for path in on_disk(tmp_path) if path.name == one]
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.raises(EngineFailure, match="damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         files.read(one, stored.file_digest or b"")
     await files.remove([one])
-    with pytest.raises(EngineFailure, match="cannot be read"):
+    with pytest.raises(ValueError, match="gone"):
         files.read(one, stored.file_digest or b"")
     assert len(files.read(other, neighbour.file_digest or b"")) == neighbour.stored_bytes
 

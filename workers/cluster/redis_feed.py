@@ -4,6 +4,7 @@ Tokens are sent only while a process follows the sample. Tokens that Redis drops
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
@@ -14,6 +15,8 @@ from redis.asyncio import Redis
 from ledger.token_feed import FeedKey, TokenFeed, TokensMade
 from store.repeat import repeat
 from workers.cluster.redis_channel import RedisChannel
+
+log = logging.getLogger(__name__)
 
 _TOLD_AGAIN_SECONDS = 5.0
 _FORGOTTEN_SECONDS = 3 * _TOLD_AGAIN_SECONDS
@@ -82,7 +85,11 @@ class RedisTokenFeed(TokenFeed):
         self._channel.send(msgspec.json.encode(message))
 
     def _receive(self, part: bytes) -> None:
-        message = msgspec.json.decode(part, type=_Message)
+        try:
+            message = msgspec.json.decode(part, type=_Message)
+        except msgspec.DecodeError as error:
+            log.warning("a message about streamed tokens cannot be read: %s", error)
+            return
         if message.made is not None:
             super().publish((message.made.lane, message.made.seq_id), message.made.made)
         if message.follows is not None:

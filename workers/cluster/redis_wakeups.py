@@ -58,7 +58,7 @@ class RedisWakeups(Wakeups):
         await asyncio.gather(self._channel.run(), net)
 
     def _receive(self, part: bytes) -> None:
-        super().announce(part.decode())
+        super().announce(part.decode(errors="replace"))
 
     def _changed(self, is_through: bool) -> None:
         self._is_through = is_through

@@ -70,10 +70,13 @@ class VersionCommandRunner:
         failure: str | None = None
         version = CheckpointId(command.version)
         try:
-            if command.kind == VersionCommandKind.WITHDRAW:
-                await self._withdraw(version)
-            else:
-                await self._prepare(RunId(command.run_id or ""), version)
+            match command.kind:
+                case VersionCommandKind.WITHDRAW:
+                    await self._withdraw(version)
+                case VersionCommandKind.PREPARE:
+                    await self._prepare(RunId(command.run_id or ""), version)
+                case _:
+                    failure = f"this version of weft does not know the command {command.kind[:20]!r}"
         except WeftError as error:
             failure = error.message
         except Exception:

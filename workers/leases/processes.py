@@ -115,7 +115,9 @@ async def lock_expired(
         return []
     await _end_sessions(transaction, {session_name(row.host, row.pid) for row in found})
     locked = await transaction.execute(dead.order_by(WorkerProcess.id).with_for_update(skip_locked=True))
-    return [WorkerIdentity(row.id, ProcessKind(row.kind), row.base_model) for row in locked]
+    # Another version's kinds of processes are reaped by that version.
+    mine = [row for row in locked if row.kind in [*ProcessKind]]
+    return [WorkerIdentity(row.id, ProcessKind(row.kind), row.base_model) for row in mine]
 
 
 async def _end_sessions(transaction: AsyncSession, names: Collection[str]) -> None:

@@ -11,9 +11,9 @@ from time import monotonic
 from typing import TypeVar
 
 from contracts.base_model import BaseModelFacts
-from contracts.errors import EngineFailure, Unavailable, WeftError
+from contracts.errors import EngineFailure, Unavailable, UnreadableOperation, WeftError
 from contracts.ledger_records import Completion, ReadyOperation
-from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest
+from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest, Unreadable
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
@@ -191,6 +191,10 @@ class SamplingWorker:
                 self._has_room.set()
 
     async def _sampled(self, operation: ReadyOperation) -> Outcome:
+        if isinstance(operation.payload, Unreadable):
+            return UnreadableOperation(
+                f"this sample was recorded and cannot be read back; send it again ({operation.id})"
+            )
         if not isinstance(operation.payload, SampleRequest):
             raise TypeError(f"{operation.kind} without a sample request")
         try:

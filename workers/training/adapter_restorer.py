@@ -14,7 +14,7 @@ from time import perf_counter
 from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation, RunLease, lease_of
-from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch
+from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch, Unreadable
 from contracts.paths import Segment, parse_path
 from engine.training.adapter_state import AdapterState, read_state
 from engine.training.checkpoint_files import read_checkpoint
@@ -27,6 +27,9 @@ from tenants.runs import get_run, lora_settings
 from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
+
+
+_WITHOUT_EFFECT = (OperationKind.FORWARD, OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +133,5 @@ class AdapterRestorer:
                 await self._compute.run(partial(self._trainer.put, run_id, state))
             case _ if operation.kind is OperationKind.CREATE_MODEL:
                 await self.put_fresh(run_id, lora_settings(run))
+            case Unreadable() as payload if operation.kind not in _WITHOUT_EFFECT:
+                raise EngineFailure(f"replay needs operation {operation.seq_id}, a {operation.kind}: {payload.reason}")

@@ -14,6 +14,7 @@ from contracts.errors import (
     PoisonOperation,
     RunUnloaded,
     Unavailable,
+    UnreadableOperation,
     WeftError,
 )
 from contracts.ids import RunId
@@ -24,7 +25,7 @@ from telemetry.context import working_on
 from tenants.runs import open_runs
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
-from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates
+from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates, is_unreadable
 from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
@@ -88,6 +89,8 @@ class AdapterTasks:
                 continue
             elif head.kind is OperationKind.UNLOAD_MODEL:
                 self._start(lane, head, self._run_alone(lane, head))
+            elif is_unreadable(head):
+                self._start(lane, head, self._refuse_unreadable(lane, head))
             elif creates(head):
                 if not self._is_full and self._make_room(lane.run, head.position):
                     self._arriving += 1
@@ -254,6 +257,15 @@ class AdapterTasks:
                 return not self._is_full and await self._run_alone(lane, head)
         finally:
             self._arriving -= 1
+
+    async def _refuse_unreadable(self, lane: Lane, head: ReadyOperation) -> bool:
+        """Fail an operation of which nothing can be run."""
+        await self._writer.drain(lane.run)
+        if lane.is_dropped:
+            return False
+        raise UnreadableOperation(
+            f"this {head.kind} was recorded and cannot be read back; send it again (request {head.id})"
+        )
 
     async def _run_alone(self, lane: Lane, head: ReadyOperation) -> bool:
         """Run an operation on a whole adapter, once the completions before it are written.

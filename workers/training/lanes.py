@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from contracts.errors import EngineFailure
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
-from contracts.operations import LoadWeights, OperationKind
+from contracts.operations import LoadWeights, OperationKind, TrainingBatch, Unreadable
 from engine.training.pass_operation import PassOperation
 
 PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
@@ -72,7 +72,7 @@ class Lane:
         A suspect runs alone, once it is the next.
         """
         seq_id = self.next_seq_id
-        while (operation := self.loaded.get(seq_id)) is not None and operation.kind in PASS_KINDS:
+        while (operation := self.loaded.get(seq_id)) is not None and isinstance(operation.payload, TrainingBatch):
             if operation.attempts and seq_id > self.next_seq_id:
                 return
             yield operation
@@ -169,8 +169,13 @@ class Lanes:
                 del self._lanes[lane.run]
 
 
+def is_unreadable(operation: ReadyOperation) -> bool:
+    """Return whether the operation cannot be run, because what was recorded of it cannot be read."""
+    return isinstance(operation.payload, Unreadable)
+
+
 def creates(operation: ReadyOperation) -> bool:
     """Return whether the operation makes its run."""
-    if operation.kind is OperationKind.CREATE_MODEL:
-        return True
+    if operation.kind is OperationKind.CREATE_MODEL or is_unreadable(operation):
+        return operation.seq_id == 0
     return isinstance(operation.payload, LoadWeights) and operation.payload.creates

@@ -123,6 +123,7 @@ PENDING_TRAINING: Select[Any] = (
         operations.c.base_model == bindparam("base_model"),
         operations.c.position > bindparam("after_position"),
         runs.c.trainer_id == bindparam("trainer"),
+        tenants.c.suspended_at.is_(None),
     )
     .order_by(operations.c.position)
     .limit(MAX_PENDING)

@@ -14,6 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import RunId
 from store.tables import Placement, Run, RunState, Session
 from tenants.placements import MOST_RUNS, place_runs
+from tenants.run_directives import lift_run_directives
+from tenants.run_history import RunEventKind, note_run_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class ClaimedRuns:
     holders: list[str]
 
 
-async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, most: int) -> ClaimedRuns:
+async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, most: int, now: datetime) -> ClaimedRuns:
     """Lease at most ``most`` runs to ``trainer``, those with the oldest placements first, and delete the placements.
 
     Placements that another transaction has locked are skipped.
@@ -47,6 +49,8 @@ async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, m
         .returning(Run.id)
     )
     claimed = [RunId(run_id) for run_id in updated]
+    await note_run_events(transaction, claimed, RunEventKind.CLAIMED, trainer=trainer, now=now)
+    await lift_run_directives(transaction, claimed, carried_out_by=trainer)
     await transaction.execute(delete(Placement).where(Placement.run_id.in_(placed)))
     holders = await transaction.scalars(
         select(Run.trainer_id).where(Run.id.in_(set(placed) - set(claimed)), Run.trainer_id.is_not(None)).distinct()
@@ -56,16 +60,45 @@ async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, m
 
 async def release_runs(transaction: AsyncSession, trainer: str, runs: Sequence[str], now: datetime) -> None:
     """End the trainer's leases on ``runs``, and place the runs that have work."""
-    await transaction.execute(
+    released = await transaction.scalars(
         update(Run)
         .where(Run.id.in_(runs), Run.trainer_id == trainer)
         .values(trainer_id=None, lease_token=Run.lease_token + 1)
+        .returning(Run.id)
     )
+    await note_run_events(transaction, list(released), RunEventKind.RELEASED, trainer=trainer, now=now)
     await place_runs(transaction, runs, now)
 
 
-async def release_all_runs(transaction: AsyncSession, trainer: str, now: datetime, *, but: Collection[str] = ()) -> int:
-    """End the trainer's leases, except on ``but``, place the runs that have work, and return how many were released."""
+async def hand_over_run(
+    transaction: AsyncSession, trainer: str, run: RunId, *, target: str, now: datetime, detail: str | None
+) -> bool:
+    """Pass the trainer's lease on ``run`` to the trainer ``target``; return False if the lease is not the trainer's."""
+    moved = await transaction.scalar(
+        update(Run)
+        .where(Run.id == run, Run.trainer_id == trainer)
+        .values(trainer_id=target, lease_token=Run.lease_token + 1)
+        .returning(Run.id)
+    )
+    if moved is None:
+        return False
+    told = f"from {trainer}" if detail is None else f"from {trainer}: {detail}"
+    await note_run_events(transaction, [run], RunEventKind.MOVED, trainer=target, now=now, detail=told[:500])
+    return True
+
+
+async def release_all_runs(
+    transaction: AsyncSession,
+    trainer: str,
+    now: datetime,
+    *,
+    but: Collection[str] = (),
+    kind: RunEventKind = RunEventKind.RELEASED,
+) -> int:
+    """End the trainer's leases, except on ``but``, place the runs that have work, and return how many were released.
+
+    ``kind`` says in the runs' history how they went: ``released``, or ``lost`` with a trainer that died.
+    """
     released = await transaction.scalars(
         update(Run)
         .where(Run.trainer_id == trainer, Run.id.not_in(but))
@@ -74,7 +107,9 @@ async def release_all_runs(transaction: AsyncSession, trainer: str, now: datetim
     )
     runs = list(released)
     for first in range(0, len(runs), MOST_RUNS):
-        await place_runs(transaction, runs[first : first + MOST_RUNS], now)
+        some = runs[first : first + MOST_RUNS]
+        await note_run_events(transaction, some, kind, trainer=trainer, now=now)
+        await place_runs(transaction, some, now)
     return len(runs)
 
 

@@ -8,6 +8,8 @@ from store.tables.base import Base
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.operations import Operation, OperationPayload, OperationResult
 from store.tables.processes import WorkerProcess
+from store.tables.run_directives import DirectedRun
+from store.tables.run_events import RunEvent
 from store.tables.runs import Checkpoint, DownloadLink, Placement, Run, RunState
 from store.tables.sampling import AdapterGate, DirectedReplica, SampleInFlight, SampleReport, VersionCommand
 from store.tables.sessions import Sampler, Session
@@ -19,12 +21,14 @@ __all__ = [
     "Base",
     "Checkpoint",
     "DirectedReplica",
+    "DirectedRun",
     "DownloadLink",
     "Operation",
     "OperationPayload",
     "OperationResult",
     "Placement",
     "Run",
+    "RunEvent",
     "RunState",
     "SampleInFlight",
     "SampleReport",

@@ -9,7 +9,10 @@ from store.tables.base import Base
 
 
 class WorkerProcess(Base):
-    """A process that trains or samples ``base_model``. Its lease ends at ``expires_at``, by the database's clock."""
+    """A process that trains or samples ``base_model``. Its lease ends at ``expires_at``, by the database's clock.
+
+    A trainer with ``drained_at`` gives up its runs and gets no new ones.
+    """
 
     __tablename__ = "worker_processes"
 
@@ -20,3 +23,5 @@ class WorkerProcess(Base):
     pid: Mapped[int]
     started_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+    drained_at: Mapped[datetime | None]
+    drain_reason: Mapped[str | None] = mapped_column(String(500))

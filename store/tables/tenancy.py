@@ -2,17 +2,17 @@
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from store.tables.base import Base
+from store.tables.base import Base, partial_index
 
 
 class Tenant(Base):
     """An owner of sessions, runs and checkpoints.
 
     ``share`` is its weight against other tenants in the scheduler. ``limits`` has the values of its own, by name
-    (``tenants.limits``); None is the default of every limit.
+    (``tenants.limits``); None is the default of every limit. The accepted work of a tenant with ``suspended_at`` waits.
     """
 
     __tablename__ = "tenants"
@@ -22,6 +22,10 @@ class Tenant(Base):
     share: Mapped[float] = mapped_column(Float, default=1.0)
     limits: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[datetime]
+    suspended_at: Mapped[datetime | None]
+    suspend_reason: Mapped[str | None] = mapped_column(String(500))
+
+    __table_args__ = (partial_index("ix_tenants_suspended", "id", where=text("suspended_at IS NOT NULL")),)
 
 
 class ApiKey(Base):

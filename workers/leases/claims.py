@@ -34,7 +34,9 @@ class RunClaims:
 
     async def _claim_up_to(self, most: int) -> int:
         async with self._runtime.database.write() as transaction:
-            found = await claim_runs(transaction, self._identity.id, self._identity.base_model, most)
+            found = await claim_runs(
+                transaction, self._identity.id, self._identity.base_model, most, self._runtime.clock()
+            )
             # The API placed a run that had a trainer already. That trainer has not been woken for the operation.
             for holder in found.holders:
                 after_commit(transaction, partial(self._runtime.wakeups.announce, trainer_topic(holder)))

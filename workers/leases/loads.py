@@ -11,7 +11,7 @@ from workers.leases.processes import ProcessKind, WorkerIdentity, alive
 
 @dataclass(frozen=True, slots=True)
 class TrainerLoads:
-    """Runs of the living trainers of one base model."""
+    """Runs of the living trainers of one base model that take runs. A drained one counts only for itself."""
 
     #: Runs of the trainer that asks.
     own: int
@@ -27,7 +27,7 @@ class TrainerLoads:
 
 async def read_loads(session: AsyncSession, identity: WorkerIdentity, clock: Clock) -> TrainerLoads:
     """Return the loads as the trainer ``identity`` sees them."""
-    living = await alive(session, ProcessKind.TRAINER, identity.base_model, clock)
+    living = await alive(session, ProcessKind.TRAINER, identity.base_model, clock, is_drained=False)
     trainers = sorted({*living, identity.id})
     counts = await count_runs(session, trainers)
     return TrainerLoads(counts.get(identity.id, 0), sum(counts.values()), len(trainers))

@@ -77,15 +77,17 @@ async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: t
     )
 
 
-async def alive(session: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock) -> list[str]:
-    """Return the ids of the living processes of a kind, in order."""
+async def alive(
+    session: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock, *, is_drained: bool | None = None
+) -> list[str]:
+    """Return the ids of the living processes of a kind, in order; ``is_drained`` leaves out the others."""
     now = await database_now(session, clock)
-    rows = await session.scalars(
-        select(WorkerProcess.id)
-        .where(WorkerProcess.kind == kind, WorkerProcess.base_model == base_model, WorkerProcess.expires_at > now)
-        .order_by(WorkerProcess.id)
+    found = select(WorkerProcess.id).where(
+        WorkerProcess.kind == kind, WorkerProcess.base_model == base_model, WorkerProcess.expires_at > now
     )
-    return list(rows)
+    if is_drained is not None:
+        found = found.where(WorkerProcess.drained_at.is_not(None) if is_drained else WorkerProcess.drained_at.is_(None))
+    return list(await session.scalars(found.order_by(WorkerProcess.id)))
 
 
 async def lock_dead(

@@ -19,6 +19,7 @@ from ledger.wakeups import cleared_samples_topic, sampling_topic
 from store.database import after_commit
 from store.tables import VersionCommand
 from tenants.gates import clear_all_in_flight
+from tenants.run_history import RunEventKind
 from tenants.run_leases import release_all_runs
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import ProcessKind, database_now, lock_dead, lock_expired, remove_processes
@@ -72,7 +73,7 @@ async def _reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime
     for trainer in dead:
         suspects = await asyncio.to_thread(read_record, runtime.data_folder, trainer)
         await count_attempts(transaction, suspects)
-        runs = await release_all_runs(transaction, trainer, runtime.clock())
+        runs = await release_all_runs(transaction, trainer, runtime.clock(), kind=RunEventKind.LOST)
         for _ in range(runs):
             after_commit(transaction, partial(runtime.telemetry.metrics.lease_moved, "expired"))
         after_commit(transaction, partial(runtime.telemetry.metrics.operations_suspected, len(suspects)))

@@ -1,17 +1,20 @@
 """A trainer's releases: finds the training runs that the trainer should not keep, and ends its leases on them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
 from contracts.ids import RunId
 from ledger.runtime import Runtime
-from ledger.wakeups import placements_topic
+from ledger.wakeups import placements_topic, trainer_topic
 from store.database import after_commit
 from tenants.placements import MOST_RUNS
-from tenants.run_leases import idle_runs, release_all_runs, release_runs, runs_of_ended_sessions
+from tenants.run_directives import lift_run_directives
+from tenants.run_history import RunEventKind, note_run_events
+from tenants.run_leases import hand_over_run, idle_runs, release_all_runs, release_runs, runs_of_ended_sessions
+from workers.leases.directives import Leaving
 from workers.leases.loads import read_loads
-from workers.leases.processes import WorkerIdentity, remove_processes
+from workers.leases.processes import ProcessKind, WorkerIdentity, alive, remove_processes
 
 _IDLE = timedelta(seconds=30)
 """Time without a request before a run may move to another trainer. A move costs a restore at the next operation."""
@@ -50,6 +53,33 @@ class RunReleases:
             await release_all_runs(transaction, self._identity.id, self._runtime.clock(), but=kept)
             topic = placements_topic(self._identity.base_model)
             after_commit(transaction, partial(self._runtime.wakeups.announce, topic))
+
+    async def hand_over(self, leaving: Mapping[RunId, Leaving]) -> None:
+        """Pass each run to the trainer that an operator named, or release it where that trainer cannot take it."""
+        runtime, now = self._runtime, self._runtime.clock()
+        async with runtime.database.write() as transaction:
+            takers = await alive(
+                transaction, ProcessKind.TRAINER, self._identity.base_model, runtime.clock, is_drained=False
+            )
+            await lift_run_directives(transaction, list(leaving))
+            rest: list[RunId] = []
+            for run, told in leaving.items():
+                if told.target not in takers or told.target is None:
+                    rest.append(run)
+                elif await hand_over_run(
+                    transaction, self._identity.id, run, target=told.target, now=now, detail=told.reason
+                ):
+                    after_commit(transaction, partial(runtime.wakeups.announce, trainer_topic(told.target)))
+            await release_runs(transaction, self._identity.id, rest, now)
+            topic = placements_topic(self._identity.base_model)
+            after_commit(transaction, partial(runtime.wakeups.announce, topic))
+
+    async def note_evicted(self, runs: Sequence[RunId]) -> None:
+        """Record that the runs' adapters are on disk, as an operator wanted. Their next operation brings them back."""
+        async with self._runtime.database.write() as transaction:
+            await lift_run_directives(transaction, runs)
+            now = self._runtime.clock()
+            await note_run_events(transaction, runs, RunEventKind.EVICTED, trainer=self._identity.id, now=now)
 
     async def release_all(self) -> None:
         """Release every run at an orderly end and remove this trainer, so that others need not wait for its lease to end."""

@@ -12,6 +12,7 @@ from ledger.wakeups import placements_topic
 from store.repeat import repeat
 from telemetry.readiness import NotReady
 from workers.leases.claims import RunClaims
+from workers.leases.directives import Directives, read_directives
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import WorkerIdentity
 from workers.leases.reaper import reap_peers
@@ -30,11 +31,13 @@ class RunLeases:
         self._unplaced = UnplacedRuns(identity.base_model, runtime)
         self._claims = RunClaims(identity, runtime)
         self._on_claimed: Callable[[], None] | None = None
+        self.directives = Directives()
+        """What operators wanted of this trainer at the last look."""
         self._stopping = asyncio.Event()
         self._is_claiming = True
 
     def tell_claims(self, on_claimed: Callable[[], None]) -> None:
-        """Call ``on_claimed`` whenever runs are claimed: they may have operations from before."""
+        """Call ``on_claimed`` whenever runs are claimed, or directives change: runs may have operations from before."""
         self._on_claimed = on_claimed
 
     async def run(self) -> None:
@@ -57,13 +60,24 @@ class RunLeases:
         self._stopping.set()
 
     async def look(self) -> None:
-        """Renew and reap if the heartbeat is due, place unplaced runs, and claim. Raises ``Unavailable``."""
+        """Renew and reap if the heartbeat is due, read directives, place unplaced runs, and claim. Raises ``Unavailable``."""
         if self._heartbeat.is_due:
             await self._heartbeat.renew()
             await reap_peers(self._runtime, self._heartbeat)
+        has_news = await self.look_at_directives()
         await self._unplaced.place_if_due()
-        if self._is_claiming and await self._claims.claim() and self._on_claimed is not None:
+        if self._is_claiming and not self.directives.is_drained:
+            has_news = bool(await self._claims.claim()) or has_news
+        if has_news and self._on_claimed is not None:
             self._on_claimed()
+
+    async def look_at_directives(self) -> bool:
+        """Read operators' directives for this trainer; return whether they have changed. Raises ``Unavailable``."""
+        async with self._runtime.database.read() as session:
+            found = await read_directives(session, self.identity.id)
+        has_changed = found != self.directives
+        self.directives = found
+        return has_changed
 
     @property
     def may_declare_dead(self) -> bool:

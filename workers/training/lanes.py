@@ -4,7 +4,7 @@ A lane holds a run's pending operations as the ledger has them. It also holds ho
 operations that have been computed and whose completions are not written yet. No I/O here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from contracts.errors import EngineFailure
@@ -39,12 +39,16 @@ class Lane:
     """No operation has run since the adapter came into memory."""
     is_dropped: bool = False
     """Memory and ledger may differ: results that are still computed for this lane must not be written."""
+    is_held: bool = False
+    """An operator has the run leave, or its tenant wait: nothing new begins."""
     unwritten: int = 0
     """Completions on their way to the ledger."""
 
     @property
     def head(self) -> ReadyOperation | None:
-        """The operation that may run now; None while there is none, or its payload is not loaded."""
+        """The operation that may run now; None while there is none, the lane is held, or its payload is not loaded."""
+        if self.is_held:
+            return None
         found = self.loaded.get(self.next_seq_id)
         if found is None and self.next_seq_id not in self.waiting:
             # An unload runs even after a hole in the seq_ids: it ends the lane, and no other operation can run.
@@ -69,11 +73,13 @@ class Lane:
     def passes(self) -> Iterator[ReadyOperation]:
         """Yield the forward and forward_backward operations that may run before the next operation of another kind.
 
-        A suspect runs alone, once it is the next.
+        A suspect runs alone, once it is the next. Of a held lane run only operations that have begun.
         """
         seq_id = self.next_seq_id
         while (operation := self.loaded.get(seq_id)) is not None and isinstance(operation.payload, TrainingBatch):
             if operation.attempts and seq_id > self.next_seq_id:
+                return
+            if self.is_held and operation.id not in self.started:
                 return
             yield operation
             if operation.attempts:
@@ -123,6 +129,8 @@ class Lanes:
 
     def __init__(self) -> None:
         self._lanes: dict[RunId, Lane] = {}
+        self._held: frozenset[RunId] = frozenset()
+        self._waiting_tenants: frozenset[TenantId] = frozenset()
         self.cursor = 0
         """Position up to which accepted operations are known."""
 
@@ -133,6 +141,17 @@ class Lanes:
         """Return the run's lane, None if it has none."""
         return self._lanes.get(run)
 
+    def hold(self, runs: Collection[RunId], tenants: frozenset[TenantId]) -> bool:
+        """Hold the lanes of ``runs`` and of ``tenants``, and no others. Return whether a lane is free that was held."""
+        before = [lane for lane in self if lane.is_held]
+        self._held, self._waiting_tenants = frozenset(runs), tenants
+        for lane in self:
+            lane.is_held = self._is_held(lane)
+        return any(not lane.is_held for lane in before)
+
+    def _is_held(self, lane: Lane) -> bool:
+        return lane.run in self._held or lane.tenant in self._waiting_tenants
+
     def add_pending(self, pending: Iterable[PendingOperation]) -> None:
         """Add operations that are pending in the ledger."""
         for operation in pending:
@@ -140,6 +159,7 @@ class Lanes:
             lane = self._lanes.get(operation.run)
             if lane is None:
                 lane = Lane(operation.run, operation.tenant, operation.share, operation.next_seq_id, operation.lease)
+                lane.is_held = self._is_held(lane)
                 self._lanes[operation.run] = lane
             lane.share = operation.share
             if operation.seq_id >= lane.next_seq_id and operation.seq_id not in lane.loaded:

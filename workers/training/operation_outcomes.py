@@ -60,7 +60,7 @@ class OperationOutcomes:
         lane = self._lanes.get(RunId(completion.operation.lane))
         if lane is not None and lane.unwritten:
             lane.unwritten -= 1
-            if lane.has_hole:
+            if lane.has_hole or lane.is_held:
                 self._wake()
 
 

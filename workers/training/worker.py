@@ -27,6 +27,7 @@ from workers.leases.runs import RunLeases
 from workers.leases.work_in_hand import remove_record
 from workers.training.adapter_tasks import AdapterTasks
 from workers.training.completion_writer import CompletionWriter
+from workers.training.departures import Departures
 from workers.training.fused_passes import FusedPasses
 from workers.training.lanes import Lane, Lanes
 from workers.training.operation_outcomes import OperationOutcomes
@@ -66,6 +67,7 @@ class TrainingWorker:
             runtime, engine, self._lanes, self.residency, self._writer, self.outcomes, self._turns, wake=self._wake
         )
         self._steps = OptimizerSteps(engine, self._lanes, self.residency, self.outcomes, self._turns)
+        self._departures = Departures(leases, self._lanes, self.residency, drop=self.outcomes.drop)
         self._passes = FusedPasses(engine, self._lanes, self.residency, self.outcomes, self._turns, ended=self._go_on)
         leases.tell_claims(self._look_at_all)
         self._stopping = asyncio.Event()
@@ -150,6 +152,8 @@ class TrainingWorker:
         """Read new operations, take due steps, and begin tasks and passes, which go on beside the next rounds."""
         if monotonic() - self._swept >= SWEEP_SECONDS:
             await self._sweep()
+        if await self._departures.carry_out():
+            self._again.set()
         if self._recalled.is_set():
             await self._drop_recalled()
         if self._news.is_set() or any(lane.to_load(self._engine.pass_token_budget) for lane in self._lanes):

@@ -216,14 +216,24 @@ NewRig = Callable[..., Rig]
 
 @pytest_asyncio.fixture
 async def new_rig(base: BaseModel, tmp_path: Path, migrated_database: Path) -> AsyncIterator[NewRig]:
-    """Return a function that makes a rig. Its keywords are limits: memory, tokens of a pass, adapters."""
+    """Return a function that makes a rig. Its keywords are limits: memory, tokens of a pass, adapters.
+
+    Rigs that work on one database at a time share ``wakeups``.
+    """
     made: list[Rig] = []
 
-    def make(*, url: str | None = None, memory_bytes: int = PLENTY, token_budget: int = 2048, **options: int) -> Rig:
+    def make(
+        *,
+        url: str | None = None,
+        wakeups: Wakeups | None = None,
+        memory_bytes: int = PLENTY,
+        token_budget: int = 2048,
+        **options: int,
+    ) -> Rig:
         if url is None:
             shutil.copy(migrated_database, tmp_path / "weft.db")
             url = f"sqlite+aiosqlite:///{tmp_path / 'weft.db'}"
-        made.append(_compose(base, url, tmp_path, memory_bytes, token_budget, **options))
+        made.append(_compose(base, url, wakeups or Wakeups(), tmp_path, memory_bytes, token_budget, **options))
         return made[-1]
 
     yield make
@@ -233,12 +243,18 @@ async def new_rig(base: BaseModel, tmp_path: Path, migrated_database: Path) -> A
 
 
 def _compose(
-    base: BaseModel, url: str, folder: Path, memory_bytes: int, token_budget: int, **options: int | None
+    base: BaseModel,
+    url: str,
+    wakeups: Wakeups,
+    folder: Path,
+    memory_bytes: int,
+    token_budget: int,
+    **options: int | None,
 ) -> Rig:
     settings = Settings(
         data_dir=folder, lease=LEASE, adapter_memory_bytes=memory_bytes, pass_token_budget=token_budget, **options
     )
-    database, wakeups = Database(create_engine(url)), Wakeups()
+    database = Database(create_engine(url))
     telemetry = Telemetry.of("test", utc_now)
     feed, publication, data_folder = TokenFeed(), LocalPublication(), DataFolder(folder)
     ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder))

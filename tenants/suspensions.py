@@ -1,0 +1,66 @@
+"""Suspension of tenants: accepted work waits, new work is accepted and waits too, and nothing is lost.
+
+Trainers and sampling processes leave a suspended tenant's work alone; polls answer "try again" with the operator's reason.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import NotFound
+from contracts.ids import TenantId
+from store.tables import Tenant
+
+MOST_CHARACTERS = 500
+"""Longest reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """A tenant's suspension. ``reason`` is what its clients read."""
+
+    since: datetime
+    reason: str | None
+
+
+async def suspend_tenant(transaction: AsyncSession, *, name: str, reason: str | None, now: datetime) -> TenantId:
+    """Suspend the named tenant, or give its suspension another reason. Raises ``NotFound``."""
+    tenant = await _named(transaction, name)
+    tenant.suspended_at = tenant.suspended_at or now
+    tenant.suspend_reason = None if reason is None else reason[:MOST_CHARACTERS]
+    await transaction.flush()
+    return TenantId(tenant.id)
+
+
+async def resume_tenant(transaction: AsyncSession, *, name: str) -> TenantId:
+    """End the named tenant's suspension, if there is one. Raises ``NotFound``."""
+    tenant = await _named(transaction, name)
+    await transaction.execute(
+        update(Tenant).where(Tenant.id == tenant.id).values(suspended_at=None, suspend_reason=None)
+    )
+    return TenantId(tenant.id)
+
+
+async def suspension_of(session: AsyncSession, tenant: TenantId) -> Suspension | None:
+    """Return the tenant's suspension, None if it works."""
+    columns = select(Tenant.suspended_at, Tenant.suspend_reason).where(Tenant.id == tenant)
+    row = (await session.execute(columns)).one_or_none()
+    if row is None or row.suspended_at is None:
+        return None
+    return Suspension(row.suspended_at, row.suspend_reason)
+
+
+async def suspended_tenants(session: AsyncSession) -> frozenset[TenantId]:
+    """Return every suspended tenant."""
+    return frozenset(
+        TenantId(one) for one in await session.scalars(select(Tenant.id).where(Tenant.suspended_at.is_not(None)))
+    )
+
+
+async def _named(session: AsyncSession, name: str) -> Tenant:
+    found = await session.scalar(select(Tenant).where(Tenant.name == name))
+    if found is None:
+        raise NotFound(f"no tenant is named {name[:100]!r}; `weft tenant list` shows them")
+    return found

@@ -46,13 +46,16 @@ class Lane:
 
     @property
     def head(self) -> ReadyOperation | None:
-        """The operation that may run now; None while there is none, the lane is held, or its payload is not loaded."""
-        if self.is_held:
-            return None
+        """The operation that may run now; None while there is none, or its payload is not loaded.
+
+        Of a held lane only one that has begun.
+        """
         found = self.loaded.get(self.next_seq_id)
         if found is None and self.next_seq_id not in self.waiting:
             # An unload runs even after a hole in the seq_ids: it ends the lane, and no other operation can run.
             found = self.loaded.get(UNLOAD_SEQ_ID)
+        if found is not None and self.is_held and found.id not in self.started:
+            return None
         return found
 
     @property

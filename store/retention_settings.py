@@ -26,6 +26,11 @@ class RetentionSettings(BaseSettings):
         description="Time after its last request for which an ended training run without any checkpoint is kept. "
         "A run with a checkpoint stays.",
     )
+    retention_run_events: timedelta = Field(
+        default=timedelta(days=30),
+        ge=timedelta(0),
+        description="Time for which the events of a run's history are kept.",
+    )
     retention_sampler_versions: int = Field(
         default=8,
         ge=1,

@@ -18,7 +18,7 @@ from tenants.placements import MOST_RUNS
 
 
 class RunDirective(StrEnum):
-    """What an operator wants of a run: ``move`` it to another trainer, or ``evict`` its adapter to disk."""
+    """Directive of an operator for a run: ``move`` it to another trainer, or ``evict`` its adapter to disk."""
 
     MOVE = "move"
     EVICT = "evict"

@@ -25,6 +25,7 @@ class StepName(StrEnum):
     FORGET_OPERATIONS = "forget-operations"
     FORGET_SESSIONS = "forget-sessions"
     FORGET_RUNS = "forget-runs"
+    FORGET_EVENTS = "forget-events"
     REMOVE_ORPHANS = "remove-orphans"
 
 
@@ -33,6 +34,7 @@ _SELDOM = {
     StepName.FORGET_OPERATIONS: timedelta(minutes=5),
     StepName.FORGET_SESSIONS: timedelta(minutes=10),
     StepName.FORGET_RUNS: timedelta(minutes=10),
+    StepName.FORGET_EVENTS: timedelta(minutes=10),
     StepName.REMOVE_ORPHANS: timedelta(hours=1),
 }
 """Steps that walk over rows or folders which are kept for long."""

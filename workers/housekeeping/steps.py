@@ -15,6 +15,8 @@ from store.walk import Place
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.presence import was_present
+from tenants.run_directives import delete_stale_directives
+from tenants.run_history import delete_run_events
 from tenants.run_retention import drop_snapshots, end_runs, forget_runs, forget_sessions
 from tenants.sessions import end_silent_sessions
 from tenants.version_retention import VersionRules, delete_expired, retire_versions
@@ -25,6 +27,9 @@ from workers.leases.reaper import reap_forsaken
 
 _STALE_COMMAND = timedelta(hours=1)
 """Age at which a version command is deleted. No sender waits so long, so its sender has died."""
+
+_STALE_DIRECTIVE = timedelta(days=1)
+"""Age at which an operator's directive for a run is deleted. A trainer of the run would have carried it out."""
 
 
 class HousekeepingSteps:
@@ -52,6 +57,7 @@ class HousekeepingSteps:
             StepName.FORGET_OPERATIONS: self._forget_operations,
             StepName.FORGET_SESSIONS: self._forget_sessions,
             StepName.FORGET_RUNS: self._forget_runs,
+            StepName.FORGET_EVENTS: self._forget_events,
             StepName.REMOVE_ORPHANS: self._remove_orphans,
         }
         self.by_name = {name: Step(name, works[name]) for name in StepName}
@@ -172,6 +178,14 @@ class HousekeepingSteps:
             after = None if place is None else Place.parse(place)
             forgotten = await forget_runs(transaction, before=before, after=after, most=SMALL)
         return Batch(forgotten.rows, _text(forgotten.next))
+
+    async def _forget_events(self, _place: str | None) -> Batch:
+        """Delete old events of runs' histories, and directives for runs that nobody trains."""
+        now, kept = self._runtime.clock(), self._runtime.settings.retention_run_events
+        async with self._runtime.database.write() as transaction:
+            directives = await delete_stale_directives(transaction, before=now - _STALE_DIRECTIVE, most=LARGE)
+            events = await delete_run_events(transaction, before=now - kept, most=LARGE)
+        return again(max(events, directives), LARGE)
 
     async def _remove_orphans(self, _place: str | None) -> Batch:
         return Batch(await self.folders.remove_orphans(settled=True))

@@ -24,7 +24,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """What operators want of one trainer now."""
+    """Directives that stand for one trainer."""
 
     is_drained: bool = False
     """The trainer takes no runs."""

@@ -32,7 +32,7 @@ class RunLeases:
         self._claims = RunClaims(identity, runtime)
         self._on_claimed: Callable[[], None] | None = None
         self.directives = Directives()
-        """What operators wanted of this trainer at the last look."""
+        """Operators' directives as of the last look."""
         self._stopping = asyncio.Event()
         self._is_claiming = True
 

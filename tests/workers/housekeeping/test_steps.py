@@ -7,6 +7,8 @@ from sqlalchemy import select, update
 from contracts.ids import CheckpointId
 from store.tables import Run, Session, VersionCommand
 from tenants.checkpoints import directory_of
+from tenants.run_directives import RunDirective, direct_run, standing_directive
+from tenants.run_history import RunEventKind, note_run_events, run_history
 from tests.workers.housekeeping.conftest import House
 
 
@@ -87,3 +89,17 @@ async def test_folder_that_no_row_names_goes_at_the_start(house: House) -> None:
 async def test_loop_sweeps_and_stops(house: House) -> None:
     house.keeping.stop()
     await house.keeping.run()
+
+
+async def test_a_runs_old_events_and_directives_that_nobody_carried_out_go(house: House) -> None:
+    _, _, run = await house.run("first")
+    for _ in range(2):
+        async with house.database.write() as transaction:
+            await note_run_events(transaction, [run], RunEventKind.CLAIMED, trainer="t", now=house.now)
+            await direct_run(transaction, run, RunDirective.EVICT, now=house.now)
+        await house.sweep()
+        house.now += timedelta(days=20)
+    await house.sweep()
+    async with house.database.read() as session:
+        assert [event.at for event in await run_history(session, run)] == [house.now - timedelta(days=20)]
+        assert await standing_directive(session, run) is None

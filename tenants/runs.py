@@ -12,6 +12,8 @@ from contracts.operations import LoraSettings
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Run, RunState, Session, Tenant
+from tenants.limit_use import RUN_USE
+from tenants.limits import Counted, Limits, hold_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,15 @@ async def open_runs(session: AsyncSession, base_model: str) -> int:
         .where(Run.base_model == base_model, Run.state == RunState.READY, Session.ended_at.is_(None))
     )
     return await session.scalar(query) or 0
+
+
+async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run_id: str, defaults: Limits) -> bool:
+    """Make the tenant's run ready, unless the tenant has as many open runs as it may: return False."""
+    await hold_count(transaction, Counted.RUNS, [tenant])
+    if (await RUN_USE.of(transaction, tenant, defaults)).room("open_runs") < 1:
+        return False
+    await set_run_state(transaction, tenant, run_id, RunState.READY)
+    return True
 
 
 async def list_runs(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> tuple[list[Run], int]:

@@ -22,6 +22,7 @@ class NewSnapshot:
     lease: RunLease
     seq_id: int
     directory: str
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ async def record_snapshot(transaction: AsyncSession, new: NewSnapshot) -> Snapsh
         .where(Run.id == new.run, Run.tenant_id == new.tenant, Run.state == RunState.READY)
         .where(Run.snapshot_seq_id < new.seq_id, Run.next_seq_id > new.seq_id)
         .where(Run.trainer_id == new.lease.trainer, Run.lease_token == new.lease.token)
-        .values(snapshot_seq_id=new.seq_id, snapshot_dir=new.directory)
+        .values(snapshot_seq_id=new.seq_id, snapshot_dir=new.directory, snapshot_bytes=new.size_bytes)
         .returning(Run.id)
     )
     if recorded is None:

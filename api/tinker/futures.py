@@ -5,6 +5,7 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.authentication import Caller
 from api.json_body import json_body
@@ -16,7 +17,8 @@ from contracts.ids import TenantId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
 from ledger.cancellation import OfOperation
-from store.tables import RunState
+from store.tables import Run, RunState
+from tenants.limit_use import RUN_USE
 from tenants.runs import get_run, open_runs
 
 router = APIRouter(tags=["futures"])
@@ -106,15 +108,27 @@ async def _result(
 
 async def _queue_state(services: ApiServices, caller: TenantId, status: OperationStatus) -> dict[str, object]:
     """Return the state of a pending operation's queue, with the reason if the operation is held back."""
-    limit = services.runtime.settings.max_adapters
-    if limit is not None and status.kind in _CREATIONS:
+    if status.kind in _CREATIONS:
         async with services.runtime.database.read() as session:
             run = await get_run(session, caller, status.lane)
-            is_full = run.state == RunState.CREATING and await open_runs(session, run.base_model) >= limit
-        if is_full:
-            reason = f"{limit} models are open on {run.base_model}; this one is created when another is unloaded"
+            reason = await _full(services, session, run) if run.state == RunState.CREATING else None
+        if reason is not None:
             return {"queue_state": "paused_capacity", "queue_state_reason": reason}
     return {"queue_state": "active"}
+
+
+async def _full(services: ApiServices, session: AsyncSession, run: Run) -> str | None:
+    """Return why a run that is not made yet waits, or None if there is room for it."""
+    use = await RUN_USE.of(session, TenantId(run.tenant_id), services.limits)
+    if use.room("open_runs") < 1:
+        return (
+            f"you have {use.used['open_runs']} models open, and your limit is {use.limits.open_runs}; this one is created "
+            "when another is unloaded or its session ends"
+        )
+    limit = services.runtime.settings.max_adapters
+    if limit is not None and await open_runs(session, run.base_model) >= limit:
+        return f"{limit} models are open on {run.base_model}; this one is created when another is unloaded"
+    return None
 
 
 def _json(content: dict[str, object], *, status_code: int = 200) -> Response:

@@ -136,3 +136,17 @@ async def test_standing_tells_what_the_limits_count(service: Service, cats: Tena
     assert mine["seq_ahead"]["used"] is None
     assert {one["used"] for one in theirs.values()} == {0, None}
     assert theirs["pending_operations"]["value"] == Settings().limit_pending_operations
+
+
+async def test_a_model_beyond_the_limit_is_accepted_and_told_why_it_waits(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    await limit(service, "cats", open_runs=1)
+    for tenant in (cats, dogs):
+        await tenant.run()
+    creation = {"session_id": await cats.session(), "model_seq_id": 0, "base_model": BASE}
+    waiting = await retrieve(cats, await cats.http.post("/create_model", json=creation))
+    assert waiting["queue_state"] == "paused_capacity"
+    assert "you have 1 models open, and your limit is 1" in waiting["queue_state_reason"]
+    creation["session_id"] = await dogs.session()
+    assert (await retrieve(dogs, await dogs.http.post("/create_model", json=creation)))["queue_state"] == "active"

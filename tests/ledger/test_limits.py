@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from sqlalchemy import update
+from sqlalchemy import select, update
 
-from contracts.errors import TooManyOperations, TooManySamples
+from contracts.errors import StorageFull, TooManyOperations, TooManySamples
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import Completion, NewOperation, OperationState, StoredPayload
 from contracts.operations import (
@@ -23,6 +23,7 @@ from contracts.operations import (
     SampleRequest,
     SamplingParams,
 )
+from contracts.paths import Segment
 from contracts.sample_demand import demand_of
 from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
@@ -34,12 +35,14 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
-from store.tables import Run, RunState
+from store.tables import Checkpoint, Run, RunState
 from telemetry.telemetry import Telemetry
+from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.keys import create_tenant, find_tenant
-from tenants.limits import Limits, limits_of, set_tenant
-from tenants.runs import NewRun, create_run
+from tenants.limits import Counted, Limits, hold_count, limits_of, set_tenant
+from tenants.runs import NewRun, create_run, open_run_within_limit, run_id_for
 from tenants.sessions import NewSession, create_session
+from tenants.storage import check_storage
 from tests.ledger_heads import ready_heads
 from tests.payloads import digest, stored
 
@@ -253,3 +256,41 @@ async def test_a_request_beyond_the_limit_is_accepted_as_soon_as_another_has_end
     async with asyncio.timeout(15):
         assert await waiting
     await one.database.close()
+
+
+async def test_two_trainers_open_exactly_as_many_runs_as_the_tenant_may_have(processes: list[Process]) -> None:
+    async with processes[0].database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"open_runs": 4})
+        cats = await find_tenant(transaction, name="cats")
+        session = await create_session(transaction, cats, NewSession([], None, "", None, None), utc_now)
+        for number in range(20):
+            new = NewRun(session, number, BASE, LoraSettings(rank=4, seed=7), None)
+            await create_run(transaction, cats, new, utc_now)
+
+    async def open_one(number: int) -> bool:
+        async with processes[number % PROCESSES].database.write() as transaction:
+            return await open_run_within_limit(transaction, cats, run_id_for(session, number), DEFAULTS)
+
+    assert sum(await asyncio.gather(*map(open_one, range(20)))) == 4
+
+
+async def test_saves_fill_the_storage_and_never_more(processes: list[Process]) -> None:
+    async with processes[0].database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"stored_bytes": 350})
+    cats, dogs = await tenant(processes, "cats"), await tenant(processes, "dogs")
+    runs = {one: await ready_run(processes[0], one) for one in (cats, dogs)}
+
+    async def save(owner: TenantId, number: int, name: str) -> None:
+        new = NewCheckpoint(new_checkpoint_id(), runs[owner], Segment.WEIGHTS, name, 100, None, True, None)
+        async with processes[number % PROCESSES].database.write() as transaction:
+            await hold_count(transaction, Counted.STORAGE, [owner])
+            await record_checkpoint(transaction, owner, new, utc_now)
+            await check_storage(transaction, owner, DEFAULTS)
+
+    asked = [save(owner, number, f"save-{number}") for number in range(10) for owner in (cats, dogs)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert Counter(type(one).__name__ for one in found) == {"NoneType": 3 + 10, StorageFull.__name__: 7}
+    async with processes[0].database.read() as session:
+        kept = await session.scalar(select(Checkpoint.name).where(Checkpoint.tenant_id == cats))
+    # One that replaces another needs no room of its own.
+    await save(cats, 0, str(kept))

@@ -22,9 +22,9 @@ from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
 from ledger.runtime import Runtime
 from telemetry.context import working_on
-from tenants.runs import open_runs
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
+from workers.training.creation_limits import CreationLimits
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates, is_unreadable
 from workers.training.operation_outcomes import OperationOutcomes, failure_of
 from workers.training.residency import AdapterResidency
@@ -56,7 +56,6 @@ class AdapterTasks:
         """Call ``wake`` to have the worker look for more work."""
         self._engine = engine
         self._database = runtime.database
-        self._max_adapters = runtime.settings.max_adapters
         self._lanes = lanes
         self._residency = residency
         self._checkpoints = CheckpointOperations(runtime, engine, residency)
@@ -68,7 +67,7 @@ class AdapterTasks:
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
         self._arriving = 0
         self._creating = asyncio.Lock()
-        self._is_full = False
+        self._limits = CreationLimits(runtime, engine.base_model)
         self._failure: BaseException | None = None
 
     def begin(self) -> None:
@@ -92,7 +91,7 @@ class AdapterTasks:
             elif is_unreadable(head):
                 self._start(lane, head, self._refuse_unreadable(lane, head))
             elif creates(head):
-                if not self._is_full and self._make_room(lane.run, head.position):
+                if not self._limits.holds_back(lane.tenant) and self._make_room(lane.run, head.position):
                     self._arriving += 1
                     self._start(lane, head, self._create(lane, head))
             elif not self._residency.holds(lane.run):
@@ -108,8 +107,8 @@ class AdapterTasks:
             await asyncio.wait(self._tasks.values())
 
     def try_creations_again(self) -> None:
-        """Have creations that wait because of the limit of open runs tried again."""
-        self._is_full = False
+        """Have creations that wait because of a limit of open runs tried again."""
+        self._limits.look_again()
 
     # --- one task --------------------------------------------------------------------------------------------------
 
@@ -213,13 +212,6 @@ class AdapterTasks:
             self._residency.page_out(leaving)
         return self._residency.has_room(arriving, arriving=self._arriving)
 
-    async def _has_reached_limit(self) -> bool:
-        """Return whether ``max_adapters`` runs are open. A creation then waits for an unload or the end of a session."""
-        if self._max_adapters is None:
-            return False
-        async with self._database.read() as session:
-            return await open_runs(session, self._engine.base_model) >= self._max_adapters
-
     # --- kinds of work ---------------------------------------------------------------------------------------------
 
     async def _refuse(self, head: ReadyOperation) -> bool:
@@ -250,11 +242,17 @@ class AdapterTasks:
         return False
 
     async def _create(self, lane: Lane, head: ReadyOperation) -> bool:
-        """Make the adapter, unless the limit of open runs is reached."""
+        """Make the adapter, unless a limit of open runs is reached."""
         try:
             async with self._creating:
-                self._is_full = self._is_full or await self._has_reached_limit()
-                return not self._is_full and await self._run_alone(lane, head)
+                if not await self._limits.has_room(lane.tenant):
+                    return False
+                has_run = await self._run_alone(lane, head)
+            if not has_run and not lane.is_dropped:
+                # Another trainer has opened the tenant's last run meanwhile.
+                self._residency.forget(lane.run)
+                self._limits.hold_back(lane.tenant)
+            return has_run
         finally:
             self._arriving -= 1
 
@@ -282,9 +280,9 @@ class AdapterTasks:
             case SaveWeightsForSampler() as save:
                 await self._checkpoints.save_for_sampler(head, save)
             case LoadWeights() as load:
-                await self._checkpoints.load(head, load)
+                return await self._checkpoints.load(head, load)
             case _ if head.kind is OperationKind.CREATE_MODEL:
-                await self._checkpoints.create(head)
+                return await self._checkpoints.create(head)
             case _ if head.kind is OperationKind.UNLOAD_MODEL:
                 await self._checkpoints.unload(head)
             case _:

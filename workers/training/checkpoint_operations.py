@@ -31,8 +31,10 @@ from engine.training.checkpoint_files import write_checkpoint
 from ledger.runtime import Runtime
 from store.tables import RunState
 from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id, record_checkpoint
-from tenants.runs import get_run, lora_settings, set_run_state
+from tenants.limits import Counted, Limits, hold_count
+from tenants.runs import get_run, lora_settings, open_run_within_limit, set_run_state
 from tenants.samplers import NewSampler, create_sampler, publish_live
+from tenants.storage import check_storage
 from tenants.training_snapshots import snapshot_directory
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
@@ -49,31 +51,42 @@ class CheckpointOperations:
         self._publication = runtime.publication
         self._engine = engine
         self._residency = residency
+        self._defaults = Limits.of(runtime.settings)
 
-    async def create(self, operation: ReadyOperation) -> None:
-        """Make the adapter with the settings recorded for the run."""
+    async def create(self, operation: ReadyOperation) -> bool:
+        """Make the adapter with the settings recorded for the run. Return False if its tenant may open no more runs."""
         async with self._database.read() as session:
             run = await get_run(session, operation.tenant, operation.lane)
         await self._residency.create(operation, lora_settings(run))
         async with self._database.write() as transaction:
-            await set_run_state(transaction, operation.tenant, operation.lane, RunState.READY)
+            if not await self._open(transaction, operation):
+                return False
             await self._complete(transaction, operation, ModelCreated(model_id=run.id))
+        return True
 
-    async def load(self, operation: ReadyOperation, load: LoadWeights) -> None:
-        """Load a training checkpoint, into a new adapter when ``load.creates``."""
+    async def load(self, operation: ReadyOperation, load: LoadWeights) -> bool:
+        """Load a training checkpoint, into a new adapter when ``load.creates``.
+
+        Return False if its tenant may open no more runs.
+        """
         state = await self._residency.read_checkpoint(operation, load)
         async with self._database.write() as transaction:
-            if load.creates:
-                await set_run_state(transaction, operation.tenant, operation.lane, RunState.READY)
+            if load.creates and not await self._open(transaction, operation):
+                return False
             await self._complete(transaction, operation, WeightsLoaded(path=load.path, model_id=operation.lane))
         # Afterwards, so that an operation that could not be recorded has not changed the adapter.
         await self._residency.take(operation, load, state)
+        return True
+
+    async def _open(self, transaction: AsyncSession, operation: ReadyOperation) -> bool:
+        return await open_run_within_limit(transaction, operation.tenant, operation.lane, self._defaults)
 
     async def save(self, operation: ReadyOperation, save: SaveWeights) -> None:
         """Write a training checkpoint: weights and optimiser state."""
         path = CheckpointPath(operation.lane, Segment.WEIGHTS, save.name)
         if not save.overwrite:
             await self._check_path_free(operation, path)
+        await self._check_room(operation, coming=0 if save.overwrite else 1)
         checkpoint, size = await self._write(operation, optimizer=True)
         new = NewCheckpoint(
             id=checkpoint,
@@ -86,7 +99,7 @@ class CheckpointOperations:
             user_metadata=save.user_metadata,
         )
         async with self._removed_unless_recorded(checkpoint), self._database.write() as transaction:
-            replaced = await record_checkpoint(transaction, operation.tenant, new, self._clock)
+            replaced = await self._record(transaction, operation, new)
             await self._complete(transaction, operation, WeightsSaved(path=str(path)))
         if replaced is not None:
             await asyncio.to_thread(self._data_folder.remove, replaced)
@@ -95,6 +108,7 @@ class CheckpointOperations:
         """Publish an immutable version for sampling. A version without a name gets a sampler of its own."""
         if save.name is not None:
             await self._check_path_free(operation, CheckpointPath(operation.lane, Segment.SAMPLER_WEIGHTS, save.name))
+        await self._check_room(operation, coming=1)
         checkpoint, size = await self._write(operation, optimizer=False)
         new = NewCheckpoint(
             id=checkpoint,
@@ -113,7 +127,7 @@ class CheckpointOperations:
             if is_followed:
                 await self._publication.prepare(self._engine.base_model, new.run_id, checkpoint)
             async with self._database.write() as transaction:
-                await record_checkpoint(transaction, operation.tenant, new, self._clock)
+                await self._record(transaction, operation, new)
                 if save.name is not None:
                     result = SamplerWeightsSaved(path=str(path))
                 else:
@@ -121,6 +135,18 @@ class CheckpointOperations:
                 await self._complete(transaction, operation, result)
         if is_followed:
             self._engine.telemetry.published(operation, seconds=perf_counter() - started)
+
+    async def _check_room(self, operation: ReadyOperation, *, coming: int) -> None:
+        """Raise ``StorageFull`` before any file is written, if it is clear already."""
+        async with self._database.read() as session:
+            await check_storage(session, operation.tenant, self._defaults, coming=coming)
+
+    async def _record(self, transaction: AsyncSession, operation: ReadyOperation, new: NewCheckpoint) -> str | None:
+        """Record the checkpoint as ``record_checkpoint``. Raises ``StorageFull``."""
+        await hold_count(transaction, Counted.STORAGE, [operation.tenant])
+        replaced = await record_checkpoint(transaction, operation.tenant, new, self._clock)
+        await check_storage(transaction, operation.tenant, self._defaults)
+        return replaced
 
     @asynccontextmanager
     async def _removed_unless_recorded(self, checkpoint: CheckpointId) -> AsyncIterator[None]:

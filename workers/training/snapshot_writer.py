@@ -104,8 +104,9 @@ class SnapshotWriter:
         started = perf_counter()
         directory = f"{SNAPSHOTS}/{new_checkpoint_id()}"
         async with self._files:
-            await asyncio.to_thread(write_state, self._data_folder.path(directory), self._base, snapshot.state)
-        new = NewSnapshot(snapshot.run, snapshot.tenant, snapshot.lease, snapshot.seq_id, directory)
+            path = self._data_folder.path(directory)
+            size = await asyncio.to_thread(write_state, path, self._base, snapshot.state)
+        new = NewSnapshot(snapshot.run, snapshot.tenant, snapshot.lease, snapshot.seq_id, directory, size)
         async with self._database.write() as transaction:
             outcome = await record_snapshot(transaction, new)
         if outcome.is_recorded:

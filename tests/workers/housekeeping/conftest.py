@@ -1,6 +1,8 @@
 """A house that a test keeps: a database, its folder, and a clock that the test moves."""
 
+import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -102,6 +104,7 @@ class House:
     async def pass_time(self, time: timedelta) -> None:
         """Let the time pass, with the service there for its clients all the while."""
         ends = self.now + time
+        await PresenceNotes(self.runtime).note()
         while self.now < ends:
             self.now = min(ends, self.now + timedelta(minutes=1))
             await PresenceNotes(self.runtime).note()
@@ -120,8 +123,23 @@ class House:
 
 
 @pytest.fixture
-async def house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
-    """An empty service."""
+async def house(migrated_database: Path, tmp_path: Path) -> AsyncIterator[House]:
+    """An empty service on SQLite."""
+    shutil.copy(migrated_database, tmp_path / "weft.db")
+    async with open_house(f"sqlite+aiosqlite:///{tmp_path}/weft.db", tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def either_house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
+    """An empty service on SQLite, and one on PostgreSQL."""
+    async with open_house(database_url, tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def open_house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
+    """An empty service over a database and a folder."""
     database = Database(create_engine(database_url))
     folder = DataFolder(tmp_path)
     made = House(database, folder, None, datetime(2030, 1, 1, tzinfo=UTC))  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""What has ended goes after its retention; what somebody needs stays, and so does all of a second tenant."""
+
+from datetime import timedelta
+
+from sqlalchemy import select, update
+
+from contracts.operations import OperationKind
+from store.tables import (
+    AdapterGate,
+    Operation,
+    OperationPayload,
+    Placement,
+    Run,
+    RunState,
+    Sampler,
+    Session,
+    UsageDay,
+)
+from tenants.gates import GateMode, Pause, pause_gate
+from tests.workers.housekeeping.conftest import House
+
+OPTIM, SAMPLE = OperationKind.OPTIM_STEP, OperationKind.SAMPLE
+
+
+async def _everybody_beats(house: House) -> None:
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Session).where(Session.ended_at.is_(None)).values(last_seen_at=house.now))
+
+
+async def test_of_the_versions_of_each_step_only_the_newest_and_the_used_stay(either_house: House) -> None:
+    house = either_house
+    tenant, session, run = await house.run("first")
+    other, other_session, other_run = await house.run("second")
+    versions = []
+    for step in range(12):
+        version = await house.checkpoint(tenant, run, f"step-{step}", listed=False)
+        versions.append((version, await house.sampler(tenant, session, step, version)))
+        house.now += timedelta(seconds=10)
+    named = await house.checkpoint(tenant, run, "named")
+    theirs = await house.checkpoint(other, other_run, "theirs", listed=False)
+    await house.sampler(other, other_session, 0, theirs)
+    waiting, used = versions[0], versions[1]
+    await house.operation(tenant, waiting[1], 0, SAMPLE)
+    house.now += timedelta(hours=2)
+    await house.finish(await house.operation(tenant, used[1], 0, SAMPLE))
+    house.now += timedelta(minutes=20)
+    await _everybody_beats(house)
+    await house.sweep()
+    newest = {version for version, _ in versions[-house.runtime.settings.retention_sampler_versions :]}
+    assert await house.checkpoints() == newest | {waiting[0], used[0], named, theirs}
+
+
+async def test_old_operations_go_but_not_those_of_an_open_run_nor_the_usage(either_house: House) -> None:
+    house = either_house
+    tenant, session, run = await house.run("first")
+    other, _, other_run = await house.run("second")
+    version = await house.checkpoint(tenant, run, "named")
+    sampler = await house.sampler(tenant, session, 0, version)
+    await house.finish(await house.operation(tenant, sampler, 0, SAMPLE))
+    await house.finish(await house.operation(tenant, run, 0, OPTIM))
+    await house.finish(await house.operation(other, other_run, 0, OPTIM))
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.UNLOADED))
+    house.now += timedelta(hours=2)
+    young = await house.operation(tenant, sampler, 1, SAMPLE)
+    await house.sweep()
+    house.now += timedelta(hours=23)
+    await house.sweep()
+    async with house.database.read() as reading:
+        assert set(await reading.scalars(select(Operation.lane))) == {sampler, run, other_run}
+    house.now += timedelta(hours=2)
+    await house.sweep()
+    async with house.database.read() as reading:
+        left = (await reading.execute(select(Operation.lane, Operation.seq_id))).all()
+        used = sum(await reading.scalars(select(UsageDay.operations)))
+    assert {tuple(row) for row in left} == {(sampler, 1), (other_run, 0)}
+    assert used == 3
+    assert await house.operation(tenant, sampler, 1, SAMPLE) == young, "a repeat of a young request finds it"
+
+
+async def test_what_an_ended_run_leaves_goes_and_its_checkpoints_keep_it_listed(either_house: House) -> None:
+    house = either_house
+    tenant, session, bare = await house.run("first")
+    _, _, open_run = await house.run("second")
+    third, _, listed = await house.run("third")
+    await house.checkpoint(third, listed, "kept")
+    for run, state in ((bare, RunState.READY), (listed, RunState.READY), (open_run, RunState.READY)):
+        house.folder.path(f"snapshots/{run}").mkdir(parents=True)
+        values = {"state": state, "snapshot_dir": f"snapshots/{run}", "snapshot_bytes": 5}
+        async with house.database.write() as transaction:
+            await transaction.execute(update(Run).where(Run.id == run).values(values))
+            await pause_gate(
+                transaction, run, tenant=tenant, base_model="base", pause=Pause(GateMode.KEEP), clock=house.clock
+            )
+            transaction.add(Placement(run_id=run, tenant_id=tenant, base_model="base", created_at=house.now))
+    async with house.database.write() as transaction:
+        await transaction.execute(
+            update(Session)
+            .where(Session.id.not_in(select(Run.session_id).where(Run.id == open_run)))
+            .values(ended_at=house.now)
+        )
+    house.now += timedelta(hours=2)
+    await _everybody_beats(house)
+    await house.sweep()
+    assert house.folder.folders("snapshots") == [f"snapshots/{open_run}"]
+    assert await house.count(Placement) == 1
+    house.now += timedelta(days=91)
+    await _everybody_beats(house)
+    await house.sweep()
+    await house.sweep()
+    async with house.database.read() as reading:
+        assert set(await reading.scalars(select(Run.id))) == {listed, open_run}
+        assert set(await reading.scalars(select(AdapterGate.run_id))) == {listed, open_run}
+        assert session not in set(await reading.scalars(select(Session.id)))
+    assert await house.count(Session) == 2
+
+
+async def test_samplers_of_ended_sessions_go_once_no_operation_names_them(house: House) -> None:
+    tenant, session, run = await house.run("first")
+    version = await house.checkpoint(tenant, run, "named")
+    await house.sampler(tenant, session, 0, version)
+    used = await house.sampler(tenant, session, 1, version)
+    await house.operation(tenant, used, 0, SAMPLE)
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Session).values(ended_at=house.now))
+    house.now += timedelta(days=31)
+    await house.sweep()
+    async with house.database.read() as reading:
+        assert list(await reading.scalars(select(Sampler.id))) == [used]
+
+
+async def test_only_what_a_newer_snapshot_covers_is_visited(house: House) -> None:
+    tenant, _, run = await house.run("first")
+    other, _, other_run = await house.run("second")
+    for seq_id in range(4):
+        await house.finish(await house.operation(tenant, run, seq_id, OPTIM))
+        await house.finish(await house.operation(other, other_run, seq_id, OPTIM))
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Run).values(state=RunState.READY))
+        await transaction.execute(update(Run).where(Run.id == run).values(snapshot_seq_id=1))
+    house.now += timedelta(hours=2)
+    await _everybody_beats(house)
+    await house.sweep()
+    async with house.database.read() as reading:
+        kept = await reading.execute(
+            select(Operation.lane, Operation.seq_id).join(
+                OperationPayload, OperationPayload.operation_id == Operation.id
+            )
+        )
+        assert {tuple(row) for row in kept} == {(run, 2), (run, 3), *((other_run, seq_id) for seq_id in range(4))}
+        dropped = await reading.execute(select(Run.id, Run.payloads_dropped_to))
+        assert {row.id: row.payloads_dropped_to for row in dropped} == {run: 1, other_run: -1}

@@ -1,0 +1,77 @@
+"""The end of everything that is stored: for each table and each folder the step that ends it, or why it stays small."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from store.tables import (
+    AdapterGate,
+    ApiKey,
+    Base,
+    Checkpoint,
+    DirectedReplica,
+    DownloadLink,
+    Operation,
+    OperationPayload,
+    OperationResult,
+    Placement,
+    Run,
+    SampleInFlight,
+    Sampler,
+    SampleReport,
+    ServicePresence,
+    Session,
+    StepRun,
+    Tenant,
+    UsageDay,
+    VersionCommand,
+    WorkerProcess,
+)
+from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
+from workers.housekeeping.schedule import StepName
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Rows or folders that the ``steps`` delete."""
+
+    steps: tuple[StepName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Rows that stay, or go without housekeeping, and why they do not grow for ever."""
+
+    reason: str
+
+
+Retention = Ends | Bounded
+
+_TABLES: Mapping[type[Base], Retention] = {
+    AdapterGate: Ends((StepName.FORGET_RUNS,)),
+    ApiKey: Bounded("one row for each key that an operator makes"),
+    Checkpoint: Ends((StepName.EXPIRE_CHECKPOINTS, StepName.RETIRE_VERSIONS)),
+    DirectedReplica: Bounded("one row for each replica that an operator names"),
+    DownloadLink: Ends((StepName.EXPIRE_LINKS,)),
+    Operation: Ends((StepName.FORGET_OPERATIONS,)),
+    OperationPayload: Ends((StepName.PRUNE_RESULTS, StepName.DROP_PAYLOADS)),
+    OperationResult: Ends((StepName.PRUNE_RESULTS,)),
+    Placement: Ends((StepName.END_RUNS, StepName.FORGET_RUNS)),
+    Run: Ends((StepName.END_RUNS, StepName.FORGET_RUNS)),
+    SampleInFlight: Ends((StepName.REAP_PROCESSES,)),
+    SampleReport: Ends((StepName.PRUNE_RESULTS,)),
+    Sampler: Ends((StepName.FORGET_SESSIONS,)),
+    ServicePresence: Bounded("a single row"),
+    Session: Ends((StepName.END_SESSIONS, StepName.FORGET_SESSIONS)),
+    StepRun: Bounded("one row for each step"),
+    Tenant: Bounded("one row for each tenant that an operator makes"),
+    UsageDay: Bounded("one row a day for each tenant, base model and kind of operation, kept for the accounts"),
+    VersionCommand: Ends((StepName.EXPIRE_COMMANDS,)),
+    WorkerProcess: Ends((StepName.REAP_PROCESSES,)),
+}
+RETENTION_OF_TABLES: Mapping[str, Retention] = {table.__tablename__: end for table, end in _TABLES.items()}
+
+RETENTION_OF_FOLDERS: Mapping[str, Retention] = {
+    CHECKPOINTS: Ends((StepName.EXPIRE_CHECKPOINTS, StepName.RETIRE_VERSIONS, StepName.REMOVE_ORPHANS)),
+    SNAPSHOTS: Ends((StepName.REMOVE_SNAPSHOTS, StepName.REMOVE_ORPHANS)),
+}
+"""By the folder's name in the data folder."""

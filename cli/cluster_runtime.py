@@ -15,9 +15,9 @@ from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
 from ledger.runtime import Runtime
 from migrations.upgrade import check_not_older
-from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
+from store.database_clock import clock_of
 from store.settings import Settings
 from telemetry.readiness import NotReady, Readiness
 from telemetry.telemetry import open_telemetry
@@ -65,18 +65,19 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
     redis = open_redis(settings.redis_url or "")
     wakeups = RedisWakeups(redis, settings.redis_namespace)
     feed = RedisTokenFeed(redis, settings.redis_namespace)
-    publication = ClusterPublication(database, wakeups, utc_now, patience=_LOAD_PATIENCE)
-    telemetry, ready = open_telemetry(settings, process, utc_now), readiness(settings, database, bases)
+    clock = await clock_of(database)
+    publication = ClusterPublication(database, wakeups, clock, patience=_LOAD_PATIENCE)
+    telemetry, ready = open_telemetry(settings, process, clock), readiness(settings, database, bases)
     data_folder = DataFolder(settings.data_dir)
     runtime = Runtime(
         settings=settings,
         database=database,
-        ledger=Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder)),
+        ledger=Ledger(database, wakeups, clock, telemetry, PayloadFiles(data_folder)),
         wakeups=wakeups,
         feed=feed,
         publication=publication,
         data_folder=data_folder,
-        clock=utc_now,
+        clock=clock,
         telemetry=telemetry,
     )
 
@@ -86,7 +87,11 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
 
     # Not needed: all processes lose Redis at once and go on without, so no other process could take over.
     ready.add("redis", redis_answers, is_needed=False)
-    tasks = [asyncio.create_task(wakeups.run(), name="wakeups"), asyncio.create_task(feed.run(), name="tokens")]
+    tasks = [
+        asyncio.create_task(wakeups.run(), name="wakeups"),
+        asyncio.create_task(feed.run(), name="tokens"),
+        asyncio.create_task(clock.run(database), name="clock"),
+    ]
     try:
         async with serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=process == API):
             yield ClusterRuntime(runtime, ready, make_celery(settings))

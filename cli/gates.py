@@ -10,8 +10,8 @@ from cli.administration import on_database
 from cli.options import DataOption, load_settings, run_or_explain
 from contracts.errors import NotFound
 from contracts.ids import TenantId
-from store.clock import utc_now
 from store.database import Database
+from store.database_clock import clock_of
 from store.tables import Run
 from tenants.gates import Gate, GateMode, Pause, gate_of, in_flight, pause_gate, pool_gate, resume_gate
 
@@ -34,9 +34,10 @@ def pause(
     asked = Pause(mode, reason or None, None if ttl is None else timedelta(seconds=ttl))
 
     async def change(database: Database) -> str:
+        clock = await clock_of(database)
         async with database.write() as transaction:
             key, tenant, base_model = await _named(transaction, adapter, pool)
-            gate = await pause_gate(transaction, key, tenant=tenant, base_model=base_model, pause=asked, clock=utc_now)
+            gate = await pause_gate(transaction, key, tenant=tenant, base_model=base_model, pause=asked, clock=clock)
             return _line(key, gate, await in_flight(transaction, key))
 
     typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), change)))
@@ -47,9 +48,10 @@ def resume(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOpt
     """Open a gate. An open gate stays open."""
 
     async def change(database: Database) -> str:
+        clock = await clock_of(database)
         async with database.write() as transaction:
             key, _, _ = await _named(transaction, adapter, pool)
-            gate = await resume_gate(transaction, key, generation=None, clock=utc_now)
+            gate = await resume_gate(transaction, key, generation=None, clock=clock)
             return _line(key, gate, await in_flight(transaction, key))
 
     typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), change)))
@@ -60,9 +62,10 @@ def show(adapter: AdapterOption = None, pool: PoolOption = None, data: DataOptio
     """Show a gate's state."""
 
     async def look(database: Database) -> str:
+        clock = await clock_of(database)
         async with database.read() as session:
             key, _, _ = await _named(session, adapter, pool)
-            return _line(key, await gate_of(session, key, utc_now), await in_flight(session, key))
+            return _line(key, await gate_of(session, key, clock), await in_flight(session, key))
 
     typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), look)))
 

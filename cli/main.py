@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import gates, replicas, tenant_limits
+from cli import gates, housekeeping, replicas, tenant_limits
 from cli.operator_log import begin_command
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.process import run_process
@@ -38,6 +38,7 @@ app.add_typer(key_app, name="key")
 app.add_typer(model_app, name="model")
 app.add_typer(database_app, name="db")
 app.add_typer(gates.app, name="gate")
+app.add_typer(housekeeping.app, name="housekeeping")
 app.add_typer(replicas.app, name="replica")
 
 

@@ -11,6 +11,7 @@ from telemetry.exposition import Exposition
 from telemetry.loop_lag import watch_loop_lag
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
+from workers.housekeeping.watch import watch_housekeeping
 
 
 @asynccontextmanager
@@ -19,7 +20,7 @@ async def serve_metrics_and_health(
 ) -> AsyncIterator[None]:
     """Serve metrics and health inside the block, if the settings name a port. Send the last spans on leaving.
 
-    ``reads_queue``: this process reports the depth of the whole queue. Raises ``InvalidRequest``.
+    ``reads_queue``: this process reports the depth of the whole queue, and housekeeping. Raises ``InvalidRequest``.
     """
     telemetry.metrics.watch_database(database.engine)
     stopping, tasks = asyncio.Event(), list[asyncio.Task[None]]()
@@ -32,6 +33,8 @@ async def serve_metrics_and_health(
         tasks.append(asyncio.create_task(watch_loop_lag(telemetry.metrics, stopping), name="loop lag"))
         if reads_queue:
             tasks.append(asyncio.create_task(watch_queue(database, telemetry.metrics, stopping), name="queue metrics"))
+            housekeeping = watch_housekeeping(database, telemetry.metrics, stopping)
+            tasks.append(asyncio.create_task(housekeeping, name="housekeeping metrics"))
     try:
         yield
     finally:

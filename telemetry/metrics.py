@@ -3,7 +3,7 @@
 Metrics are declared here and, by subject, in ``http``, ``training``, ``sampling``, ``queue_waits`` and ``collectors``.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -17,6 +17,7 @@ from telemetry.collectors import (
     ReplicaState,
     ResidentCollector,
 )
+from telemetry.housekeeping import HousekeepingCollector, StepState
 from telemetry.http import HttpMetrics
 from telemetry.sampling import SamplingMetrics
 from telemetry.training import TrainingMetrics
@@ -57,7 +58,8 @@ class Metrics:
         )
         self._queue, self._pool = QueueCollector(clock), PoolCollector()
         self._replicas, self._residents = ReplicaCollector(), ResidentCollector()
-        for collector in (self._queue, self._pool, self._replicas, self._residents):
+        self._housekeeping = HousekeepingCollector(clock)
+        for collector in (self._queue, self._pool, self._replicas, self._residents, self._housekeeping):
             registry.register(collector)
 
     def operation_finished(self, kind: str, outcome: str) -> None:
@@ -79,6 +81,10 @@ class Metrics:
     def queue_read(self, states: list[QueueState] | None) -> None:
         """Show the queue as just read; None means that the database did not answer."""
         self._queue.put(states)
+
+    def housekeeping_read(self, states: Sequence[StepState] | None) -> None:
+        """Show housekeeping's steps as just read; None means that the database did not answer."""
+        self._housekeeping.put(states)
 
     def watch_database(self, engine: AsyncEngine) -> None:
         """Show the connection pool of ``engine`` from now on."""

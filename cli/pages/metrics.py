@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from cli.pages.markdown import GENERATED, table
 from store.clock import utc_now
 from telemetry.collectors import QueueState
+from telemetry.housekeeping import StepState
 from telemetry.telemetry import Telemetry
 
 _HEAD = f"""# Metrics
@@ -45,6 +46,7 @@ def _collectors() -> list[Collector]:
     metrics = telemetry.metrics
     replica = SimpleNamespace(name="vllm-0", sequences=0, is_alive=True, is_draining=False, is_asleep=False)
     metrics.queue_read([QueueState("sample", "base", 0, utc_now())])
+    metrics.housekeeping_read([StepState("end-sessions", 0.0, utc_now(), None, None)])
     metrics.watch_database(create_async_engine("postgresql+asyncpg://"))
     metrics.watch_replicas("base", lambda: [replica])
     metrics.watch_residents("base", lambda: 0)

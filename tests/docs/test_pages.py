@@ -32,7 +32,8 @@ def _name(path: Path) -> str:
 @pytest.mark.parametrize("page", TEXTS, ids=_name)
 def test_a_page_is_short_and_has_one_title(page: Path) -> None:
     lines = page.read_text().splitlines()
-    assert len(lines) <= MOST_LINES
+    # A generated page is looked up, not read.
+    assert len(lines) <= MOST_LINES or any(line.startswith("*Generated from") for line in lines[:5])
     fences = [i for i, line in enumerate(lines) if line.lstrip().startswith("```")]
     inside = {i for start, end in zip(fences[::2], fences[1::2], strict=True) for i in range(start, end)}
     assert [i for i, line in enumerate(lines) if line.startswith("# ") and i not in inside] == [0]

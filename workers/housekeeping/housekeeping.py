@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from time import monotonic
 
@@ -24,8 +26,8 @@ BEHIND_SECONDS = 1.0
 """Seconds until the next run of a step that has work left over."""
 BATCH_SECONDS = 60.0
 """Longest time of one batch, its folders included."""
-_RECORD_SECONDS = 60.0
-"""Seconds between two records of a step that finds nothing to do, in a service of one process."""
+_RECORDED_AGAIN = timedelta(minutes=1)
+"""Time between two records of a step that finds nothing to do, in a service of one process."""
 
 
 class Housekeeping:
@@ -37,7 +39,6 @@ class Housekeeping:
         self._steps = HousekeepingSteps(runtime, may_declare_dead)
         self._stopping = asyncio.Event()
         self._behind: set[StepName] = set()
-        self._recorded: dict[StepName, float] = {}
 
     async def run(self) -> None:
         """Run every step in its interval until ``stop``, each in a loop of its own: none waits for another's failure."""
@@ -56,12 +57,27 @@ class Housekeeping:
         """End ``run`` after the batches in hand."""
         self._stopping.set()
 
-    async def sweep(self) -> dict[StepName, StepRecord | BaseException]:
-        """Run every step once, one after another. Return each step's record, or its failure."""
+    async def sweep(
+        self, steps: Iterable[StepName] = tuple(StepName), *, until_done: bool = False
+    ) -> dict[StepName, StepRecord | BaseException]:
+        """Run the steps, one after another. Return each step's record, or its failure.
+
+        With ``until_done`` each step goes on until it has nothing left, else for one run.
+        """
         outcomes: dict[StepName, StepRecord | BaseException] = {}
-        for step in StepName:
-            (outcomes[step],) = await asyncio.gather(self.run_step(step), return_exceptions=True)
+        for step in steps:
+            run = self._run_until_done(step) if until_done else self.run_step(step)
+            (outcomes[step],) = await asyncio.gather(run, return_exceptions=True)
         return outcomes
+
+    async def _run_until_done(self, step: StepName, most_seconds: float = float("inf")) -> StepRecord:
+        """Run the step again and again; return a record of all the runs together."""
+        started, record = monotonic(), await self.run_step(step)
+        handled = record.handled
+        while record.position is not None and monotonic() - started < most_seconds:
+            record = await self.run_step(step)
+            handled += record.handled
+        return replace(record, handled=handled, seconds=monotonic() - started)
 
     async def run_if_due(self, step: StepName) -> None:
         """Run one step as a task: not if some process ran it just now, and until nothing is left or its time is over.
@@ -73,9 +89,7 @@ class Housekeeping:
             since = self._runtime.clock() - interval(step, self._runtime.settings) / 2
             if before.ended_at > since:
                 return
-        started = monotonic()
-        while (await self.run_step(step)).position is not None and monotonic() - started < TASK_SECONDS:
-            pass
+        await self._run_until_done(step, TASK_SECONDS)
 
     async def run_step(self, step: StepName) -> StepRecord:
         """Run one step for about ``RUN_SECONDS`` and record it. Raises what the step raises; the record then says so."""
@@ -122,12 +136,11 @@ class Housekeeping:
         (self._behind.add if record.position is not None else self._behind.discard)(step)
         was_quiet = before is not None and before.position is None and before.failing_since is None
         is_quiet = record.handled == 0 and record.position is None and record.failing_since is None
-        recently = monotonic() - self._recorded.get(step, float("-inf")) < _RECORD_SECONDS
-        if self._runtime.database.has_one_service and was_quiet and is_quiet and recently:
+        is_recent = before is not None and record.ended_at - before.ended_at < _RECORDED_AGAIN
+        if self._runtime.database.has_one_service and was_quiet and is_quiet and is_recent:
             return
         async with self._runtime.database.write_one() as session:
             await write_record(session, step, record)
-        self._recorded[step] = monotonic()
 
     async def remove_orphans(self, *, settled: bool = False) -> None:
         """Remove checkpoint and snapshot folders that no row names (``FolderRemoval.remove_orphans``)."""

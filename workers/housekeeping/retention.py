@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ledger.payload_files import PAYLOADS
 from store.tables import (
     AdapterGate,
     ApiKey,
@@ -28,6 +29,7 @@ from store.tables import (
 )
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
 from workers.housekeeping.schedule import StepName
+from workers.leases.work_in_hand import RECORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +75,8 @@ RETENTION_OF_TABLES: Mapping[str, Retention] = {table.__tablename__: end for tab
 RETENTION_OF_FOLDERS: Mapping[str, Retention] = {
     CHECKPOINTS: Ends((StepName.EXPIRE_CHECKPOINTS, StepName.RETIRE_VERSIONS, StepName.REMOVE_ORPHANS)),
     SNAPSHOTS: Ends((StepName.REMOVE_SNAPSHOTS, StepName.REMOVE_ORPHANS)),
+    PAYLOADS: Ends((StepName.REMOVE_PAYLOAD_FILES,)),
+    RECORDS: Bounded("a folder for each living trainer; whoever reaps it removes it"),
+    "logs": Bounded("each host removes its security files when they are a year old"),
 }
-"""By the folder's name in the data folder."""
+"""Folders by their names in the data folder."""

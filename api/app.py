@@ -4,6 +4,7 @@ from fastapi import FastAPI
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api import health
+from api.admission import AdmissionEnd
 from api.errors import install_error_handlers
 from api.openai import chat, completions
 from api.openai import models as openai_models
@@ -69,6 +70,7 @@ def create_app(services: ApiServices) -> FastAPI:
     )
     app.state.services = services
     install_error_handlers(app)
+    app.add_middleware(AdmissionEnd)
     # Added last, so outermost: the log lines of the other middleware carry the request's trace id.
     app.add_middleware(
         RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX, WEFT_PREFIX)

@@ -12,13 +12,17 @@ from telemetry.context import note_caller
 
 
 async def get_caller(request: Request, services: Services) -> TenantId:
-    """Return the tenant whose key is in ``X-API-Key`` or in ``Authorization: Bearer``. Raises ``Unauthenticated``."""
+    """Return the tenant whose key is in ``X-API-Key`` or in ``Authorization: Bearer``.
+
+    The request then counts among the tenant's requests in progress. Raises ``Unauthenticated``, ``TooManyRequests``.
+    """
     try:
         holder = await services.batched_reads.keys.authenticate(presented_key(request))
     except Unauthenticated:
         note_refused_key(request, presented_key(request))
         raise
     note_caller(holder.tenant, holder.key_id)
+    await services.admission.enter(holder.tenant, request.scope)
     return holder.tenant
 
 

@@ -8,18 +8,21 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 
+from api.authentication import Caller
+from api.request_body import off_loop, request_body
 from api.services import Services
-from api.wire.body import read_body
+from api.wire.json_counts import SMALL, JsonBounds
 from api.wire.request_model import NO_NUL, RequestModel, parse_json
 
 PathId = Annotated[str, Path(pattern=NO_NUL)]
 """An id in the path, not yet looked up."""
 
 
-def json_body(model: type[RequestModel]) -> Any:
-    """Return a dependency that yields the body as ``model``. Raises as ``parse_json``, and ``PayloadTooLarge``."""
+def json_body(model: type[RequestModel], counts: JsonBounds = SMALL) -> Any:
+    """Return a dependency that yields the body as ``model``. Raises as ``parse_json`` and ``request_body``."""
 
-    async def parse(request: Request, services: Services) -> RequestModel:
-        return parse_json(model, await read_body(request, services.runtime.settings.max_body_bytes))
+    async def parse(request: Request, services: Services, caller: Caller) -> RequestModel:
+        async with request_body(request, services, caller) as body:
+            return await off_loop(services, caller, len(body), parse_json, model, body, counts)
 
     return Depends(parse)

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
+from api.admission import Admission
 from api.departures import Departures
 from contracts.base_model import BaseModelFacts
 from contracts.errors import UnknownBaseModel
@@ -46,6 +47,7 @@ class ApiServices:
     """Limits of a tenant without values of its own."""
     revocations: Revocations
     departures: Departures
+    admission: Admission
 
     @classmethod
     def over(
@@ -63,7 +65,20 @@ class ApiServices:
         hold = runtime.settings.poll_hold.total_seconds()
         training = TrainingIntake(database, runtime.ledger, defaults=defaults, hold_seconds=hold)
         revocations, departures = Revocations(database, runtime.ledger, clock), Departures(runtime)
-        return cls(runtime, reads, intake, training, bases, vocabularies, readiness, defaults, revocations, departures)
+        admission = Admission(runtime.settings)
+        return cls(
+            runtime,
+            reads,
+            intake,
+            training,
+            bases,
+            vocabularies,
+            readiness,
+            defaults,
+            revocations,
+            departures,
+            admission,
+        )
 
     def base(self, name: str) -> BaseModelFacts:
         """Return the facts of the served base model ``name``. Raises ``UnknownBaseModel``; never falls back to another."""

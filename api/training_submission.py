@@ -1,6 +1,5 @@
 """Submission of a training request to the ledger. Every training request takes this path."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import orjson
 from fastapi import Response
 
 from api.metadata import check_payload_metadata
+from api.request_body import off_loop
 from api.services import ApiServices
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
@@ -18,9 +18,6 @@ from contracts.operations import OperationKind, Payload, TrainingBatch
 from telemetry.context import current_work
 from tenants.limits import Limits
 from tenants.runs import RunStanding, run_standing
-
-OFF_LOOP_BYTES = 256 * 1024
-"""Largest body that is decoded on the event loop; polls and heartbeats must not wait for a larger one."""
 
 Build = Callable[[BaseModelFacts], Payload]
 """Builds the payload from the body, for the run's base model. Raises ``WeftError``."""
@@ -70,12 +67,10 @@ async def _operation(
     services: ApiServices, caller: TenantId, run: RunStanding, submission: TrainingSubmission
 ) -> NewOperation | RejectedOperation:
     """Return the operation to record: a rejected one if the payload cannot be built or is over the tenant's limits."""
-    facts, kind, identity = services.base(run.base_model), submission.kind, _identity(submission)
+    facts, kind = services.base(run.base_model), submission.kind
+    identity = await off_loop(services, caller, len(submission.body), _identity, submission)
     try:
-        if len(submission.body) > OFF_LOOP_BYTES:
-            payload = await asyncio.to_thread(submission.build, facts)
-        else:
-            payload = submission.build(facts)
+        payload = await off_loop(services, caller, len(submission.body), submission.build, facts)
         _check_limits(submission, payload, run, services.limits.with_own(run.own_limits))
     except WeftError as error:
         return RejectedOperation(
@@ -136,7 +131,11 @@ def _identity(submission: TrainingSubmission) -> bytes:
     """
     body = submission.body
     if submission.kind is OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
-        fields = orjson.loads(body)
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            # JSON with NaN is read by others, and no SDK sends it.
+            fields = {"path": True}
         if fields.get("path") is None:
             fields.pop("sampling_session_seq_id", None)
             body = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)

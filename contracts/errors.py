@@ -12,13 +12,16 @@
     │   ├── RunUnloaded        400  run_unloaded         the model was unloaded, or its creation failed
     │   ├── SessionEnded       400  session_ended        the session was finished or timed out
     │   ├── StorageFull        400  storage_full         a save beyond the tenant's storage; only ever a failed operation
+    │   ├── TooManyFields      400  invalid_request      a protobuf message of more fields than a request may have
     │   └── CannotListen       400  cannot_listen        a server's address is taken; ends `weft serve`, never an answer
     ├── HeartbeatRefused       410  session_gone         the SDK stops its heartbeat quietly
     ├── FutureGone             410  future_gone          result pruned after its grace time
     ├── OverLimit              429  over_limit           a limit of the tenant is reached; the SDK repeats the request
     │   ├── TooManySamples     429  too_many_samples     the SDK repeats the request until others have ended
     │   ├── TooManyOperations  429  too_many_operations  the same for training
-    │   └── TooManySessions    429  too_many_sessions    the same for sessions
+    │   ├── TooManySessions    429  too_many_sessions    the same for sessions
+    │   └── TooManyRequests    429  too_many_requests    the same for requests in progress
+    ├── BodyTooSlow            408  body_too_slow        the body stopped coming; the SDK repeats the request
     ├── StaleSample            400  stale_sample         the sample fell too many versions behind its run
     ├── Cancelled              400  cancelled            ended from outside; the message says by whom and why
     ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
@@ -179,6 +182,21 @@ class TooManySessions(OverLimit):
 
     code = "too_many_sessions"
     retry_after = 10
+
+
+class TooManyRequests(OverLimit):
+    """The tenant has as many requests in progress as it may have."""
+
+    code = "too_many_requests"
+
+
+class BodyTooSlow(WeftError):
+    """The request's body stopped coming, or came byte by byte. Sending it again is safe: nothing was recorded."""
+
+    code = "body_too_slow"
+    status = 408
+    retryable = True
+    category = "user"
 
 
 class StaleSample(WeftError):

@@ -13,6 +13,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from store.http_settings import HttpSettings
 from store.limit_settings import LimitSettings
 from store.retention_settings import RetentionSettings
 
@@ -31,7 +32,7 @@ def settings_file() -> Path:
     return Path(named or SETTINGS_FILE)
 
 
-class Settings(LimitSettings, RetentionSettings):
+class Settings(LimitSettings, RetentionSettings, HttpSettings):
     """Settings with their defaults; ``docs/reference/settings.md`` is generated from this class.
 
     Durations are ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` that says what to change.

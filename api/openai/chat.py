@@ -15,9 +15,11 @@ from api.openai.full_response import full_response
 from api.openai.generation import Generation, generation
 from api.openai.models import named_model
 from api.openai.streamed_response import streamed_response
+from api.route_bounds import TEXT_BODY, Holding, bounded
 from api.services import Services
+from api.wire.json_counts import TEXT
 from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
-from api.wire.request_model import RequestModel
+from api.wire.request_model import ListOf, RequestModel
 from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
@@ -38,18 +40,18 @@ class Message(RequestModel):
     """A turn of a conversation."""
 
     role: str
-    content: str | list[TextPart] | None = None
-    tool_calls: list[Any] | None = None
+    content: str | ListOf[TextPart] | None = None
+    tool_calls: ListOf[Any] | None = None
 
 
 class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
-    tools: list[Any] = []
+    tools: ListOf[Any] = []
     response_format: dict[str, Any] = {}
 
     @property
@@ -85,8 +87,9 @@ class ChatRequest(GenerationRequest):
 
 
 @router.post("/chat/completions", response_class=Response)
+@bounded(body=TEXT_BODY, holding=Holding.STREAM)
 async def chat_completions(
-    caller: Caller, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest)]
+    caller: Caller, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, TEXT)]
 ) -> Response:
     """Generate the assistant's next turn. Raises ``NotFound`` for the model, ``InvalidRequest``."""
     model = await named_model(services, caller, body.model)

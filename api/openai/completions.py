@@ -15,8 +15,11 @@ from api.openai.full_response import full_response
 from api.openai.generation import Generation, generation
 from api.openai.models import named_model
 from api.openai.streamed_response import streamed_response
+from api.route_bounds import PROMPT_BODY, Holding, bounded
 from api.services import Services
+from api.wire.json_counts import TEXT
 from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
+from api.wire.request_model import ListOf
 from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
@@ -28,7 +31,7 @@ router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 class CompletionRequest(GenerationRequest):
     """Body of ``/v1/completions``. ``prompt`` is one or several texts, or one or several lists of token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]]
     max_tokens: int | None = 16
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
     echo: Literal[False] = False
@@ -55,11 +58,12 @@ class CompletionRequest(GenerationRequest):
 
 
 @router.post("/completions", response_class=Response)
+@bounded(body=PROMPT_BODY, holding=Holding.STREAM)
 async def completions(
     caller: Caller,
     services: Services,
     request: Request,
-    body: Annotated[CompletionRequest, json_body(CompletionRequest)],
+    body: Annotated[CompletionRequest, json_body(CompletionRequest, TEXT)],
 ) -> Response:
     """Generate ``n`` continuations of each prompt; choices come prompt by prompt.
 

@@ -18,6 +18,7 @@ from api.authentication import Caller
 from api.endable_response import EndableResponse
 from api.json_body import PathId
 from api.public_address import public_address
+from api.route_bounds import Holding, bounded
 from api.security_events import note_access
 from api.services import ApiServices, Services
 from contracts.errors import NotFound
@@ -66,6 +67,7 @@ async def file_urls(
 
 
 @router.get("/downloads/{secret}/archive.tar", response_class=StreamingResponse)
+@bounded(holding=Holding.STREAM)
 async def download_archive(services: Services, request: Request, secret: PathId) -> Response:
     """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``."""
     folder, is_ended = await _followed(services, secret)
@@ -74,6 +76,7 @@ async def download_archive(services: Services, request: Request, secret: PathId)
 
 
 @router.get("/downloads/{secret}/files/{file}", response_class=FileResponse)
+@bounded(holding=Holding.STREAM)
 async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> Response:
     """Download one of the files behind a link. Raises ``NotFound``."""
     folder, is_ended = await _followed(services, secret)

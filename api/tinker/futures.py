@@ -1,6 +1,5 @@
 """``retrieve_future``: a poll for an operation's result, held open until the result is there."""
 
-import asyncio
 from typing import Annotated
 
 import orjson
@@ -9,6 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.authentication import Caller
 from api.json_body import json_body
+from api.request_body import off_loop
+from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.results import encode_result
@@ -24,8 +25,6 @@ from tenants.runs import get_run, open_runs
 router = APIRouter(tags=["futures"])
 
 _CREATIONS = frozenset({OperationKind.CREATE_MODEL, OperationKind.LOAD_WEIGHTS})
-_INLINE_BYTES = 64 * 1024
-"""Largest result that is encoded on the event loop; for less, a thread would cost more than the work."""
 
 
 class RetrieveRequest(RequestModel):
@@ -36,6 +35,7 @@ class RetrieveRequest(RequestModel):
 
 
 @router.post("/retrieve_future", response_class=Response)
+@bounded(holding=Holding.POLL)
 async def retrieve_future(
     caller: Caller,
     services: Services,
@@ -99,10 +99,7 @@ async def _result(
             f"the result of request {status.id} was kept for its grace time and is gone; send a new request"
         )
     accept = request.headers.get("accept", "")
-    if size <= _INLINE_BYTES:
-        encoded = encode_result(status.kind, result, accept=accept)
-    else:
-        encoded = await asyncio.to_thread(encode_result, status.kind, result, accept=accept)
+    encoded = await off_loop(services, caller, size, encode_result, status.kind, result, accept=accept)
     return Response(encoded.body, media_type=encoded.media_type)
 
 

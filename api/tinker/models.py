@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from api.authentication import Caller
 from api.json_body import json_body
 from api.metadata import check_metadata
+from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.training_submission import TrainingSubmission, promise, submit_training
 from api.wire.request_model import DefaultingModel, PlainText, RequestModel
@@ -79,6 +80,7 @@ class ModelInfo(BaseModel):
 
 
 @router.post("/create_model", response_class=Response)
+@bounded(body=METADATA_BODY)
 async def create_model(
     caller: Caller, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
 ) -> Response:

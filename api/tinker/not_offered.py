@@ -7,11 +7,11 @@ from typing import NoReturn
 from fastapi import APIRouter, Request, Response
 
 from api.authentication import Caller
+from api.request_body import off_loop, request_body
+from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
 from api.training_submission import TrainingSubmission, submit_training
-from api.wire.body import read_body
-from api.wire.request_model import parse_json
-from api.wire.tinker_requests import ModelKey
+from api.wire.tinker_requests import model_key
 from contracts.base_model import BaseModelFacts
 from contracts.errors import NotImplementedHere
 from contracts.operations import OperationKind, Payload
@@ -69,6 +69,7 @@ for _endpoint in NOT_OFFERED:
 
 
 @router.post("/save_weights_external", include_in_schema=False, response_class=Response)
+@bounded(body=METADATA_BODY)
 async def save_weights_external(caller: Caller, services: Services, request: Request) -> Response:
     """Record a save that has failed already: weft does not offer external weights.
 
@@ -76,11 +77,11 @@ async def save_weights_external(caller: Caller, services: Services, request: Req
 
     Raises as ``submit_training`` does.
     """
-    body = await read_body(request, services.runtime.settings.max_body_bytes)
-    key = parse_json(ModelKey, body)
 
     def build(_facts: BaseModelFacts) -> Payload:
         raise refusal(NotOffered("POST", "/save_weights_external", f"use save_weights, then {_FILES}"))
 
-    submission = TrainingSubmission(key.model_id, key.seq_id, OperationKind.SAVE_WEIGHTS, body, build)
-    return await submit_training(services, caller, submission)
+    async with request_body(request, services, caller) as body:
+        key = await off_loop(services, caller, len(body), model_key, body)
+        submission = TrainingSubmission(key.model_id, key.seq_id, OperationKind.SAVE_WEIGHTS, body, build)
+        return await submit_training(services, caller, submission)

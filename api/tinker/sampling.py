@@ -7,9 +7,11 @@ from pydantic import BaseModel
 
 from api.authentication import Caller
 from api.json_body import PathId, json_body
+from api.route_bounds import PROMPT_BODY, bounded
 from api.sample_submission import accept_sample, tinker_submission
 from api.services import ApiServices, Services
 from api.training_submission import promise
+from api.wire.json_counts import DATA
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.tinker_requests import AsampleRequest, SeqId
 from contracts.errors import InvalidRequest
@@ -92,8 +94,9 @@ async def describe_sampler(caller: Caller, services: Services, sampler_id: PathI
 
 
 @router.post("/asample", response_class=Response)
+@bounded(body=PROMPT_BODY)
 async def asample(
-    caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest)]
+    caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)]
 ) -> Response:
     """Sample from a sampler; ``retrieve_future`` returns the result.
 

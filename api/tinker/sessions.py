@@ -10,8 +10,9 @@ from api.authentication import Caller
 from api.json_body import PathId, json_body
 from api.metadata import check_metadata
 from api.paging import Page
+from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
-from api.wire.request_model import PlainText, RequestModel
+from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel
 from ledger.cancellation import OfSession, session_ended
 from tenants import sessions
 from tenants.limits import limits_of
@@ -27,8 +28,8 @@ Label = Annotated[PlainText, Field(max_length=_MAX_LABEL)]
 class CreateSessionRequest(RequestModel):
     """A client's description of itself."""
 
-    tags: list[str] | None = None
-    user_metadata: dict[str, Any] | None = None
+    tags: ListOf[str] | None = None
+    user_metadata: PlainJson[dict[str, Any]] | None = None
     sdk_version: PlainText | None = None
     project_id: Label | None = None
     display_name: Label | None = None
@@ -82,6 +83,7 @@ class SessionList(BaseModel):
 
 
 @router.post("/create_session")
+@bounded(body=METADATA_BODY)
 async def create_session(
     caller: Caller,
     services: Services,

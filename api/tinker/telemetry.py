@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from api.authentication import Caller
+from api.request_body import request_body
+from api.route_bounds import TEXT_BODY, bounded
 from api.services import Services
-from api.wire.body import read_body
 
 router = APIRouter(tags=["telemetry"])
 
@@ -22,8 +23,9 @@ class Accepted(BaseModel):
 
 
 @router.post("/telemetry")
+@bounded(body=TEXT_BODY)
 async def telemetry(caller: Caller, services: Services, request: Request) -> Accepted:
     """Accept any body, also one of an unknown session, and drop it. Raises ``PayloadTooLarge``."""
-    body = await read_body(request, services.runtime.settings.max_body_bytes)
-    _log.debug("telemetry of tenant %s: %d bytes dropped", caller, len(body))
+    async with request_body(request, services, caller) as body:
+        _log.debug("telemetry of tenant %s: %d bytes dropped", caller, len(body))
     return Accepted()

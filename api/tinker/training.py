@@ -1,29 +1,30 @@
 """Training endpoints: ``forward``, ``forward_backward`` and ``optim_step``."""
 
-import asyncio
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
+from pydantic import ConfigDict
 
 from api.authentication import Caller
-from api.services import Services
-from api.training_submission import OFF_LOOP_BYTES, TrainingSubmission, submit_training
-from api.wire.body import OversizedBody, read_body
+from api.request_body import off_loop, request_body
+from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, bounded
+from api.services import ApiServices, Services
+from api.training_submission import TrainingSubmission, submit_training
+from api.wire.body import OversizedBody
+from api.wire.json_counts import DATA
+from api.wire.protobuf_counts import TooManyFields
 from api.wire.request_model import DefaultingModel, RequestModel, parse_json
-from api.wire.tinker_requests import ForwardInput, ModelKey
+from api.wire.tinker_requests import ForwardInput, model_key
 from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
 from contracts.base_model import BaseModelFacts
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, WeftError
+from contracts.ids import TenantId
 from contracts.operations import OperationKind, OptimStep, Payload
 from store.settings import Settings
 
 router = APIRouter(tags=["training"])
 
 _PROTOBUF_TYPES = ("application/x-protobuf", "application/protobuf")
-
-T = TypeVar("T")
 
 
 class ForwardRequest(RequestModel):
@@ -35,6 +36,8 @@ class ForwardRequest(RequestModel):
 
 class AdamParams(DefaultingModel):
     """AdamW settings with the SDK's defaults; old SDKs leave fields out."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
 
     type: str = "adamw"
     learning_rate: float = 1e-4
@@ -53,53 +56,51 @@ class OptimStepRequest(RequestModel):
 
 
 @router.post("/forward_backward", response_class=Response)
+@bounded(body=ANY_SIZE)
 async def forward_backward(caller: Caller, services: Services, request: Request) -> Response:
     """Run a batch forward and backward and add to the adapter's gradients; only forward with ``forward_only``.
 
     The body is a protobuf message, or JSON from SDKs up to 0.24.
     """
     if request.headers.get("content-type", "").split(";")[0].strip().lower() not in _PROTOBUF_TYPES:
-        body = await read_body(request, services.runtime.settings.max_body_bytes)
-        submission = await _json_pass(body, OperationKind.FORWARD_BACKWARD, services.runtime.settings)
-        return await submit_training(services, caller, submission)
+        return await _json_pass(request, services, caller, OperationKind.FORWARD_BACKWARD)
     try:
-        body = await read_body(request, services.runtime.settings.max_body_bytes)
+        async with request_body(request, services, caller) as body:
+            submission = await off_loop(services, caller, len(body), _protobuf_pass, body, services.runtime.settings)
+            return await submit_training(services, caller, submission)
     except OversizedBody as error:
-        return await submit_training(services, caller, _oversized(error))
-    return await submit_training(services, caller, await _protobuf_pass(body, services.runtime.settings))
+        return await submit_training(
+            services, caller, _failed(key_of_beginning(error.beginning), error.beginning, error)
+        )
 
 
 @router.post("/forward", response_class=Response)
+@bounded(body=JSON_DATA_BODY)
 async def forward(caller: Caller, services: Services, request: Request) -> Response:
     """Run a batch forward, without gradients. The body is JSON, from SDKs up to 0.24."""
-    body = await read_body(request, services.runtime.settings.max_body_bytes)
-    return await submit_training(
-        services, caller, await _json_pass(body, OperationKind.FORWARD, services.runtime.settings)
-    )
+    return await _json_pass(request, services, caller, OperationKind.FORWARD)
 
 
 @router.post("/optim_step", response_class=Response)
 async def optim_step(caller: Caller, services: Services, request: Request) -> Response:
     """Apply the accumulated gradients with AdamW, and clear them."""
-    body = await read_body(request, services.runtime.settings.max_body_bytes)
-    key = parse_json(ModelKey, body)
+    async with request_body(request, services, caller) as body:
+        key = await off_loop(services, caller, len(body), model_key, body)
 
-    def build(_facts: BaseModelFacts) -> Payload:
-        asked = parse_json(OptimStepRequest, body)
-        field = "adam_params" if asked.optimizer_params is None else "optimizer_params"
-        return _checked_step(asked.optimizer_params or asked.adam_params or AdamParams(), field)
+        def build(_facts: BaseModelFacts) -> Payload:
+            asked = parse_json(OptimStepRequest, body)
+            field = "adam_params" if asked.optimizer_params is None else "optimizer_params"
+            return _checked_step(asked.optimizer_params or asked.adam_params or AdamParams(), field)
 
-    submission = TrainingSubmission(key.model_id, key.seq_id, OperationKind.OPTIM_STEP, body, build)
-    return await submit_training(services, caller, submission)
-
-
-async def _parsed(body: bytes, parse: Callable[[bytes], T]) -> T:
-    """Return ``parse(body)``; a large body is parsed on a thread, so that polls and heartbeats do not wait for it."""
-    return parse(body) if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(parse, body)
+        submission = TrainingSubmission(key.model_id, key.seq_id, OperationKind.OPTIM_STEP, body, build)
+        return await submit_training(services, caller, submission)
 
 
-async def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
-    message = await _parsed(body, parse_proto)
+def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
+    try:
+        message = parse_proto(body)
+    except TooManyFields as error:
+        return _failed(key_of_beginning(body), body, error)
     model_id, seq_id = key_of(message)
     kind = OperationKind.FORWARD if message.forward_only else OperationKind.FORWARD_BACKWARD
 
@@ -109,29 +110,31 @@ async def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
     return TrainingSubmission(model_id, seq_id, kind, body, build)
 
 
-async def _json_pass(body: bytes, kind: OperationKind, settings: Settings) -> TrainingSubmission:
-    key = await _parsed(body, lambda raw: parse_json(ModelKey, raw))
+async def _json_pass(request: Request, services: ApiServices, caller: TenantId, kind: OperationKind) -> Response:
+    settings = services.runtime.settings
 
-    def build(facts: BaseModelFacts) -> Payload:
-        asked = parse_json(ForwardRequest, body)
-        given = asked.forward_backward_input or asked.forward_input
-        if given is None:
-            raise InvalidRequest(f"{kind}_input is missing; send the batch in it")
-        return check_batch(raw_from_json(given, facts, settings), facts, settings)
+    async with request_body(request, services, caller, limit=JSON_DATA_BODY) as body:
+        key = await off_loop(services, caller, len(body), model_key, body)
 
-    return TrainingSubmission(key.model_id, key.seq_id, kind, body, build)
+        def build(facts: BaseModelFacts) -> Payload:
+            asked = parse_json(ForwardRequest, body, DATA)
+            given = asked.forward_backward_input or asked.forward_input
+            if given is None:
+                raise InvalidRequest(f"{kind}_input is missing; send the batch in it")
+            return check_batch(raw_from_json(given, facts, settings), facts, settings)
+
+        return await submit_training(services, caller, TrainingSubmission(key.model_id, key.seq_id, kind, body, build))
 
 
-def _oversized(error: OversizedBody) -> TrainingSubmission:
-    """Return the submission that fails with ``error``. Raises ``error`` unless the first bytes name a model and seq_id."""
-    key = key_of_beginning(error.beginning)
+def _failed(key: tuple[str, int] | None, body: bytes, error: WeftError) -> TrainingSubmission:
+    """Return the submission that fails with ``error``. Raises ``error`` without a key to record the failure under."""
     if key is None:
         raise error
 
     def build(_facts: BaseModelFacts) -> Payload:
         raise error
 
-    return TrainingSubmission(key[0], key[1], OperationKind.FORWARD_BACKWARD, error.beginning, build)
+    return TrainingSubmission(key[0], key[1], OperationKind.FORWARD_BACKWARD, body, build)
 
 
 def _checked_step(params: AdamParams, field: str) -> OptimStep:

@@ -1,5 +1,6 @@
 """Weights endpoints: save, load and describe the weights of a run."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -7,13 +8,13 @@ from pydantic import BaseModel
 
 from api.authentication import Caller
 from api.json_body import json_body
+from api.request_body import off_loop, request_body
+from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.tinker.models import check_optimizer, earlier_opening, open_run
-from api.training_submission import Build, TrainingSubmission, promise, submit_training
-from api.wire.body import read_body
+from api.training_submission import TrainingSubmission, promise, submit_training
 from api.wire.request_model import DefaultingModel, PlainText, RequestModel, parse_json
-from api.wire.tinker_requests import Metadata, ModelKey, OptimizerConfig, SeqId
-from contracts.base_model import BaseModelFacts
+from api.wire.tinker_requests import Metadata, OptimizerConfig, SeqId, model_key
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId, TenantId
@@ -85,11 +86,11 @@ class WeightsInfo(BaseModel):
 
 
 @router.post("/save_weights", response_class=Response)
+@bounded(body=METADATA_BODY)
 async def save_weights(caller: Caller, services: Services, request: Request) -> Response:
     """Save a training checkpoint: weights and optimiser state."""
-    body = await read_body(request, services.runtime.settings.max_body_bytes)
 
-    def build(_facts: BaseModelFacts) -> Payload:
+    def build(body: bytes) -> Payload:
         asked = parse_json(SaveWeightsRequest, body)
         if asked.path is None:
             raise InvalidRequest("path is missing; send a name for the checkpoint")
@@ -100,15 +101,15 @@ async def save_weights(caller: Caller, services: Services, request: Request) -> 
             user_metadata=asked.user_metadata,
         )
 
-    return await _submit(services, caller, OperationKind.SAVE_WEIGHTS, body, build)
+    return await _submit(request, services, caller, OperationKind.SAVE_WEIGHTS, build)
 
 
 @router.post("/save_weights_for_sampler", response_class=Response)
+@bounded(body=METADATA_BODY)
 async def save_weights_for_sampler(caller: Caller, services: Services, request: Request) -> Response:
     """Publish the run's weights for sampling, under a name or straight into a sampling session."""
-    body = await read_body(request, services.runtime.settings.max_body_bytes)
 
-    def build(_facts: BaseModelFacts) -> Payload:
+    def build(body: bytes) -> Payload:
         asked = parse_json(SaveWeightsForSamplerRequest, body)
         if asked.path is None and asked.sampling_session_seq_id is None:
             raise InvalidRequest("path and sampling_session_seq_id are missing; send one (path names the checkpoint)")
@@ -120,20 +121,23 @@ async def save_weights_for_sampler(caller: Caller, services: Services, request: 
             user_metadata=asked.user_metadata,
         )
 
-    return await _submit(services, caller, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, body, build)
+    return await _submit(request, services, caller, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, build)
 
 
 @router.post("/load_weights", response_class=Response)
+@bounded(body=METADATA_BODY)
 async def load_weights(caller: Caller, services: Services, request: Request) -> Response:
     """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
-    body = await read_body(request, services.runtime.settings.max_body_bytes)
-    if parse_json(LoadTarget, body).model_id is None:
-        return await _create_by_load(services, caller, parse_json(CreateByLoadRequest, body))
+    async with request_body(request, services, caller) as body:
+        target = await off_loop(services, caller, len(body), parse_json, LoadTarget, body)
+        if target.model_id is None:
+            asked = await off_loop(services, caller, len(body), parse_json, CreateByLoadRequest, body)
+            return await _create_by_load(services, caller, asked)
 
-    def build(_facts: BaseModelFacts) -> Payload:
-        return _load(parse_json(LoadWeightsRequest, body), creates=False)
+        def build(body: bytes) -> Payload:
+            return _load(parse_json(LoadWeightsRequest, body), creates=False)
 
-    return await _submit(services, caller, OperationKind.LOAD_WEIGHTS, body, build)
+        return await _submit_body(body, services, caller, OperationKind.LOAD_WEIGHTS, build)
 
 
 @router.post("/weights_info")
@@ -184,6 +188,16 @@ def _load(asked: LoadWeightsRequest, *, creates: bool) -> LoadWeights:
     return LoadWeights(path=str(path), optimizer=optimizer, creates=creates, user_metadata=asked.user_metadata)
 
 
-async def _submit(services: ApiServices, caller: TenantId, kind: OperationKind, body: bytes, build: Build) -> Response:
-    key = parse_json(ModelKey, body)
-    return await submit_training(services, caller, TrainingSubmission(key.model_id, key.seq_id, kind, body, build))
+async def _submit(
+    request: Request, services: ApiServices, caller: TenantId, kind: OperationKind, build: Callable[[bytes], Payload]
+) -> Response:
+    async with request_body(request, services, caller) as body:
+        return await _submit_body(body, services, caller, kind, build)
+
+
+async def _submit_body(
+    body: bytes, services: ApiServices, caller: TenantId, kind: OperationKind, build: Callable[[bytes], Payload]
+) -> Response:
+    key = await off_loop(services, caller, len(body), model_key, body)
+    submission = TrainingSubmission(key.model_id, key.seq_id, kind, body, lambda _facts: build(body))
+    return await submit_training(services, caller, submission)

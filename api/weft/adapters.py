@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.authentication import Caller
 from api.json_body import PathId, json_body
+from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
 from api.wire.request_model import RequestModel
 from contracts.errors import InvalidRequest
@@ -101,6 +102,7 @@ async def describe(caller: Caller, services: Services, run_id: PathId) -> GateSt
 
 
 @router.post("/{run_id}/pause")
+@bounded(holding=Holding.STREAM)
 async def pause(
     caller: Caller, services: Services, run_id: PathId, body: Annotated[PauseRequest, json_body(PauseRequest)]
 ) -> GateState:
@@ -135,6 +137,7 @@ async def resume(
 
 
 @router.post("/{run_id}/reload")
+@bounded(holding=Holding.STREAM)
 async def reload(
     caller: Caller, services: Services, run_id: PathId, body: Annotated[ReloadRequest, json_body(ReloadRequest)]
 ) -> Reloaded:

@@ -10,8 +10,10 @@ from fastapi.responses import StreamingResponse
 from api.authentication import Caller
 from api.followed_sample import FollowedSample, followed
 from api.json_body import json_body
+from api.route_bounds import PROMPT_BODY, Holding, bounded
 from api.sample_submission import SampleSubmission, tinker_submission
 from api.services import ApiServices, Services
+from api.wire.json_counts import DATA
 from api.wire.tinker_requests import AsampleRequest
 from contracts.errors import WeftError
 from contracts.ledger_records import OperationState
@@ -21,8 +23,9 @@ router = APIRouter(tags=["sampling"])
 
 
 @router.post("/stream_sample", response_class=StreamingResponse)
+@bounded(body=PROMPT_BODY, holding=Holding.STREAM)
 async def stream_sample(
-    caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest)]
+    caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)]
 ) -> StreamingResponse:
     """Sample as with ``asample``, and stream the tokens while they are made.
 

@@ -1,16 +1,20 @@
 """Request bodies within a size limit: read and expanded from zstd piece by piece, refused as soon as one grows too large."""
 
 import asyncio
+from dataclasses import dataclass
+from time import monotonic
 
 import zstandard
 from starlette.requests import Request
 
-from contracts.errors import InvalidRequest, PayloadTooLarge
+from contracts.errors import BodyTooSlow, InvalidRequest, PayloadTooLarge
 
 _WINDOW_LOG_MAX = 27
 """Largest window that a zstd frame may ask for: 128 MiB."""
 _PIECE = 1024
 """Bytes expanded at once. zstd turns 4 bytes into a block of 128 KiB at most, so a piece grows to 32 MiB at worst."""
+SLOWEST_BYTES_A_SECOND = 4 * 1024
+"""Slowest body that is read, beyond its first seconds."""
 KEPT_OF_TOO_LARGE = 64 * 1024
 """Bytes kept of a body over the limit: enough to read its model_id and seq_id."""
 
@@ -23,31 +27,53 @@ class OversizedBody(PayloadTooLarge):
         self.beginning = beginning
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body, expanded if ``Content-Encoding`` is zstd.
+@dataclass(frozen=True, slots=True)
+class RawBody:
+    """A body as it came. ``encoding`` is ``identity`` or ``zstd``; one that ``is_cut`` goes on beyond the limit."""
 
-    Raises ``OversizedBody`` (a ``PayloadTooLarge``) beyond ``limit`` bytes before or after expansion, ``InvalidRequest``
-    for another encoding or a damaged frame.
+    content: bytes
+    encoding: str
+    is_cut: bool
+
+
+async def read_body(request: Request, limit: int, *, idle_seconds: float) -> RawBody:
+    """Read the body as it comes, and no more than ``limit`` bytes and a piece.
+
+    Raises ``InvalidRequest`` for an encoding that is not taken, and ``BodyTooSlow`` when no byte comes for
+    ``idle_seconds``, or when the whole takes ``SLOWEST_BYTES_A_SECOND`` and longer.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
         raise InvalidRequest(f"Content-Encoding {encoding[:50]!r} is not taken; send zstd or none")
     pieces: list[bytes] = []
-    size = 0
-    is_too_large = False
-    async for piece in request.stream():
+    size, began = 0, monotonic()
+    stream = request.stream()
+    while True:
+        left = idle_seconds + size / SLOWEST_BYTES_A_SECOND - (monotonic() - began)
+        try:
+            async with asyncio.timeout(min(idle_seconds, max(left, 0))):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise BodyTooSlow("the body came too slowly; send it again") from None
+        if piece is None:
+            return RawBody(b"".join(pieces), encoding, is_cut=False)
         size += len(piece)
         pieces.append(piece)
         if size > limit:
-            is_too_large = True
-            break
-    body = b"".join(pieces)
-    if encoding == "zstd":
-        # A few bytes may expand to the whole limit, so this never runs on the event loop.
-        return await asyncio.to_thread(_expand, body, limit, is_cut=is_too_large)
-    if is_too_large:
-        raise _oversized(limit, body)
-    return body
+            return RawBody(b"".join(pieces), encoding, is_cut=True)
+
+
+def expanded(raw: RawBody, limit: int) -> bytes:
+    """Return the body, expanded if it is zstd.
+
+    Raises ``OversizedBody`` (a ``PayloadTooLarge``) beyond ``limit`` bytes before or after expansion, ``InvalidRequest``
+    for a damaged frame.
+    """
+    if raw.encoding == "zstd":
+        return _expand(raw.content, limit, is_cut=raw.is_cut)
+    if raw.is_cut:
+        raise _oversized(limit, raw.content)
+    return raw.content
 
 
 def _expand(body: bytes, limit: int, *, is_cut: bool) -> bytes:

@@ -3,7 +3,7 @@
 A parameter that weft does not offer is refused if it would change the answer. Other unknown parameters are ignored.
 """
 
-from api.wire.request_model import DefaultingModel, PlainText
+from api.wire.request_model import DefaultingModel, ListOf, PlainText
 from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 
@@ -28,7 +28,7 @@ class GenerationRequest(DefaultingModel):
     top_k: int = -1
     n: int = 1
     seed: int | None = None
-    stop: str | list[str] = []
+    stop: str | ListOf[str] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     presence_penalty: float = 0.0

@@ -1,10 +1,22 @@
 """Base of every JSON request body, and the text fields that all of them use."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, StringConstraints, ValidationError, model_validator
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
+from api.wire.json_counts import SMALL, JsonBounds, check_json_counts
 from contracts.errors import InvalidRequest
 
 NO_NUL = r"^[^\x00]*$"
@@ -13,13 +25,38 @@ NO_NUL = r"^[^\x00]*$"
 PlainText = Annotated[str, StringConstraints(pattern=NO_NUL)]
 """Text without NUL."""
 
+T = TypeVar("T")
+
+
+class _FirstProblem(FailFast):
+    """pydantic's ``FailFast``, which a union can hold: it has a hash."""
+
+    __hash__ = object.__hash__
+
+
+ListOf = Annotated[list[T], _FirstProblem()]
+"""A list whose first bad item is told. Telling all of a million would take minutes and gigabytes."""
+
+
+def _plain_json(value: Any) -> Any:
+    """Return ``value`` as every database and client can hold it: no NaN, no integer beyond 64 bits."""
+    try:
+        return orjson.loads(orjson.dumps(value))
+    except (TypeError, orjson.JSONDecodeError) as error:
+        raise ValueError("a number is too large, or the nesting too deep") from error
+
+
+PlainJson = Annotated[T, AfterValidator(_plain_json)]
+"""Any JSON that is stored as it is; a number that is not finite becomes null."""
+
 _SHOWN_PROBLEMS = 3
+_ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class RequestModel(BaseModel):
     """A request body, or a part of one. Unknown fields are ignored: old and new clients send some."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     _sent: bytes = PrivateAttr(b"")
 
@@ -41,14 +78,21 @@ class DefaultingModel(RequestModel):
 M = TypeVar("M", bound=RequestModel)
 
 
-def parse_json(model: type[M], body: bytes) -> M:
-    """Return ``body`` as ``model``; an empty body counts as ``{}``. Raises ``InvalidRequest`` naming the field."""
+def parse_json(model: type[M], body: bytes, bounds: JsonBounds = SMALL) -> M:
+    """Return ``body`` as ``model``; an empty body counts as ``{}``.
+
+    Raises ``InvalidRequest`` naming the field, or the bound that the body exceeds.
+    """
+    check_json_counts(body, bounds)
     try:
-        found = model.model_validate_json(body or b"{}")
+        parsed = model.model_validate_json(body or b"{}")
     except ValidationError as error:
-        raise InvalidRequest(describe_problems(error.errors(include_url=False))) from error
-    found._sent = body
-    return found
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        raise InvalidRequest(describe_problems(problems)) from None
+    if b"u0000" in body and _ESCAPED_NUL.search(body) is not None:
+        raise InvalidRequest("the body has text with NUL (\\u0000), which no database holds; leave it out")
+    parsed._sent = body
+    return parsed
 
 
 def describe_problems(problems: Sequence[Mapping[str, Any]]) -> str:

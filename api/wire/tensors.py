@@ -21,6 +21,12 @@ _DTYPE_NAMES: Mapping[str, np.dtype[Any]] = {
 }
 
 
+MAX_DIMENSIONS = 8
+"""Most dimensions of a tensor; those of a request's inputs have one or two."""
+MAX_SIZE = 2**63 - 1
+"""Largest size of one dimension: int64, as on the wire."""
+
+
 class ExpansionBudget:
     """Memory that the sparse tensors of one request may use once dense: a few listed cells can ask for gigabytes of zeros."""
 
@@ -44,7 +50,7 @@ def from_proto(tensor: pb.Tensor, field: str, budget: ExpansionBudget) -> np.nda
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise InvalidRequest(f"{field}: dtype must be float32, int64 or int32")
-    shape = [int(size) for size in tensor.shape]
+    shape = checked_shape(tensor.shape, field)
     if tensor.WhichOneof("encoding") == "sparse_csr":
         csr = tensor.sparse_csr
         return dense_of_csr(
@@ -71,15 +77,26 @@ def from_lists(
     dtype = _DTYPE_NAMES.get(dtype_name)
     if dtype is None:
         raise InvalidRequest(f"{field}: dtype must be float32, int64 or int32; got {dtype_name[:50]!r}")
+    sizes = checked_shape(shape or (), field)
     values = _array(data, dtype, field)
     if crow_indices is None and col_indices is None:
-        return shaped(values, list(shape or []), field)
+        return shaped(values, sizes, field)
     if crow_indices is None or col_indices is None:
         raise InvalidRequest(f"{field}: sparse_crow_indices and sparse_col_indices come together; send both or neither")
     indices = np.dtype("<i8")
     crow = _array(crow_indices, indices, f"{field}.sparse_crow_indices")
     col = _array(col_indices, indices, f"{field}.sparse_col_indices")
-    return dense_of_csr(values, crow, col, list(shape or []), field, budget)
+    return dense_of_csr(values, crow, col, sizes, field, budget)
+
+
+def checked_shape(shape: Sequence[int], field: str) -> list[int]:
+    """Return the sizes of a tensor's dimensions. Raises ``InvalidRequest`` for too many or for one beyond int64."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidRequest(f"{field}: shape has {len(shape)} dimensions; send at most {MAX_DIMENSIONS}")
+    sizes = list(shape)
+    if any(abs(size) > MAX_SIZE for size in sizes):
+        raise InvalidRequest(f"{field}: shape has a size beyond {MAX_SIZE}; send the sizes of the dimensions")
+    return sizes
 
 
 def shaped(values: np.ndarray, shape: list[int], field: str) -> np.ndarray:
@@ -87,13 +104,11 @@ def shaped(values: np.ndarray, shape: list[int], field: str) -> np.ndarray:
     if not shape:
         return values
     if min(shape) < 0 or math.prod(shape) != values.size:
-        raise InvalidRequest(f"{field}: shape {shape[:10]} does not hold {values.size} values; send a shape that does")
+        raise InvalidRequest(f"{field}: shape {shape} does not hold {values.size} values; send a shape that does")
     try:
         return values.reshape(shape)
     except ValueError as error:
-        raise InvalidRequest(
-            f"{field}: shape {shape[:10]} is no shape of an array; send the sizes of its dimensions"
-        ) from error
+        raise InvalidRequest(f"{field}: shape {shape} is too large for an array; send smaller sizes") from error
 
 
 def dense_of_csr(
@@ -105,7 +120,7 @@ def dense_of_csr(
     matrix, list each cell at most once, and the budget holds the dense matrix.
     """
     if len(shape) != 2 or min(shape) < 1:
-        raise InvalidRequest(f"{field}: a sparse tensor needs a shape of two sizes of 1 or more; got {shape[:10]}")
+        raise InvalidRequest(f"{field}: a sparse tensor needs a shape of two sizes of 1 or more; got {shape}")
     rows, columns = shape
     budget.take(rows * columns * values.dtype.itemsize, field)
     # Neighbours are compared and not subtracted: the difference of hostile indices could overflow.
@@ -141,10 +156,16 @@ def _array(data: Sequence[float] | Sequence[int], dtype: np.dtype, field: str) -
 
     Raises ``InvalidRequest`` for a fraction in an integer array and for an integer beyond ``dtype``.
     """
-    if dtype.kind == "i" and any(isinstance(value, float) and not value.is_integer() for value in data):
-        raise InvalidRequest(f"{field}: {dtype.name} values must be whole numbers")
-    try:
-        with np.errstate(over="ignore"):
-            return np.asarray(data, dtype=dtype)
-    except OverflowError as error:
-        raise InvalidRequest(f"{field}: a value is too large for {dtype.name}") from error
+    values = np.asarray(data)
+    if values.dtype.kind not in "iuf":
+        raise InvalidRequest(f"{field}: a value is too large for {dtype.name}")
+    if dtype.kind == "i":
+        if values.dtype.kind == "f" and not (np.floor(values) == values).all():
+            raise InvalidRequest(f"{field}: {dtype.name} values must be whole numbers")
+        # The largest int64 is no float: the next float above it is 2**63, which does not fit.
+        least, most = -(2 ** (8 * dtype.itemsize - 1)), 2 ** (8 * dtype.itemsize - 1)
+        is_below = values < most if values.dtype.kind == "f" else values <= most - 1
+        if not ((values >= least) & is_below).all():
+            raise InvalidRequest(f"{field}: a value is too large for {dtype.name}")
+    with np.errstate(over="ignore"):
+        return values.astype(dtype)

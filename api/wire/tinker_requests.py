@@ -5,9 +5,12 @@ Bodies are read leniently: SDKs from 0.3 to 0.38 leave out defaults, send nulls 
 
 from typing import Annotated, Any
 
-from pydantic import Field
+import msgspec
+import orjson
+from pydantic import ConfigDict, Field
 
-from api.wire.request_model import DefaultingModel, PlainText, RequestModel
+from api.wire.json_counts import DATA
+from api.wire.request_model import DefaultingModel, ListOf, PlainText, RequestModel, parse_json
 
 MAX_SEQ_ID = 2**31 - 1
 """Largest ``seq_id`` of a run: int32 on the wire."""
@@ -20,23 +23,25 @@ Metadata = dict[str, str]
 class Chunk(RequestModel):
     """A piece of a sequence. Text has ``tokens``; images and audio have other fields and are refused."""
 
-    tokens: list[int] | None = None
+    tokens: ListOf[int] | None = None
 
 
 class ModelInput(RequestModel):
     """A sequence in pieces."""
 
-    chunks: list[Chunk] = []
+    chunks: ListOf[Chunk] = []
 
 
 class JsonTensor(RequestModel):
     """A dense or CSR tensor as lists."""
 
-    data: list[int] | list[float] = []
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    data: ListOf[float] = []
     dtype: str = "float32"
-    shape: list[int] | None = None
-    sparse_crow_indices: list[int] | None = None
-    sparse_col_indices: list[int] | None = None
+    shape: ListOf[int] | None = None
+    sparse_crow_indices: ListOf[int] | None = None
+    sparse_col_indices: ListOf[int] | None = None
 
 
 class JsonDatum(RequestModel):
@@ -49,7 +54,7 @@ class JsonDatum(RequestModel):
 class ForwardInput(RequestModel):
     """Data and loss of a pass."""
 
-    data: list[JsonDatum] = []
+    data: ListOf[JsonDatum] = []
     loss_fn: str = ""
     loss_fn_config: dict[str, float | str] | None = None
 
@@ -59,6 +64,22 @@ class ModelKey(RequestModel):
 
     model_id: PlainText
     seq_id: SeqId
+
+
+class _KeyAlone(msgspec.Struct):
+    """The two fields of ``ModelKey``, read past all others."""
+
+    model_id: str
+    seq_id: int
+
+
+def model_key(body: bytes) -> ModelKey:
+    """Return the key of a training request; the rest of ``body`` is skipped. Raises ``InvalidRequest`` naming the field."""
+    try:
+        found = msgspec.json.decode(body, type=_KeyAlone)
+    except (msgspec.DecodeError, RecursionError):
+        return parse_json(ModelKey, body, DATA)
+    return parse_json(ModelKey, orjson.dumps({"model_id": found.model_id, "seq_id": found.seq_id}))
 
 
 class OptimizerConfig(DefaultingModel):
@@ -72,7 +93,7 @@ class JsonSamplingParams(RequestModel):
 
     max_tokens: int | None = None
     seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
+    stop: str | ListOf[str] | ListOf[int] | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from api.wire import tensors
 from api.wire import weft_wire_pb2 as pb
 from api.wire.model_input import text_only, tokens_of
+from api.wire.protobuf_counts import check_field_count, layout_of
 from api.wire.tensors import ExpansionBudget
 from api.wire.tinker_requests import MAX_SEQ_ID, ForwardInput, JsonDatum
 from api.wire.token_ids import check_token_ids, joined
@@ -22,6 +23,9 @@ from contracts.operations import Datum, LossSpec, TrainingBatch
 from store.settings import Settings
 
 TARGETS = "target_tokens"
+MOST_FIELDS = 131_072
+"""Most protobuf fields of a request, at all depths. A request of the SDK, 1,024 sequences with four inputs, has 37,000."""
+_LAYOUT = layout_of(pb.ForwardBackwardRequest)
 _MODEL_ID_TAG = 1 << 3 | 2
 _SEQ_ID_TAG = 2 << 3 | 0
 """Protobuf field tags of the first two fields of ``ForwardBackwardRequest``."""
@@ -45,7 +49,8 @@ class RawBatch:
 
 
 def parse_proto(body: bytes) -> pb.ForwardBackwardRequest:
-    """Parse the body. Raises ``InvalidRequest`` unless it is a ``ForwardBackwardRequest`` message."""
+    """Parse the body. Raises ``InvalidRequest`` unless it is a ``ForwardBackwardRequest`` message of ``MOST_FIELDS``."""
+    check_field_count(body, _LAYOUT, MOST_FIELDS)
     try:
         return pb.ForwardBackwardRequest.FromString(body)
     except DecodeError as error:

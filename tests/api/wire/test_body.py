@@ -4,7 +4,8 @@ import pytest
 import zstandard
 from starlette.requests import Request
 
-from api.wire.body import KEPT_OF_TOO_LARGE, OversizedBody, read_body
+from api.wire.body import KEPT_OF_TOO_LARGE, OversizedBody, expanded
+from api.wire.body import read_body as read_raw
 from contracts.errors import InvalidRequest, PayloadTooLarge
 
 LIMIT = 1_000_000
@@ -22,6 +23,11 @@ def request_of(*pieces: bytes, encoding: str | None = None) -> Request:
 
     headers = [] if encoding is None else [(b"content-encoding", encoding.encode())]
     return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, expanded."""
+    return expanded(await read_raw(request, limit, idle_seconds=10), limit)
 
 
 def compressed(body: bytes, **options: int) -> bytes:

@@ -1,0 +1,60 @@
+"""Admission of requests: how many of one tenant are in progress at a time, and how many bytes of bodies they bring."""
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.fair_threads import FairThreads
+from api.route_bounds import Holding, bounds_of
+from api.tenant_shares import TenantShares
+from contracts.ids import TenantId
+from store.settings import Settings
+
+PATIENCE_SECONDS = 10.0
+"""Longest wait of a request for its turn among its tenant's requests; the SDK waits 60 s for an answer."""
+
+_LEAVE = "weft.leave"
+
+
+class Admission:
+    """Shares of tenants in one API process. Tenants are told to wait; other tenants' requests are not touched."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.threads = FairThreads(settings.body_threads)
+        self.body_bytes = TenantShares(settings.tenant_body_bytes)
+        self._at_once = TenantShares(settings.tenant_requests)
+        self._polls = TenantShares(settings.tenant_polls)
+        self._streams = TenantShares(settings.tenant_streams)
+
+    async def enter(self, tenant: TenantId, scope: Scope) -> None:
+        """Admit a request until its answer is sent. Raises ``TooManyRequests``.
+
+        A request that is answered at once waits for its turn. One that is held would wait for too long, so it is refused.
+        """
+        match bounds_of(scope).holding:
+            case Holding.NO:
+                shares, patience, what = self._at_once, PATIENCE_SECONDS, "requests in progress"
+            case Holding.POLL:
+                shares, patience, what = self._polls, 0.0, "held polls"
+            case Holding.STREAM:
+                shares, patience, what = self._streams, 0.0, "streams and chats in progress"
+        await shares.take(tenant, 1, patience=patience, what=what)
+        leave: list[Callable[[], None]] = scope.setdefault(_LEAVE, [])
+        leave.append(lambda: shares.give_back(tenant, 1))
+
+
+class AdmissionEnd:
+    """ASGI middleware that ends what ``Admission.enter`` began, once the answer is sent or the client is gone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, then give back the request's share."""
+        leave: list[Callable[[], None]] = []
+        scope[_LEAVE] = leave
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for one in leave:
+                one()

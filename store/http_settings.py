@@ -1,0 +1,61 @@
+"""Settings of the HTTP server: time limits, connections, and what one tenant may have in progress in one API process."""
+
+from datetime import timedelta
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+
+class HttpSettings(BaseSettings):
+    """Bounds of one API process. They protect the process; ``LimitSettings`` bound what a tenant may have stored."""
+
+    max_connections: int = Field(
+        default=16384,
+        ge=16,
+        description="Most connections of one API process, or fewer if the process may open fewer files. A further "
+        "connection takes the place of the one that has been idle for longest.",
+    )
+    header_timeout: timedelta = Field(
+        default=timedelta(seconds=20),
+        description="Longest time from a connection's, or a request's, first byte to the end of its headers.",
+    )
+    keep_alive: timedelta = Field(
+        default=timedelta(seconds=75), description="Time without a request after which a connection is closed."
+    )
+    send_timeout: timedelta = Field(
+        default=timedelta(seconds=60),
+        description="Longest time for which a client may read nothing of its answer before it is cut off.",
+    )
+    body_timeout: timedelta = Field(
+        default=timedelta(seconds=20),
+        description="Longest time without a byte of a body, after which the request is answered 408.",
+    )
+    body_threads: int = Field(
+        default=2,
+        ge=1,
+        description="Threads of one API process that parse, tokenize and encode large bodies. One tenant has at most half "
+        "of them.",
+    )
+    tenant_body_bytes: int = Field(
+        default=128 * 2**20,
+        ge=1024,
+        description="Most bytes of request bodies of one tenant in one API process. Further bodies wait unread.",
+    )
+    tenant_requests: int = Field(
+        default=128,
+        ge=1,
+        description="Most requests of one tenant that one API process answers at a time. Further requests wait, "
+        "and after 10 s are answered 429, which the SDK repeats.",
+    )
+    tenant_polls: int = Field(
+        default=8192,
+        ge=1,
+        description="Most held polls (retrieve_future) of one tenant in one API process. Further polls are answered 429. "
+        "One SDK client has up to 2,000 samples in flight, each with a poll.",
+    )
+    tenant_streams: int = Field(
+        default=1024,
+        ge=1,
+        description="Most streams, chats, pauses and downloads in progress of one tenant in one API process. Further ones "
+        "are answered 429.",
+    )

@@ -11,6 +11,8 @@ from store.settings import Settings
 
 MAX_STOPS = 64
 """Most stop strings or stop tokens of one request."""
+MAX_STOP_LENGTH = 1000
+"""Longest stop string, in characters."""
 MAX_TOP_K = 2**31 - 1
 """Largest ``top_k``: int32 on the wire."""
 
@@ -70,6 +72,8 @@ def _check_params(params: SamplingParams, facts: BaseModelFacts, names: FieldNam
     strings, tokens = params.stop_strings or [], params.stop_tokens or []
     if len(strings) + len(tokens) > MAX_STOPS:
         raise InvalidRequest(f"{name('stop')} has {len(strings) + len(tokens)} entries; send at most {MAX_STOPS}")
+    if any(len(one) > MAX_STOP_LENGTH for one in strings):
+        raise InvalidRequest(f"{name('stop')} has a string of over {MAX_STOP_LENGTH} characters; send a shorter one")
     if "" in strings:
         raise InvalidRequest(f"{name('stop')} has an empty string; leave it out")
     if any(not 0 <= token < facts.vocabulary_size for token in tokens):

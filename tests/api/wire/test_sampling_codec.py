@@ -9,7 +9,7 @@ from tinker import types
 from tinker.types.sample_request import SampleRequest as SdkSampleRequest
 
 from api.wire.request_model import parse_json
-from api.wire.sample_checks import MAX_STOPS
+from api.wire.sample_checks import MAX_STOP_LENGTH, MAX_STOPS
 from api.wire.sampling_codec import sample_request
 from api.wire.tinker_requests import AsampleRequest, JsonSamplingParams
 from contracts.codec import decode_payload, encode
@@ -107,6 +107,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "an empty stop": ({"stop": ""}, {}, ["stop", "empty"]),
     "an empty stop in a list": ({"stop": ["a", ""]}, {}, ["stop", "empty"]),
     "a stop token outside": ({"stop": [VOCABULARY]}, {}, ["stop", f"0 to {VOCABULARY - 1}"]),
+    "long stop": ({"stop": ["x" * (MAX_STOP_LENGTH + 1)]}, {}, ["stop", str(MAX_STOP_LENGTH)]),
     "too many stops": ({"stop": [1] * (MAX_STOPS + 1)}, {}, ["stop", str(MAX_STOPS)]),
     "mixed stops": ({"stop": ["a", 1]}, {}, ["stop"]),
     "top-k of the prompt": ({}, {"topk_prompt_logprobs": MAX_TOPK + 1}, ["topk_prompt_logprobs", f"0 to {MAX_TOPK}"]),

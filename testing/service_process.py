@@ -22,7 +22,8 @@ _READY_LINE = "ready;"
 class ServiceProcess:
     """A ``weft serve`` or ``weft up`` that starts on entering a ``with`` block and ends, by SIGINT, on leaving it.
 
-    ``base_url`` is set once started; ``first_key`` is the key printed at a data folder's very first start, else None.
+    ``environment`` is the process's. ``base_url`` is set once started. ``first_key`` is the key printed at a data
+    folder's very first start, else None.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ServiceProcess:
         self._command += ["--data", str(data)]
         for spec in base_models:
             self._command += ["--base-model", spec]
-        self._environment = {**os.environ, **(environment or {})}
+        self.environment = {**os.environ, **(environment or {})}
         self._log_path = data.parent / f"{data.name}.log"
         self._printed_path = data.parent / f"{data.name}.out"
         self._process: subprocess.Popen[str] | None = None
@@ -57,7 +58,7 @@ class ServiceProcess:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
             )
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._pump, args=(self._process, lines, self._printed_path), daemon=True)

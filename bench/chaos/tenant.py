@@ -43,6 +43,9 @@ class Account:
     losses: list[float] = field(default_factory=list)
     step_numbers: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    """Requests that ended in an error of the client: no answer, or none that is known."""
+    failed: list[str] = field(default_factory=list)
+    """Operations that the service failed, though nothing was wrong with them."""
     hung: int = 0
     checkpoint: str = ""
 
@@ -81,7 +84,7 @@ class ChaosTenant:
         return token_block(SHAPE, vocabulary=self._vocabulary, seed=1000 * self.number + step)
 
     def _train(self) -> None:
-        while not self._stopping.is_set() and not self.account.lost and not self.account.hung:
+        while not self._stopping.is_set() and not (self.account.lost or self.account.failed or self.account.hung):
             sent = time.monotonic()
             data = [_datum(row) for row in self.batch(self.account.steps).tolist()]
             try:
@@ -91,7 +94,9 @@ class ChaosTenant:
                 found = stepped.result(timeout=HUNG_SECONDS).metrics or {}
             except FutureTimeout:
                 self.account.hung += 1
-            except Exception as error:  # noqa: BLE001 - whatever the SDK raises is a lost operation
+            except tinker.RequestFailedError as error:
+                self.account.failed.append(f"step {self.account.steps}: {error!r}")
+            except Exception as error:  # noqa: BLE001 - whatever else the SDK raises is a lost operation
                 self.account.lost.append(f"step {self.account.steps}: {error!r}")
             else:
                 self.account.step_numbers.append(int(found["step:max"]))
@@ -105,6 +110,8 @@ class ChaosTenant:
             self.account.checkpoint = saved.path
         except FutureTimeout:
             self.account.hung += 1
+        except tinker.RequestFailedError as error:
+            self.account.failed.append(f"save: {error!r}")
         except Exception as error:  # noqa: BLE001 - as above
             self.account.lost.append(f"save: {error!r}")
 
@@ -118,6 +125,9 @@ class ChaosTenant:
                 answer = self._sampler.sample(prompt, 1, params).result(timeout=HUNG_SECONDS)
             except FutureTimeout:
                 self.account.hung += 1
+                return
+            except tinker.RequestFailedError as error:
+                self.account.failed.append(f"sample {number}: {error!r}")
                 return
             except Exception as error:  # noqa: BLE001 - as above
                 self.account.lost.append(f"sample {number}: {error!r}")

@@ -14,15 +14,15 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from bench.chaos.benchmark import judge, wait_for_recovery
 from bench.chaos.tenant import ChaosTenant
+from bench.chaos.verdict import judge, wait_for_recovery
 from cli.administration import new_tenant, on_database
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from store.settings import Settings
 from testing.cluster_process import ClusterProcess, RedisProcess
+from testing.tcp_proxy import TcpProxy
 from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
-from tests.cluster.tcp_proxy import TcpProxy
 from tests.conftest import missing_service
 
 BASE = "weft/tiny"

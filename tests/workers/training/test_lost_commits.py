@@ -11,7 +11,7 @@ from contracts.losses import LossName
 from contracts.operations import OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
 from migrations.upgrade import upgrade
-from tests.cluster.commit_proxy import CommitProxy
+from testing.commit_proxy import CommitProxy
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
 from workers.training.adapter_restorer import RestoredAdapter

@@ -1,8 +1,9 @@
-"""A TCP proxy by which a test takes a server away: connections break, and new ones are refused or stall."""
+"""A TCP proxy that takes a server away: connections break, and new ones are refused or stall."""
 
 import asyncio
 import socket
 import threading
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Self
 
@@ -70,12 +71,11 @@ class TcpProxy:
         """Pass bytes on, both ways, until one end closes."""
         await asyncio.gather(_pump(here[0], there[1]), _pump(there[0], here[1]))
 
-    def _call(self, work) -> None:  # type: ignore[no-untyped-def]
+    def _call(self, work: Coroutine[None, None, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     def __enter__(self) -> Self:
         self._thread.start()
-
         self._call(self._start())
         return self
 

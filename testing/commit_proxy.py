@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from tests.cluster.tcp_proxy import Ends, TcpProxy
+from testing.tcp_proxy import Ends, TcpProxy
 
 _PATIENCE = 2.0
 """Seconds for which a held COMMIT waits at most: PostgreSQL ends a transaction that stands idle for longer."""
@@ -13,7 +13,9 @@ class CommitProxy(TcpProxy):
     """Loses the answer of the next COMMIT of a transaction that names ``marker``."""
 
     def __init__(self, host: str, port: int, marker: str, *, holds: bool = False) -> None:
-        """With ``holds`` the server gets the COMMIT only with ``let_commit``, when its client has lost the connection already."""
+        """Every transaction names an empty marker.
+
+        With ``holds`` the server gets the COMMIT only with ``let_commit``, when its client has lost the connection already."""
         super().__init__(host, port)
         self._marker = marker.encode()
         self._holds = holds
@@ -22,10 +24,20 @@ class CommitProxy(TcpProxy):
         self.lost = threading.Event()
         """Set when the client has lost the connection."""
 
+    def disarm(self) -> None:
+        """Lose no COMMIT until ``arm``."""
+        self.lost.set()
+
+    def arm(self) -> None:
+        """Lose the answer of the next COMMIT."""
+        self._is_committed.clear()
+        self.lost.clear()
+
     def let_commit(self) -> None:
         """Let the held COMMIT reach the server, and wait until it has committed."""
         self._loop.call_soon_threadsafe(self._let.set)
-        assert self._is_committed.wait(10)
+        if not self._is_committed.wait(10):
+            raise TimeoutError("the server did not commit")
 
     async def _pass_on(self, here: Ends, there: Ends) -> None:
         await asyncio.gather(self._up(here, there), self._down(here, there))

@@ -1,0 +1,69 @@
+"""A PostgreSQL server of its own in a folder, which tests and benchmarks can stop and start."""
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_START_SECONDS = "60"
+_ACCOUNT = "postgres"
+"""Account that runs the server where this process is root, as which PostgreSQL refuses to run."""
+
+
+class PostgresProcess:
+    """A server on a free loopback port that trusts every connection. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` must not exist yet. Raises ``FileNotFoundError`` where PostgreSQL is not installed."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._folder = folder
+        self._programs = _programs()
+        self._account = _ACCOUNT if os.geteuid() == 0 else None
+
+    def url(self, database: str = "postgres") -> str:
+        """Return the URL of one of its databases, as psycopg reads it."""
+        return f"postgresql://{_ACCOUNT}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start the server and wait until it answers. Raises ``subprocess.CalledProcessError``."""
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c max_connections=200"
+        self._run("pg_ctl", "start", "-w", "-t", _START_SECONDS, "-l", str(self._folder / "log"), "-o", options)
+
+    def stop(self) -> None:
+        """End the server: every connection breaks, what is committed stays. Raises ``subprocess.CalledProcessError``."""
+        self._run("pg_ctl", "stop", "-w", "-m", "fast")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [str(self._programs / program), "-D", str(self._folder / "data"), *arguments]
+        subprocess.run(command, check=True, user=self._account, stdout=subprocess.DEVNULL, cwd=self._folder)
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True)
+        if self._account is not None:
+            shutil.chown(self._folder, self._account)
+        self._run("initdb", "-U", _ACCOUNT, "-A", "trust", "--no-sync")
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _programs() -> Path:
+    """Return the folder of the newest installed PostgreSQL's programs. Raises ``FileNotFoundError``."""
+    on_path = shutil.which("pg_ctl")
+    if on_path is not None:
+        return Path(on_path).resolve().parent
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda path: int(path.parts[-3]))
+    if not installed:
+        raise FileNotFoundError(
+            "no PostgreSQL server is installed; pg_ctl is neither on the path nor where Debian puts it"
+        )
+    return installed[-1].parent

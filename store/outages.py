@@ -17,6 +17,13 @@ _SQLITE_OUTAGES = (
     sqlite3.SQLITE_CANTOPEN,
 )
 
+_POSTGRES_OUTAGES = ("08", "25006", "25P03", "40", "53", "55P03", "57", "58")
+"""Beginnings of the SQLSTATEs of what passes by itself.
+
+In order: a lost connection, a server that only reads, a transaction idle for too long, a deadlock, no room, a lock that is held,
+a server that ends or starts, a fault of its machine. Source: PostgreSQL's appendix of error codes.
+"""
+
 
 @contextmanager
 def outages_as_unavailable() -> Iterator[None]:
@@ -37,4 +44,9 @@ def outages_as_unavailable() -> Iterator[None]:
 def _is_outage(error: DBAPIError) -> bool:
     if isinstance(error.orig, sqlite3.Error):
         return (error.orig.sqlite_errorcode & 0xFF) in _SQLITE_OUTAGES
-    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return (
+        error.connection_invalidated
+        or isinstance(error, OperationalError | InterfaceError)
+        or state.startswith(_POSTGRES_OUTAGES)
+    )

@@ -15,7 +15,8 @@ class CommitProxy(TcpProxy):
     def __init__(self, host: str, port: int, marker: str, *, holds: bool = False) -> None:
         """Every transaction names an empty marker.
 
-        With ``holds`` the server gets the COMMIT only with ``let_commit``, when its client has lost the connection already."""
+        With ``holds`` the server gets the COMMIT only with ``let_commit``, when its client has lost the connection already.
+        """
         super().__init__(host, port)
         self._marker = marker.encode()
         self._holds = holds

@@ -1,10 +1,11 @@
-"""A PostgreSQL server of its own in a folder, which tests and benchmarks can stop and start."""
+"""A PostgreSQL server of its own, which tests and benchmarks can stop and start."""
 
 import os
 import shutil
 import socket
 import subprocess
 from pathlib import Path
+from tempfile import mkdtemp
 from types import TracebackType
 from typing import Self
 
@@ -16,12 +17,13 @@ _ACCOUNT = "postgres"
 class PostgresProcess:
     """A server on a free loopback port that trusts every connection. Use as a context manager."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder`` must not exist yet. Raises ``FileNotFoundError`` where PostgreSQL is not installed."""
+    def __init__(self) -> None:
+        """Make the folder. Raises ``FileNotFoundError`` where PostgreSQL is not installed."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        self._folder = folder
+        # A folder that the server's account reaches, wherever this process keeps its own.
+        self._folder = Path(mkdtemp(prefix="weft-postgres-"))
         self._programs = _programs()
         self._account = _ACCOUNT if os.geteuid() == 0 else None
 
@@ -43,7 +45,6 @@ class PostgresProcess:
         subprocess.run(command, check=True, user=self._account, stdout=subprocess.DEVNULL, cwd=self._folder)
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True)
         if self._account is not None:
             shutil.chown(self._folder, self._account)
         self._run("initdb", "-U", _ACCOUNT, "-A", "trust", "--no-sync")
@@ -53,7 +54,10 @@ class PostgresProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _programs() -> Path:

@@ -87,7 +87,7 @@ def started_ground(folder: Path) -> Iterator[Ground]:
     write_tiny_model(model)
     with ExitStack() as stack:
         redis = stack.enter_context(RedisProcess(folder / "redis"))
-        postgres = stack.enter_context(PostgresProcess(folder / "postgres"))
+        postgres = stack.enter_context(PostgresProcess())
         commits = stack.enter_context(CommitProxy("127.0.0.1", postgres.port, marker=""))
         commits.disarm()
         database = postgres.url().replace("postgresql://", "postgresql+asyncpg://")

@@ -38,6 +38,7 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
 
     Exception
     ├── NotReady               telemetry.readiness           a part of the process cannot work; `/readyz` says why
+    ├── HeldBack               workers.sampling.claims       a sample cannot run now; it is given back
     ├── BrokenOff              api.endable_response          an answer ends between two pieces; never leaves it
     └── TakesNoWrites          store.database_health         the database answers, but is read-only or a standby
     BaseException

@@ -12,7 +12,7 @@ results and payloads that nothing needs any more.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
@@ -197,21 +197,6 @@ class Ledger:
         found = await session.execute(sql.LEASES, {"lanes": few_lengths(runs)}) if runs else ()
         return {RunId(row.id): RunLease(row.trainer_id, row.lease_token) for row in found}
 
-    async def pending_samples(
-        self, session: AsyncSession, base_model: str, *, after_position: int
-    ) -> list[ReadyOperation]:
-        """Return at most ``MAX_READY`` pending samples of ``base_model`` accepted after ``after_position``, oldest first."""
-        keys = {"base_model": base_model, "after_position": after_position}
-        return await ready_operations(session, sql.PENDING_SAMPLES, keys, self.payloads)
-
-    async def claim_samples(
-        self, transaction: AsyncSession, base_model: str, *, process: str, most: int
-    ) -> list[ReadyOperation]:
-        """Claim at most ``most`` unclaimed samples for ``process`` and return them, oldest first."""
-        keys = {"base": base_model, "process": process, "most": min(most, sql.MAX_READY)}
-        claimed = list((await transaction.execute(sql.CLAIM_SAMPLES, keys)).scalars())
-        return await ready_operations(transaction, sql.BY_ID, {"ids": claimed}, self.payloads) if claimed else []
-
     async def ended(self, session: AsyncSession, ids: Sequence[str]) -> set[str]:
         """Return those of the operations that are final."""
         found: set[str] = set()
@@ -219,13 +204,6 @@ class Ledger:
             some = few_lengths(ids[begin : begin + sql.MAX_READY])
             found |= set((await session.execute(sql.ENDED, {"ids": some})).scalars())
         return found
-
-    async def return_samples(
-        self, transaction: AsyncSession, base_model: str, *, process: str, but: Collection[str]
-    ) -> None:
-        """Return the process's claimed samples, except ``but``, so that any process can claim them."""
-        keys = {"base": base_model, "process": process, "but": list(but) or [""]}
-        await transaction.execute(sql.RETURN_SAMPLES, keys)
 
     async def operations_to_replay(
         self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int

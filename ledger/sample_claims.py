@@ -1,19 +1,191 @@
-"""Return of claimed samples: once a sampling process has ended, another can claim its pending samples."""
+"""Claims of samples: which samples wait and for whom, who draws one, and who gives it back.
 
-from collections.abc import Sequence
+A sampling process chooses among the oldest waiting samples of each tenant, so the samples of a flood do not stand before
+those of others. The statements read as many rows as they return, however many samples are pending: tenants are found by
+skipping along an index from one to the next.
 
-from sqlalchemy import update
+A sample that cannot run yet is given back. One behind its adapter's closed gate is *held* by it, so that nobody claims it
+until the gate is open.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, FromClause, Select, bindparam, func, literal, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from store.pending_operations import IS_PENDING, IS_SAMPLE
-from store.tables import Operation
+from contracts.ids import RequestId, RunId, TenantId
+from ledger.statements import operations, tenants
+from store.batcher import few_lengths
+from store.pending_operations import IS_HELD, IS_PENDING, IS_SAMPLE, pending_sample
+
+MOST_TENANTS = 256
+"""Most tenants whose waiting samples are read by one query. The next query goes on behind the last of them."""
+_AT_ONCE = 512
+"""Most held gates read by one query."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSample:
+    """A sample that no process has claimed."""
+
+    id: RequestId
+    tenant: TenantId
+    share: float
+    cost: int
+    """Tokens that it may take at most, and 1 at least: prompt, and every sequence to ``max_tokens``."""
+
+
+def _steps(table: FromClause, column: str, condition: ColumnElement[bool], after: ColumnElement[Any], most: int) -> Any:
+    """Return a recursive table of the distinct values of ``column`` beyond ``after``, in order: one index probe for each."""
+    first = select(func.min(table.c[column])).where(condition, table.c[column] > after).scalar_subquery()
+    steps = select(first.label("value"), literal(1).label("number")).cte("steps", recursive=True)
+    following = select(func.min(table.c[column])).where(condition, table.c[column] > steps.c.value).scalar_subquery()
+    return steps.union_all(
+        select(following, steps.c.number + 1).where(steps.c.value.is_not(None), steps.c.number < most)
+    )
+
+
+def _waits(table: FromClause) -> ColumnElement[bool]:
+    return pending_sample(table) & table.c.taken_by.is_(None) & table.c.held_by.is_(None)
+
+
+def _waiting() -> dict[str, Select[Any]]:
+    """Return the query for the oldest waiting samples of each tenant, by dialect."""
+    base: ColumnElement[str] = bindparam("base")
+    known = operations.alias("known")
+    owners = _steps(known, "tenant_id", _waits(known) & (known.c.base_model == base), bindparam("after"), MOST_TENANTS)
+    heads = operations.alias("heads")
+    oldest = (
+        select(heads.c.position)
+        .where(_waits(heads), heads.c.base_model == base, heads.c.tenant_id == owners.c.value)
+        .order_by(heads.c.position)
+        .limit(bindparam("each"))
+    )
+    columns = (operations.c.id, owners.c.value.label("tenant_id"), tenants.c.share, operations.c.reserved_tokens)
+    of_tenant = oldest.correlate(owners)
+    by_row = select(*columns).join_from(owners, tenants, tenants.c.id == owners.c.value)
+    lateral = of_tenant.lateral("oldest")
+    return {
+        "postgresql": by_row.join(lateral, true())
+        .join(operations, operations.c.position == lateral.c.position)
+        .order_by(owners.c.number, operations.c.position),
+        "sqlite": by_row.join(operations, operations.c.position.in_(of_tenant)).order_by(
+            owners.c.number, operations.c.position
+        ),
+    }
+
+
+_WAITING = _waiting()
+
+_CLAIM = (
+    update(operations)
+    .where(
+        operations.c.position.in_(
+            select(operations.c.position)
+            .where(operations.c.id.in_(bindparam("ids", expanding=True)), IS_PENDING, operations.c.taken_by.is_(None))
+            .with_for_update(skip_locked=True)
+        )
+    )
+    .values(taken_by=bindparam("process"))
+    .returning(operations.c.id)
+)
+
+_GIVE_BACK = (
+    update(operations)
+    .where(
+        operations.c.id.in_(bindparam("ids", expanding=True)),
+        IS_PENDING,
+        IS_SAMPLE,
+        operations.c.taken_by == bindparam("process"),
+    )
+    .values(taken_by=None, held_by=bindparam("gate"))
+)
+
+_RETURN_STRAYS = (
+    update(operations)
+    .where(
+        IS_PENDING,
+        IS_SAMPLE,
+        operations.c.taken_by == bindparam("process"),
+        operations.c.id.not_in(bindparam("but", expanding=True)),
+    )
+    .values(taken_by=None)
+)
+
+_RETURN_OF = (
+    update(operations)
+    .where(IS_PENDING, IS_SAMPLE, operations.c.taken_by.in_(bindparam("processes", expanding=True)))
+    .values(taken_by=None)
+)
+
+
+def _holding() -> Select[Any]:
+    known = operations.alias("known")
+    condition = pending_sample(known) & known.c.held_by.is_not(None) & (known.c.base_model == bindparam("base"))
+    gates = _steps(known, "held_by", condition, bindparam("after"), _AT_ONCE)
+    return select(gates.c.value).where(gates.c.value.is_not(None)).order_by(gates.c.number)
+
+
+_HOLDING = _holding()
+
+_RELEASE = (
+    update(operations)
+    .where(
+        IS_PENDING,
+        IS_SAMPLE,
+        IS_HELD,
+        operations.c.base_model == bindparam("base"),
+        operations.c.held_by.in_(bindparam("gates", expanding=True)),
+    )
+    .values(held_by=None)
+)
+
+
+async def waiting_samples(
+    session: AsyncSession, base_model: str, *, of_each: int, after_tenant: str = ""
+) -> dict[str, list[WaitingSample]]:
+    """Return the oldest ``of_each`` waiting samples of each tenant of ``base_model`` behind ``after_tenant``, oldest first."""
+    keys = {"base": base_model, "after": after_tenant, "each": of_each}
+    found: dict[str, list[WaitingSample]] = {}
+    for row in await session.execute(_WAITING[session.get_bind().dialect.name], keys):
+        tenant = TenantId(row.tenant_id)
+        sample = WaitingSample(RequestId(row.id), tenant, row.share, max(1, row.reserved_tokens))
+        found.setdefault(tenant, []).append(sample)
+    return found
+
+
+async def claim_samples(transaction: AsyncSession, ids: Sequence[RequestId], *, process: str) -> list[RequestId]:
+    """Claim those of the samples for ``process`` that are still unclaimed, and return their ids."""
+    if not ids:
+        return []
+    claimed = await transaction.execute(_CLAIM, {"ids": few_lengths(sorted(ids)), "process": process})
+    return list(claimed.scalars())
+
+
+async def give_back(
+    transaction: AsyncSession, ids: Sequence[RequestId], *, process: str, gate: RunId | None = None
+) -> None:
+    """Return samples that ``process`` has claimed, for any process to claim; those that ``gate`` holds once it is open."""
+    await transaction.execute(_GIVE_BACK, {"ids": few_lengths(sorted(ids)), "process": process, "gate": gate})
+
+
+async def return_strays(transaction: AsyncSession, *, process: str, but: Collection[str]) -> None:
+    """Return the samples that ``process`` has claimed, except ``but``."""
+    await transaction.execute(_RETURN_STRAYS, {"process": process, "but": list(but) or [""]})
 
 
 async def return_samples_of(transaction: AsyncSession, processes: Sequence[str]) -> None:
     """Return every pending sample that one of ``processes`` has claimed, so that another process can claim it."""
-    await transaction.execute(
-        update(Operation)
-        .where(IS_PENDING, IS_SAMPLE, Operation.taken_by.in_(processes))
-        .values(taken_by=None)
-        .execution_options(synchronize_session=False)
-    )
+    await transaction.execute(_RETURN_OF, {"processes": list(processes)})
+
+
+async def gates_that_hold(session: AsyncSession, base_model: str) -> list[str]:
+    """Return the gates that hold samples of ``base_model``; the rest of very many is found by the next call."""
+    return list((await session.execute(_HOLDING, {"base": base_model, "after": ""})).scalars())
+
+
+async def release_held(transaction: AsyncSession, base_model: str, gates: Sequence[str]) -> None:
+    """Let the samples that the gates hold be claimed."""
+    await transaction.execute(_RELEASE, {"base": base_model, "gates": few_lengths(list(gates))})

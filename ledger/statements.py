@@ -12,7 +12,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
-from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
+from store.pending_operations import IS_PENDING, IS_TRAINING
 from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, Tenant
 from tenants.limit_use import training_use
 from tenants.limits import Counted
@@ -142,49 +142,6 @@ _last_done = (
 )
 LANE_POSITIONS = select(runs.c.id, runs.c.next_seq_id, _last_done.label("done")).where(
     runs.c.id.in_(bindparam("lanes", expanding=True))
-)
-
-PENDING_SAMPLES = (
-    _READY.where(
-        IS_PENDING,
-        IS_SAMPLE,
-        operations.c.base_model == bindparam("base_model"),
-        operations.c.position > bindparam("after_position"),
-    )
-    .order_by(operations.c.position)
-    .limit(MAX_READY)
-)
-
-CLAIM_SAMPLES = (
-    update(operations)
-    .where(
-        operations.c.position.in_(
-            select(operations.c.position)
-            .where(
-                IS_PENDING,
-                IS_SAMPLE,
-                operations.c.base_model == bindparam("base"),
-                operations.c.taken_by.is_(None),
-            )
-            .order_by(operations.c.position)
-            .limit(bindparam("most"))
-            .with_for_update(skip_locked=True)
-        )
-    )
-    .values(taken_by=bindparam("process"))
-    .returning(operations.c.id)
-)
-
-RETURN_SAMPLES = (
-    update(operations)
-    .where(
-        IS_PENDING,
-        IS_SAMPLE,
-        operations.c.base_model == bindparam("base"),
-        operations.c.taken_by == bindparam("process"),
-        operations.c.id.not_in(bindparam("but", expanding=True)),
-    )
-    .values(taken_by=None)
 )
 
 TO_REPLAY = _READY.where(

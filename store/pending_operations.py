@@ -6,7 +6,7 @@ the index.
 
 from typing import cast
 
-from sqlalchemy import Table, literal_column
+from sqlalchemy import ColumnElement, FromClause, Table, literal_column
 
 from store.tables import Operation
 
@@ -15,3 +15,9 @@ _operations = cast(Table, Operation.__table__)
 IS_PENDING = _operations.c.state == literal_column("'pending'")
 IS_SAMPLE = _operations.c.kind == literal_column("'sample'")
 IS_TRAINING = _operations.c.kind != literal_column("'sample'")
+IS_HELD = _operations.c.held_by.is_not(None)
+
+
+def pending_sample(table: FromClause) -> ColumnElement[bool]:
+    """Return the condition of a pending sample for an alias of the table."""
+    return (table.c.state == literal_column("'pending'")) & (table.c.kind == literal_column("'sample'"))

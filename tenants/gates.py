@@ -61,6 +61,26 @@ class Dispatch:
     replica: str
     process: str
 
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Keys of the gates before the sample."""
+        return (pool_gate(self.base_model),) if self.run is None else (pool_gate(self.base_model), self.run)
+
+
+class Entry(StrEnum):
+    """Answer to a sample that is to enter its gates.
+
+    - ``in_flight``: its gates are open, and it is recorded as in flight.
+    - ``closed``: one of them is closed.
+    - ``locked``: another transaction changes one of them. It is not waited for: the lock may be another tenant's.
+    - ``missing``: one of them has no row yet (``make_gates``).
+    """
+
+    IN_FLIGHT = "in_flight"
+    CLOSED = "closed"
+    LOCKED = "locked"
+    MISSING = "missing"
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
@@ -75,8 +95,9 @@ _LOCK = (
     select(AdapterGate.run_id, AdapterGate.mode, AdapterGate.expires_at)
     .where(AdapterGate.run_id.in_(bindparam("keys", expanding=True)))
     .order_by(AdapterGate.run_id)
-    .with_for_update(read=True)
+    .with_for_update(read=True, skip_locked=True)
 )
+_PRESENT = select(AdapterGate.run_id).where(AdapterGate.run_id.in_(bindparam("keys", expanding=True)))
 _CLEAR = (
     delete(SampleInFlight)
     .where(
@@ -159,25 +180,30 @@ async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | 
     return _gate(found, now)
 
 
-async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[bool]:
-    """Record as in flight each sample whose gates are open. Return for each dispatch, in order, whether it was recorded.
+async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[Entry]:
+    """Record as in flight each sample whose gates are open, and return each dispatch's entry, in order. Waits for no gate.
 
     An existing row of the sample is replaced, including the row of a process that held the sample before.
     """
     now = clock()
-    keys: dict[str, tuple[TenantId | None, str]] = {}
-    for dispatch in dispatches:
-        keys[pool_gate(dispatch.base_model)] = (None, dispatch.base_model)
-        if dispatch.run is not None:
-            keys[dispatch.run] = (dispatch.tenant, dispatch.base_model)
-    is_open = await _lock(transaction, keys, now)
-    if missing := {key: owner for key, owner in keys.items() if key not in is_open}:
-        await _insert_missing(transaction, missing, now)
-        is_open = await _lock(transaction, keys, now)
+    keys = {key for dispatch in dispatches for key in dispatch.gates}
+    is_open = await _lock(transaction, sorted(keys), now)
+    present: set[str] = set()
+    if unlocked := sorted(keys - is_open.keys()):
+        present = set((await transaction.scalars(_PRESENT, {"keys": few_lengths(unlocked)})).all())
+
+    def entry(dispatch: Dispatch) -> Entry:
+        if all(is_open.get(key, False) for key in dispatch.gates):
+            return Entry.IN_FLIGHT
+        if any(key in is_open and not is_open[key] for key in dispatch.gates):
+            return Entry.CLOSED
+        return Entry.LOCKED if any(key in present for key in dispatch.gates) else Entry.MISSING
+
+    entries = [entry(dispatch) for dispatch in dispatches]
     recorded = {
         dispatch.operation: dispatch
-        for dispatch in dispatches
-        if is_open[pool_gate(dispatch.base_model)] and (dispatch.run is None or is_open[dispatch.run])
+        for dispatch, found in zip(dispatches, entries, strict=True)
+        if found is Entry.IN_FLIGHT
     }
     rows = [
         {
@@ -194,7 +220,15 @@ async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatc
     ]
     if rows:
         await transaction.execute(replacing_insert(transaction, SampleInFlight), rows)
-    return [dispatch.operation in recorded for dispatch in dispatches]
+    return entries
+
+
+async def make_gates(transaction: AsyncSession, dispatch: Dispatch, clock: Clock) -> None:
+    """Insert the open gates of the sample that have no row yet. Waits for a transaction that is inserting one of them."""
+    keys: dict[str, tuple[TenantId | None, str]] = {pool_gate(dispatch.base_model): (None, dispatch.base_model)}
+    if dispatch.run is not None:
+        keys[dispatch.run] = (dispatch.tenant, dispatch.base_model)
+    await _insert_missing(transaction, keys, clock())
 
 
 async def clear_in_flight(transaction: AsyncSession, operations: Sequence[RequestId], process: str) -> set[str]:

@@ -103,7 +103,7 @@ _SAMPLERS = select(
     Sampler.max_version_lag,
     Sampler.on_stale,
 ).where(Sampler.id.in_(bindparam("ids", expanding=True)))
-_SAMPLERS_LOCKED = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True)
+_SAMPLERS_LOCKED = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True, skip_locked=True)
 _CHECKPOINTS = select(Checkpoint.id, Checkpoint.tenant_id, Checkpoint.run_id, Checkpoint.directory).where(
     Checkpoint.id.in_(bindparam("ids", expanding=True)), _IS_UNEXPIRED
 )
@@ -255,17 +255,40 @@ async def bound_staleness(
 
 
 async def sampled_versions(
-    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock, *, hold: bool = False
+    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock
 ) -> list[SampledVersion | NotFound]:
     """Return for each (tenant, sampler) the version that it samples now, in order.
 
-    ``NotFound`` stands for an unknown sampler, or one whose checkpoint was deleted or has expired. With ``hold`` the
-    samplers are locked, so that no version is published to them before the transaction ends.
+    ``NotFound`` stands for an unknown sampler, or one whose checkpoint was deleted or has expired.
     """
-    statement = _SAMPLERS_LOCKED if hold else _SAMPLERS
-    samplers = await session.execute(statement, {"ids": few_lengths(sorted({sampler for _, sampler in asked}))})
-    found = {(row.tenant_id, row.id): row for row in samplers}
-    # Two queries, not a join: after waiting for a lock, a join would see the other table as it was before the wait.
+    return await _versions_of(session, asked, clock, await _samplers_of(session, asked, _SAMPLERS))
+
+
+async def held_versions(
+    transaction: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock
+) -> list[SampledVersion | NotFound | None]:
+    """Return as ``sampled_versions`` does, and lock the samplers: no version is published to them before the transaction ends.
+
+    None stands for a sampler that another transaction has locked. It is not waited for.
+    """
+    held = await _samplers_of(transaction, asked, _SAMPLERS_LOCKED)
+    found: list[SampledVersion | NotFound | None] = [*await _versions_of(transaction, asked, clock, held)]
+    missing = [key for key in asked if key not in held]
+    locked = await _samplers_of(transaction, missing, _SAMPLERS) if missing else {}
+    return [None if key in locked.keys() - held.keys() else version for key, version in zip(asked, found, strict=True)]
+
+
+async def _samplers_of(
+    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], statement: Any
+) -> dict[tuple[str, str], Any]:
+    rows = await session.execute(statement, {"ids": few_lengths(sorted({sampler for _, sampler in asked}))})
+    return {(row.tenant_id, row.id): row for row in rows}
+
+
+async def _versions_of(
+    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock, found: Mapping[tuple[str, str], Any]
+) -> list[SampledVersion | NotFound]:
+    # Two queries, not a join: a sampler that was locked may be newer than what a join's snapshot shows of the other table.
     drawn = sorted({row.checkpoint_id for row in found.values() if row.checkpoint_id is not None})
     checkpoints = {}
     if drawn:

@@ -5,6 +5,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ledger_records import ReadyOperation
 from ledger.ledger import Ledger
+from ledger.sample_claims import waiting_samples
 from store.tables import Run
 from workers.training.lanes import Lanes
 
@@ -20,3 +21,10 @@ async def ready_heads(ledger: Ledger, session: AsyncSession, base_model: str) ->
     wanted = [one.id for lane in lanes for one in lane.to_load(1)]
     lanes.add_payloads(await ledger.load(session, wanted))
     return sorted((head for lane in lanes if (head := lane.head) is not None), key=lambda head: head.position)
+
+
+async def pending_samples(ledger: Ledger, session: AsyncSession, base_model: str) -> list[ReadyOperation]:
+    """The unclaimed samples of ``base_model``, in order of acceptance."""
+    waiting = await waiting_samples(session, base_model, of_each=256)
+    ids = [sample.id for samples in waiting.values() for sample in samples]
+    return await ledger.load(session, ids) if ids else []

@@ -20,6 +20,15 @@ from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
 from ledger.pruning import prune
 from ledger.queue_depth import read_queue
+from ledger.sample_claims import (
+    claim_samples,
+    gates_that_hold,
+    give_back,
+    release_held,
+    return_samples_of,
+    return_strays,
+    waiting_samples,
+)
 from ledger.wakeups import Wakeups
 from store.clock import Clock
 from store.data_folder import DataFolder
@@ -148,7 +157,7 @@ class LedgerCalls:
             "poll_any_age": self._poll_any_age,
             "take_samples": self._claim_samples,
             "give_back_samples": self._return_samples,
-            "pending_samples": lambda: self._samples(self.last_position),
+            "waiting_samples": self._waiting_samples,
             "has_room": self._has_room,
             "accept_sample": self._accept_sample,
             "operations_to_replay": self._replay,
@@ -167,21 +176,23 @@ class LedgerCalls:
         self._asked += 7919
         await self.poll(*self._made.finished[self._asked % len(self._made.finished)])
 
-    async def _samples(self, after_position: int) -> None:
+    async def _waiting_samples(self) -> list[RequestId]:
         async with self.database.read() as session:
-            await self.ledger.pending_samples(session, BASE_MODEL, after_position=after_position)
+            found = await waiting_samples(session, BASE_MODEL, of_each=16)
+        return [sample.id for samples in found.values() for sample in samples]
 
     async def _claim_samples(self) -> None:
+        wanted = await self._waiting_samples()
         async with self._undone() as transaction:
-            await self.ledger.claim_samples(transaction, BASE_MODEL, process="a pool", most=64)
+            await claim_samples(transaction, wanted[:64], process="a pool")
+            await give_back(transaction, wanted[:64], process="a pool", gate=self._any_lane()[1])
+            await gates_that_hold(transaction, BASE_MODEL)
+            await release_held(transaction, BASE_MODEL, [self._any_lane()[1]])
 
     async def _return_samples(self) -> None:
         async with self._undone() as transaction:
-            await self.ledger.return_samples(transaction, BASE_MODEL, process="a pool", but=["one in hand"])
-
-    async def samples_from_start(self) -> None:
-        """Read the pending samples, as a sampler does that has just started."""
-        await self._samples(0)
+            await return_strays(transaction, process="a pool", but=["one in hand"])
+            await return_samples_of(transaction, ["a pool"])
 
     async def _has_room(self) -> None:
         tenant, _ = self._any_lane()

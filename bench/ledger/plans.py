@@ -80,7 +80,6 @@ async def hot_statements(calls: LedgerCalls) -> list[Sent]:
     await record("complete", lambda: calls.complete_undone(loaded[:1]))
     await record("complete of all", lambda: calls.complete_undone(loaded))
     await record("poll", lambda: calls.poll(tenant, accepted[0]))
-    await record("pending_samples_from_start", calls.samples_from_start)
     for name, call in calls.others().items():
         await record(name, call)
     return found

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from engine.round_robin import Fairness, HasCost, Verdict, take_turns
 
-QUANTUM = 1024
-"""Tokens of one turn of a tenant of share 1."""
+QUANTUM = 64
+"""Tokens of one turn of a tenant of share 1: few, so that many short samples of one tenant do not take all seats at once."""
 _SPARE_PART = 8
 
 Item = TypeVar("Item", bound=HasCost)

@@ -7,7 +7,7 @@ names it. Times are UTC. ``Base.metadata`` knows every table once this package i
 from store.tables.base import Base
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.operations import Operation, OperationPayload, OperationResult
-from store.tables.processes import WorkerProcess
+from store.tables.processes import PoolState, WorkerProcess
 from store.tables.run_directives import DirectedRun
 from store.tables.run_events import RunEvent
 from store.tables.runs import Checkpoint, DownloadLink, Placement, Run, RunState
@@ -27,6 +27,7 @@ __all__ = [
     "OperationPayload",
     "OperationResult",
     "Placement",
+    "PoolState",
     "Run",
     "RunEvent",
     "RunState",

@@ -9,6 +9,9 @@ from contracts.ledger_records import OperationState
 from store.tables.base import Base, partial_index
 
 _IS_PENDING_SAMPLE = text("state = 'pending' AND kind = 'sample'")
+_IS_WAITING_SAMPLE = text("state = 'pending' AND kind = 'sample' AND taken_by IS NULL AND held_by IS NULL")
+_IS_CLAIMED_SAMPLE = text("state = 'pending' AND kind = 'sample' AND taken_by IS NOT NULL")
+_IS_HELD_SAMPLE = text("state = 'pending' AND kind = 'sample' AND held_by IS NOT NULL")
 _IS_PENDING_TRAINING = text("state = 'pending' AND kind <> 'sample'")
 _IS_UNPRUNED = text("finished_at IS NOT NULL AND pruned_at IS NULL")
 
@@ -22,6 +25,7 @@ class Operation(Base):
     - ``trace_id``: trace of the request that brought the operation.
     - ``taken_by``: process that claimed the sample.
     - ``attempts``: number of processes that ended while they computed the operation.
+    - ``held_by``: run whose closed gate holds the sample, which nobody claims until the gate is open.
     - ``key_id``: API key of the request that brought the operation.
     - ``payload_bytes``: size of the encoded payload.
     - ``reserved_tokens``: tokens that a sample may take at most, its prompt and every sequence to ``max_tokens``.
@@ -51,6 +55,7 @@ class Operation(Base):
     pruned_at: Mapped[datetime | None]
     taken_by: Mapped[str | None] = mapped_column(String(64))
     attempts: Mapped[int] = mapped_column(server_default="0")
+    held_by: Mapped[str | None] = mapped_column(String(100))
     key_id: Mapped[int | None]
     payload_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
     reserved_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
@@ -58,7 +63,11 @@ class Operation(Base):
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),
         partial_index("ix_operations_pending_training", "base_model", "position", where=_IS_PENDING_TRAINING),
-        partial_index("ix_operations_pending_samples_of_base", "base_model", "position", where=_IS_PENDING_SAMPLE),
+        partial_index(
+            "ix_operations_pending_samples_waiting", "base_model", "tenant_id", "position", where=_IS_WAITING_SAMPLE
+        ),
+        partial_index("ix_operations_pending_samples_claimed", "taken_by", where=_IS_CLAIMED_SAMPLE),
+        partial_index("ix_operations_pending_samples_held", "base_model", "held_by", where=_IS_HELD_SAMPLE),
         partial_index("ix_operations_pending_samples", "tenant_id", "reserved_tokens", where=_IS_PENDING_SAMPLE),
         partial_index("ix_operations_pending_bytes", "tenant_id", "payload_bytes", where=_IS_PENDING_TRAINING),
         partial_index("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),

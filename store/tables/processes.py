@@ -1,6 +1,7 @@
 """Table of worker processes."""
 
 from datetime import datetime
+from enum import StrEnum
 
 from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -8,10 +9,24 @@ from sqlalchemy.orm import Mapped, mapped_column
 from store.tables.base import Base
 
 
+class PoolState(StrEnum):
+    """State of a sampling process: whether it takes samples.
+
+    - ``working``: some replica takes work.
+    - ``drained``: replicas are alive, and an operator has drained them all.
+    - ``no_replica``: no replica answers.
+    """
+
+    WORKING = "working"
+    DRAINED = "drained"
+    NO_REPLICA = "no_replica"
+
+
 class WorkerProcess(Base):
     """A process that trains or samples ``base_model``. Its lease ends at ``expires_at``, by the database's clock.
 
     A trainer with ``drained_at`` gives up its runs and gets no new ones.
+    ``pool_state`` is a sampling process's ``PoolState``.
     """
 
     __tablename__ = "worker_processes"
@@ -25,3 +40,4 @@ class WorkerProcess(Base):
     expires_at: Mapped[datetime]
     drained_at: Mapped[datetime | None]
     drain_reason: Mapped[str | None] = mapped_column(String(500))
+    pool_state: Mapped[str] = mapped_column(String(16), default=PoolState.WORKING, server_default=PoolState.WORKING)

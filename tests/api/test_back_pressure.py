@@ -10,6 +10,7 @@ from contracts.operations import OperationKind, SampledSequence, SampleOutput
 from store.settings import Settings
 from tenants.limits import set_tenant
 from tests.api.conftest import BASE, Service, Tenant
+from tests.ledger_heads import pending_samples
 
 MOST = 3
 OUTPUT = SampleOutput([SampledSequence("length", np.zeros(1, np.int32), np.zeros(1, np.float32))])
@@ -55,7 +56,7 @@ async def test_too_many_pending_samples_are_answered_429_and_accepted_later(
     assert (await ask(cats, mine, 0)).json() == accepted[0].json()
     assert (await ask(dogs, theirs, 0)).status_code == 200
     async with service.database.read() as session:
-        pending = await service.ledger.pending_samples(session, BASE, after_position=0)
+        pending = await pending_samples(service.ledger, session, BASE)
     first = next(one for one in pending if one.lane == mine)
     async with service.database.write() as transaction:
         await service.ledger.complete(transaction, [Completion(first, OUTPUT)])

@@ -54,7 +54,7 @@ from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from testing.throwaway_database import DEFAULT_SERVER
 from tests.conftest import missing_service
-from tests.ledger_heads import ready_heads
+from tests.ledger_heads import pending_samples, ready_heads
 from tests.payloads import digest, stored
 
 BASE = "test/tiny"
@@ -430,14 +430,12 @@ async def test_create_operation_is_the_first_of_its_lane(bench: Bench) -> None:
 # --- samples ---------------------------------------------------------------------------------------------------------
 
 
-async def test_samples_need_no_order_and_are_found_after_a_position(bench: Bench) -> None:
+async def test_samples_need_no_order_and_are_found_in_that_of_acceptance(bench: Bench) -> None:
     for seq_id in (10**18, 0, 7):
         await bench.accept_sample("s:sample:0", seq_id)
     async with bench.database.read() as session:
-        pending = await bench.ledger.pending_samples(session, BASE, after_position=0)
-        later = await bench.ledger.pending_samples(session, BASE, after_position=pending[0].position)
+        pending = await pending_samples(bench.ledger, session, BASE)
     assert [one.seq_id for one in pending] == [10**18, 0, 7]
-    assert [one.seq_id for one in later] == [0, 7]
     assert isinstance(pending[0].payload, SampleRequest)
     np.testing.assert_array_equal(pending[0].payload.prompt, [1, 2, 3])
     assert await bench.ready() == []
@@ -446,7 +444,7 @@ async def test_samples_need_no_order_and_are_found_after_a_position(bench: Bench
 async def test_array_results_survive(bench: Bench) -> None:
     request = await bench.accept_sample("s:sample:0", 0)
     async with bench.database.read() as session:
-        (sample,) = await bench.ledger.pending_samples(session, BASE, after_position=0)
+        (sample,) = await pending_samples(bench.ledger, session, BASE)
     tokens, logprobs = np.array([4, 5], np.int32), np.array([-0.5, -1.5], np.float32)
     await bench.finish(sample, outcome=SampleOutput([SampledSequence("stop", tokens, logprobs)]))
     status = await bench.ledger.status(bench.tenant, request)
@@ -572,7 +570,7 @@ async def test_prune_drops_payloads_of_unloaded_runs_samples_and_failures(bench:
     await _finish_steps(bench, 1)
     await bench.accept_sample("s:sample:0", 0)
     async with bench.database.read() as session:
-        samples = await bench.ledger.pending_samples(session, BASE, after_position=0)
+        samples = await pending_samples(bench.ledger, session, BASE)
     await bench.finish(*samples, outcome=SampleOutput([]))
     await _set_run(bench, state=RunState.UNLOADED)
     bench.clock.move(timedelta(hours=2))

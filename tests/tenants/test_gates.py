@@ -14,6 +14,7 @@ from migrations.upgrade import upgrade
 from store.database import Database, create_engine
 from tenants.gates import (
     Dispatch,
+    Entry,
     Gate,
     GateMode,
     Pause,
@@ -22,6 +23,7 @@ from tenants.gates import (
     closed_gates,
     gate_of,
     in_flight,
+    make_gates,
     mark_in_flight,
     open_expired,
     pause_gate,
@@ -76,9 +78,14 @@ class Gates:
         """Try to mark a sample as in flight."""
         tenant = self.other if run == DOG else self.tenant
         dispatch = Dispatch(RequestId(operation), tenant, BASE, run, "v1" if run else None, replica, process)
-        async with self.database.write() as transaction:
-            (is_in,) = await mark_in_flight(transaction, [dispatch], self.clock)
-            return is_in
+        async with asyncio.timeout(60):
+            while True:
+                async with self.database.write() as transaction:
+                    (entry,) = await mark_in_flight(transaction, [dispatch], self.clock)
+                    if entry is Entry.MISSING:
+                        await make_gates(transaction, dispatch, self.clock)
+                if entry in (Entry.IN_FLIGHT, Entry.CLOSED):
+                    return entry is Entry.IN_FLIGHT
 
     async def count(self, key: str) -> int:
         """Count the samples in flight behind the gate."""

@@ -23,6 +23,7 @@ from tenants.samplers import (
     NewSampler,
     SampledVersion,
     create_sampler,
+    held_versions,
     publish_live,
     sampled_versions,
     versions_followed,
@@ -55,13 +56,16 @@ class LiveRun:
 
     async def sampled(self) -> CheckpointId | None:
         """Read the sampled version in a transaction of its own."""
-        async with self.database.write() as transaction:
-            return (await self.dispatched(transaction)).checkpoint
+        async with asyncio.timeout(60):
+            while True:
+                async with self.database.write() as transaction:
+                    if (found := await self.dispatched(transaction)) is not None:
+                        return found.checkpoint
 
-    async def dispatched(self, transaction: AsyncSession) -> SampledVersion:
-        """Read and lock the sampled version as a dispatch in ``transaction`` does."""
-        (found,) = await sampled_versions(transaction, [(self.tenant, self.sampler)], utc_now, hold=True)
-        assert isinstance(found, SampledVersion)
+    async def dispatched(self, transaction: AsyncSession) -> SampledVersion | None:
+        """Read and lock the sampled version as a dispatch in ``transaction`` does; None: it is locked."""
+        (found,) = await held_versions(transaction, [(self.tenant, self.sampler)], utc_now)
+        assert not isinstance(found, NotFound)
         return found
 
 
@@ -99,6 +103,7 @@ async def test_a_dispatch_behind_a_publication_gets_the_new_version(live: LiveRu
 async def test_a_publication_waits_for_a_dispatch(live: LiveRun) -> None:
     async with live.database.write() as dispatch:
         sampled = await live.dispatched(dispatch)
+        assert sampled is not None
         assert sampled.checkpoint == live.version
         publishing = asyncio.create_task(live.publish())
         done, _ = await asyncio.wait([publishing], timeout=1.0)

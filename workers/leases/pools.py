@@ -4,9 +4,10 @@ import asyncio
 
 from ledger.runtime import Runtime
 from store.repeat import repeat
+from store.tables import PoolState
 from telemetry.readiness import NotReady
 from workers.leases.heartbeat import Heartbeat
-from workers.leases.processes import WorkerIdentity
+from workers.leases.processes import WorkerIdentity, tell_pool_state
 from workers.leases.reaper import reap_peers, remove_pools
 
 
@@ -36,6 +37,11 @@ class PoolHeartbeat:
         """Renew the lease, and reap dead sampling processes of the base model. Raises ``Unavailable``."""
         await self._heartbeat.renew()
         await reap_peers(self._runtime, self._heartbeat)
+
+    async def tell(self, state: PoolState) -> bool:
+        """Record whether this process takes samples. Return False while it has no lease yet. Raises ``Unavailable``."""
+        async with self._runtime.database.write() as transaction:
+            return await tell_pool_state(transaction, self.identity, state)
 
     async def check(self) -> None:
         """Raise ``NotReady`` when the lease has ended."""

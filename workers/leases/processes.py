@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.clock import Clock
 from store.database import session_name, this_host
-from store.tables import WorkerProcess
+from store.tables import PoolState, WorkerProcess
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 
@@ -75,6 +75,18 @@ async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: t
     await transaction.execute(
         insert.on_conflict_do_update(index_elements=[WorkerProcess.id], set_={"expires_at": now + lease})
     )
+
+
+async def tell_pool_state(transaction: AsyncSession, identity: WorkerIdentity, state: PoolState) -> bool:
+    """Record whether a sampling process takes samples. Return whether the process has a row."""
+    found = await transaction.execute(
+        update(WorkerProcess)
+        .where(WorkerProcess.id == identity.id)
+        .values(pool_state=state)
+        .returning(WorkerProcess.id)
+        .execution_options(synchronize_session=False)
+    )
+    return found.scalar() is not None
 
 
 async def alive(

@@ -5,23 +5,30 @@ a run, share a round with one transaction. The transaction's statements are a la
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from contracts.errors import NotFound, WeftError
+from contracts.errors import EngineFailure, NotFound, WeftError
+from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from ledger.runtime import Runtime
 from store.batcher import Batcher
-from tenants.gates import GateMode
+from tenants.gates import Entry, GateMode
 from workers.sampling.attempt import Attempt
+from workers.sampling.claims import HeldBack
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.in_flight_rows import InFlightRows
 from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.router import Router
 from workers.sampling.weight_source import WeightSource, WeightSources
 
-REPLICA_WAIT_SECONDS = 300.0
-"""Longest wait of a sample for a replica that takes work, while no replica is alive."""
+REPLICA_WAIT_SECONDS = 60.0
+"""Longest wait of a sample that has tokens for a replica that takes work, while no replica is alive."""
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 1.0
+Waiting = Callable[[], AbstractContextManager[None]]
+"""Block in which a sample waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,13 +47,14 @@ class _Question:
 class _Answer:
     """A round's answer to one sample."""
 
-    source: WeightSource
-    attempt: Attempt | None
+    entry: Entry | None
     """None: the cache knows of a closed gate, or no replica takes work."""
-    is_in_flight: bool
-    """False with an attempt: the database knows of a closed gate. The attempt has ended."""
     was_in_flight: bool
     """True if the sample had an in-flight row, which the round has deleted."""
+    run: RunId | None = None
+    """Run that the sample draws from, unless the entry is ``LOCKED``."""
+    attempt: Attempt | None = None
+    """Attempt that the round has started. It has ended unless the entry is ``IN_FLIGHT``."""
 
 
 class Dispatcher:
@@ -63,34 +71,54 @@ class Dispatcher:
         self._gate_cache = gate_cache
         self._rounds: Batcher[_Question, _Answer] = Batcher(self._round)
 
-    async def dispatch(self, operation: ReadyOperation, sequences: int) -> Attempt | None:
-        """Wait until the sample may run and a replica takes it, and mark it as in flight. Return its attempt.
+    async def dispatch(
+        self, operation: ReadyOperation, sequences: int, *, waiting: Waiting | None = None
+    ) -> Attempt | None:
+        """Mark the sample as in flight on a replica that takes it, and return its attempt.
+
+        A sample that cannot run now waits inside ``waiting()``. Without ``waiting`` it does not wait: ``HeldBack`` is raised.
 
         Return None when an ``abort`` gate closed between two attempts of a sample that was in flight. The sample then
         ends with the tokens that it has. Raises ``NotFound`` when the sample's adapter is gone, ``Unavailable`` without a
-        database, and ``EngineFailure`` when no replica is alive for ``REPLICA_WAIT_SECONDS``.
+        database, and ``HeldBack`` also when no replica is alive for ``REPLICA_WAIT_SECONDS``.
         """
-        was_in_flight = False
+        was_in_flight, pause = False, _FIRST_PAUSE_SECONDS
         while True:
             answer = await self._ask(_Question(operation, sequences))
             was_in_flight = was_in_flight or answer.was_in_flight
-            attempt, run = answer.attempt, answer.source.run
-            if attempt is not None and answer.is_in_flight:
+            attempt, run = answer.attempt, answer.run
+            if answer.entry is Entry.LOCKED:
+                # Asked again rather than waited for: a round answers samples of all tenants.
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            elif attempt is not None and answer.entry is Entry.IN_FLIGHT:
                 if attempt.routed.takes_work:
                     return attempt
                 # A replica directive came meanwhile.
                 self._attempts.end(attempt)
+            elif attempt is not None and answer.entry is Entry.MISSING:
+                await self._rows.make_gates(attempt)
             elif was_in_flight and any(gate.mode is GateMode.ABORT for gate in self._gate_cache.closed_before(run)):
                 return None
             elif attempt is not None:
                 # The database knows of a closed gate that the cache does not show yet.
                 await self._gate_cache.refresh()
-            elif self._gate_cache.closed_before(run):
-                # The change may be of other gates. The cache tells so from memory, without another round.
-                while self._gate_cache.closed_before(run):
-                    await self._gate_cache.wait_for_change(run)
+            elif waiting is None:
+                raise HeldBack(run if run is not None and self._gate_cache.is_closed(run) else None)
             else:
+                with waiting():
+                    await self._wait(run)
+
+    async def _wait(self, run: RunId | None) -> None:
+        """Wait until the gates before ``run`` are open, or else until a replica takes work."""
+        if not self._gate_cache.closed_before(run):
+            try:
                 await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
+            except EngineFailure as none:
+                raise HeldBack from none
+        while self._gate_cache.closed_before(run):
+            # The change may be of other gates. The cache tells so from memory, without another round.
+            await self._gate_cache.wait_for_change(run)
 
     async def settle(self) -> None:
         """Wait until no round runs: a round continues although its callers are cancelled."""
@@ -106,9 +134,13 @@ class Dispatcher:
             raise
 
     async def _round(self, questions: Sequence[_Question]) -> list[_Answer | WeftError]:
-        """Answer all questions in one transaction. End the attempts that the transaction does not mark as in flight."""
+        """Answer all questions in one transaction, which waits for no lock of a tenant.
+
+        End the attempts that the transaction does not mark as in flight.
+        """
         started: list[Attempt] = []
-        in_flight: set[Attempt] = set()
+        entries: dict[Attempt, Entry] = {}
+        is_done = False
         try:
             async with self._database.write() as transaction:
                 # Held: a version that is published after this transaction finds these attempts, and they are left for it.
@@ -117,26 +149,39 @@ class Dispatcher:
                     question.attempt = self._start(question, source)
                     if question.attempt is not None:
                         started.append(question.attempt)
-                marked = await self._rows.mark(transaction, started)
+                entries = await self._rows.mark(transaction, started)
+                marked = {attempt for attempt, entry in entries.items() if entry is Entry.IN_FLIGHT}
                 waiting = [question.operation for question in questions if question.attempt not in marked]
                 cleared = await self._rows.clear(transaction, waiting)
-            in_flight = marked
+            is_done = True
         finally:
             for attempt in started:
-                if attempt not in in_flight:
+                if not is_done or entries.get(attempt) is not Entry.IN_FLIGHT:
                     self._attempts.end(attempt)
-        answers: list[_Answer | WeftError] = []
-        for question, source in zip(questions, sources, strict=True):
-            if isinstance(source, NotFound):
-                answers.append(source)
-                continue
-            if question.is_cancelled and question.attempt is not None:
-                self._attempts.end(question.attempt)
-            is_in_flight, was_in_flight = question.attempt in in_flight, question.operation.id in cleared
-            answers.append(_Answer(source, question.attempt, is_in_flight, was_in_flight))
-        return answers
+        return [
+            self._answer(question, source, entries, was_in_flight=question.operation.id in cleared)
+            for question, source in zip(questions, sources, strict=True)
+        ]
 
-    def _start(self, question: _Question, source: WeightSource | NotFound) -> Attempt | None:
+    def _answer(
+        self,
+        question: _Question,
+        source: WeightSource | NotFound | None,
+        entries: Mapping[Attempt, Entry],
+        *,
+        was_in_flight: bool,
+    ) -> _Answer | WeftError:
         if isinstance(source, NotFound):
+            return source
+        if source is None:
+            return _Answer(Entry.LOCKED, was_in_flight)
+        if question.attempt is None:
+            return _Answer(None, was_in_flight, source.run)
+        if question.is_cancelled:
+            self._attempts.end(question.attempt)
+        return _Answer(entries[question.attempt], was_in_flight, source.run, question.attempt)
+
+    def _start(self, question: _Question, source: WeightSource | NotFound | None) -> Attempt | None:
+        if not isinstance(source, WeightSource):
             return None
         return self._attempts.start(question.operation, question.sequences, source)

@@ -34,9 +34,20 @@ class GateCache:
     def closed_before(self, run: RunId | None) -> list[Gate]:
         """Return the closed gates before samples of ``run`` (None: of the bare base), the pool's gate first."""
         keys = [pool_gate(self._base_model), *([run] if run is not None else [])]
+        return [self._closed[key] for key in keys if self.is_closed(key)]
+
+    def is_closed(self, key: str) -> bool:
+        """Return whether the gate is closed."""
+        gate = self._closed.get(key)
+        return gate is not None and (gate.expires_at is None or gate.expires_at > self._clock())
+
+    def next_expiry(self) -> float | None:
+        """Return the seconds until the first of the closed gates expires, None when none does."""
         now = self._clock()
-        gates = [self._closed[key] for key in keys if key in self._closed]
-        return [gate for gate in gates if gate.expires_at is None or gate.expires_at > now]
+        left = [
+            (gate.expires_at - now).total_seconds() for gate in self._closed.values() if gate.expires_at is not None
+        ]
+        return max(0.0, min(left)) if left else None
 
     async def wait_for_change(self, run: RunId | None) -> None:
         """Wait until any gate changes or a closed gate before ``run`` expires. Return at once when none is closed."""

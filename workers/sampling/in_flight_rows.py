@@ -3,17 +3,19 @@
 The request to pause a gate is answered once no sample behind that gate has a row.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Unavailable
+from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.background_tasks import BackgroundTasks
 from ledger.runtime import Runtime
 from store.batcher import Batcher
-from tenants.gates import Dispatch, clear_in_flight, mark_in_flight, update_in_flight
+from tenants.gates import Dispatch, Entry, clear_in_flight, make_gates, mark_in_flight, update_in_flight
 from workers.sampling.attempt import Attempt, AttemptState
 
 log = logging.getLogger(__name__)
@@ -34,13 +36,27 @@ class InFlightRows:
         self._process = process
         self._updates: Batcher[Attempt, None] = Batcher(self._update)
         self._background = BackgroundTasks()
+        self._making: dict[RunId | None, asyncio.Task[None]] = {}
 
-    async def mark(self, transaction: AsyncSession, attempts: Sequence[Attempt]) -> set[Attempt]:
-        """Mark the attempts' samples as in flight. Return the attempts whose gates were open; other attempts got no row."""
+    async def mark(self, transaction: AsyncSession, attempts: Sequence[Attempt]) -> dict[Attempt, Entry]:
+        """Mark the attempts' samples as in flight, those whose gates are open. Return each attempt's entry."""
         if not attempts:
-            return set()
-        marked = await mark_in_flight(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
-        return {attempt for attempt, is_marked in zip(attempts, marked, strict=True) if is_marked}
+            return {}
+        entries = await mark_in_flight(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
+        return dict(zip(attempts, entries, strict=True))
+
+    async def make_gates(self, attempt: Attempt) -> None:
+        """Insert the gates that the attempt's sample lacks, in a transaction of their own. One caller does it for each run."""
+        run = attempt.source.run
+        making = self._making.get(run)
+        if making is None:
+            making = self._making[run] = asyncio.create_task(self._make_gates(attempt))
+            making.add_done_callback(lambda _: self._making.pop(run, None))
+        await asyncio.shield(making)
+
+    async def _make_gates(self, attempt: Attempt) -> None:
+        async with self._database.write() as transaction:
+            await make_gates(transaction, self._dispatch(attempt), self._clock)
 
     async def clear(self, transaction: AsyncSession, operations: Sequence[ReadyOperation]) -> set[str]:
         """Delete the samples' rows and wake the pauses that wait for them. Return the ids of the operations that had a row."""

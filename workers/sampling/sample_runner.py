@@ -9,6 +9,7 @@ Three things end an attempt early:
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from contracts.errors import EngineFailure, StaleSample
@@ -19,6 +20,7 @@ from ledger.runtime import Runtime
 from telemetry.sampling import SamplingTelemetry
 from tenants.samplers import OnStale
 from workers.sampling.attempt import Attempt, AttemptState
+from workers.sampling.claims import SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.in_flight_rows import InFlightRows
@@ -77,6 +79,7 @@ class SampleRunner:
         rows: InFlightRows,
         dispatcher: Dispatcher,
         swap: Swap,
+        claims: SampleClaims,
         router: Router,
         telemetry: SamplingTelemetry,
     ) -> None:
@@ -86,6 +89,7 @@ class SampleRunner:
         self._rows = rows
         self._dispatcher = dispatcher
         self._swap = swap
+        self._claims = claims
         self._router = router
         self._telemetry = telemetry
 
@@ -95,13 +99,16 @@ class SampleRunner:
         """Draw ``continuation`` to its end. Being cancelled aborts what runs.
 
         Raises ``InvalidRequest`` for a mistake that the caller must correct, ``NotFound`` when the adapter is gone,
-        ``StaleSample``, and ``EngineFailure`` after too many failures in a row without a new token. After ``Unavailable``
-        the call may be repeated with the same three arguments.
+        ``StaleSample``, ``EngineFailure`` after too many failures in a row without a new token, and ``HeldBack`` for a sample
+        to give back. After ``Unavailable`` the call may be repeated with the same three arguments.
         """
         patience, newer = RetryPatience(), None
         while not continuation.finished:
             attempt = self._swap.resume(operation, continuation.unfinished, newer) if newer is not None else None
-            attempt = attempt or await self._dispatcher.dispatch(operation, continuation.unfinished)
+            if attempt is None:
+                # Tokens are in this process's memory only, so a sample that has some waits here.
+                waiting = partial(self._claims.waiting, operation) if continuation.made else None
+                attempt = await self._dispatcher.dispatch(operation, continuation.unfinished, waiting=waiting)
             if attempt is None:
                 continuation.abandon()
                 break

@@ -12,6 +12,7 @@ from tenants.checkpoints import directory_of
 from tenants.replica_directives import StandingDirective, standing_directives
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import ProcessKind, new_identity
+from workers.sampling.claims import SampleClaims
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.gate_cuts import GateCuts
@@ -59,9 +60,10 @@ def wire_sampling(
     rows = InFlightRows(runtime, facts.name, heartbeat.identity.id)
     dispatcher = Dispatcher(runtime, attempts, rows, router, gate_cache)
     swap = Swap(runtime, attempts, telemetry)
-    runner = SampleRunner(runtime, attempts, rows, dispatcher, swap, router, telemetry)
+    claims = SampleClaims(runtime, heartbeat, router, gate_cache)
+    runner = SampleRunner(runtime, attempts, rows, dispatcher, swap, claims, router, telemetry)
     gate_cuts = GateCuts(gate_cache, attempts, telemetry)
-    worker = SamplingWorker(runtime, facts, vocabulary, runner, gate_cuts, swap, heartbeat, telemetry)
+    worker = SamplingWorker(runtime, facts, vocabulary, runner, gate_cuts, swap, claims, telemetry)
     return BaseSampling(worker, pool, attempts, heartbeat, runtime)
 
 

@@ -10,7 +10,7 @@ from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.replica import AdapterVersion
 from ledger.runtime import Runtime
-from tenants.samplers import SampledVersion, Staleness, sampled_versions, versions_followed
+from tenants.samplers import SampledVersion, Staleness, held_versions, sampled_versions, versions_followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,14 @@ class WeightSources:
 
     async def hold(
         self, transaction: AsyncSession, operations: Sequence[ReadyOperation]
-    ) -> list[WeightSource | NotFound]:
-        """Return the weights of each sample, in order. Until the transaction ends, no version is published to their samplers."""
+    ) -> list[WeightSource | NotFound | None]:
+        """Return the weights of each sample, in order. Until the transaction ends, no version is published to their samplers.
+
+        None stands for a sampler that another transaction has locked. It is not waited for.
+        """
         samplers = [(operation.tenant, operation.lane) for operation in operations]
-        sampled = await sampled_versions(transaction, samplers, self._clock, hold=True)
-        return [found if isinstance(found, NotFound) else self._source(found) for found in sampled]
+        sampled = await held_versions(transaction, samplers, self._clock)
+        return [self._source(found) if isinstance(found, SampledVersion) else found for found in sampled]
 
     async def followed(self, samplers: Sequence[str]) -> Mapping[str, WeightSource]:
         """Return the weights of live samplers by the sampler's id. Samplers whose version is gone are left out."""

@@ -17,7 +17,6 @@ from contracts.operations import OperationKind, Result, SampleOutput, SampleRequ
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
-from ledger.statements import MAX_READY
 from ledger.wakeups import cancelled_samples_topic, gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
 from store.repeat import repeat
@@ -25,7 +24,7 @@ from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import clear_in_flight
 from tenants.sample_reports import record_reports
-from workers.leases.pools import PoolHeartbeat
+from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.sample_request import stop_rules
@@ -53,7 +52,7 @@ class SamplingWorker:
         runner: SampleRunner,
         gate_cuts: GateCuts,
         swap: Swap,
-        heartbeat: PoolHeartbeat,
+        claims: SampleClaims,
         telemetry: SamplingTelemetry,
     ) -> None:
         self._runtime = runtime
@@ -62,18 +61,18 @@ class SamplingWorker:
         self._runner = runner
         self._gate_cuts = gate_cuts
         self._swap = swap
-        self._heartbeat = heartbeat
+        self._claims = claims
         self._telemetry = telemetry
-        self._most_claimed = None if runtime.database.has_one_service else runtime.settings.pool_samples
-        """Most samples that this process claims at a time; None: no other process shares the samples."""
         self._endings: Batcher[tuple[ReadyOperation, Outcome], None] = Batcher(self._record)
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._drawn: dict[str, asyncio.Task[object]] = {}
         """Tasks whose samples are dispatched or drawn now; the others record an outcome."""
+        self._leaving: set[str] = set()
+        """Samples that are being given back."""
         self._cancelled: set[str] = set()
         """Samples that are drawn here although their operations have been ended from outside."""
         self._has_room = asyncio.Event()
-        self._position = 0
+        self._replicas_changed = asyncio.Event()
         self._swept_at = float("-inf")
         self._stopping = asyncio.Event()
 
@@ -81,8 +80,10 @@ class SamplingWorker:
         """Work until ``stop``, then leave the samples in flight to the next process."""
         base_model = self._facts.name
         watching = [
-            asyncio.create_task(self._heartbeat.run()),
-            asyncio.create_task(self._watch(gates_topic(base_model), self._gate_cuts.apply)),
+            asyncio.create_task(self._claims.heartbeat.run()),
+            asyncio.create_task(self._claims.watch_replicas(self._replicas_changed)),
+            asyncio.create_task(self._follow_replicas()),
+            asyncio.create_task(self._watch(gates_topic(base_model), self._follow_gates, self._gates_seconds)),
             asyncio.create_task(self._watch(versions_topic(base_model), self._swap.leave_outdated)),
             asyncio.create_task(self._watch(cancelled_samples_topic(base_model), self._end_cancelled)),
         ]
@@ -90,23 +91,47 @@ class SamplingWorker:
             self._has_room = event
             failed = f"sampling dispatch failed base={base_model}"
             await repeat(self._look, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=event, failed=failed)
-        self._heartbeat.stop()
+        self._claims.heartbeat.stop()
         ending = [*watching, *self._in_flight.values()]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         await self._runner.settle()
-        await self._heartbeat.leave()
+        await self._claims.settle()
+        await self._claims.heartbeat.leave()
 
     def stop(self) -> None:
         """End ``run`` soon. Samples that have not ended stay pending in the ledger."""
         self._stopping.set()
 
-    async def _watch(self, topic: str, apply: Callable[[], Awaitable[None]]) -> None:
-        """Call ``apply`` at once and after each announcement of ``topic``."""
+    async def _watch(
+        self, topic: str, apply: Callable[[], Awaitable[None]], seconds: Callable[[], float] = lambda: SWEEP_SECONDS
+    ) -> None:
+        """Call ``apply`` at once, after each announcement of ``topic``, and at the latest after ``seconds``."""
         with self._runtime.wakeups.listen(topic) as event:
             failed = f"{topic} was announced and not seen to"
-            await repeat(apply, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=event, failed=failed)
+            await repeat(apply, seconds=seconds, stopping=self._stopping, wake=event, failed=failed)
+
+    def _gates_seconds(self) -> float:
+        """Return the seconds until the gates are looked at again, at the latest when one of them expires."""
+        return min(SWEEP_SECONDS, self._claims.next_expiry())
+
+    async def _follow_gates(self) -> None:
+        """Cut what runs behind closed gates, and look for samples whose gates have opened."""
+        await self._gate_cuts.apply()
+        await self._claims.release_open()
+        self._has_room.set()
+
+    async def _follow_replicas(self) -> None:
+        """Record whether this process takes samples, and look for some when it begins to."""
+
+        async def tell() -> None:
+            if await self._claims.tell_state():
+                self._has_room.set()
+
+        failed = f"the state of this sampling process could not be told base={self._facts.name}"
+        wake = self._replicas_changed
+        await repeat(tell, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=wake, failed=failed)
 
     async def _end_cancelled(self) -> None:
         """Stop drawing the samples whose operations have been ended from outside."""
@@ -130,65 +155,61 @@ class SamplingWorker:
         self._swept_at = swept_at
 
     async def _sweep(self) -> None:
-        """Look at all pending samples again, and return claimed samples that this process does not work on.
-
-        A sweep repairs two things: lost wake-ups, and claims that were committed although the process saw the
-        transaction fail, as when the database goes away during the commit.
-        """
-        self._position = 0
-        if self._most_claimed is not None:
-            process, known = self._heartbeat.identity.id, list(self._in_flight)
-            async with self._runtime.database.write() as transaction:
-                await self._runtime.ledger.return_samples(transaction, self._facts.name, process=process, but=known)
+        """Return claimed samples that this process does not work on."""
+        if not self._runtime.database.has_one_service:
+            await self._claims.sweep(list(self._in_flight))
 
     async def _start_samples(self) -> None:
-        """Start every sample that waits, or as many as this process may claim."""
-        while not self._stopping.is_set():
-            operations, are_all = await self._waiting()
+        """Claim and start the samples that may run now, as long as there is room."""
+        is_more = True
+        while is_more and not self._stopping.is_set():
+            operations, is_more = await self._claims.claim()
             for operation in operations:
-                if operation.id not in self._in_flight:
-                    with working_on(operation):
-                        # The task keeps the context that it begins in.
-                        task = asyncio.create_task(self._serve(operation), name=f"sample {operation.id}")
-                    self._in_flight[operation.id] = task
-            if are_all:
-                break
-
-    async def _waiting(self) -> tuple[list[ReadyOperation], bool]:
-        """Return the oldest samples to start, claimed if need be, and whether no more are to be started now."""
-        if self._most_claimed is None:
-            async with self._runtime.database.read() as session:
-                found = await self._runtime.ledger.pending_samples(
-                    session, self._facts.name, after_position=self._position
-                )
-            self._position = max((operation.position for operation in found), default=self._position)
-            return found, len(found) < MAX_READY
-        room = self._most_claimed - len(self._in_flight)
-        if room <= 0:
-            return [], True
-        async with self._runtime.database.write() as transaction:
-            process = self._heartbeat.identity.id
-            found = await self._runtime.ledger.claim_samples(transaction, self._facts.name, process=process, most=room)
-        return found, len(found) < min(room, MAX_READY)
+                if operation.id in self._in_flight and operation.id not in self._leaving:
+                    # Taken from this process while it was cut off from the database.
+                    self._claims.ended(operation, tokens=0)
+                    continue
+                with working_on(operation):
+                    # The task keeps the context that it begins in.
+                    task = asyncio.create_task(self._serve(operation), name=f"sample {operation.id}")
+                self._in_flight[operation.id] = task
 
     async def _serve(self, operation: ReadyOperation) -> None:
-        """Run one sample and record its outcome."""
+        """Run one sample and record its outcome, or give it back."""
         self._telemetry.claimed(operation)
+        tokens = 0
         try:
-            outcome = await self._sampled(operation)
+            outcome = await self._outcome(operation)
+            tokens = 0 if isinstance(outcome, WeftError) else operation.tokens + outcome[0].drawn
+            await self._end(operation, outcome)
+        except HeldBack as held:
+            self._leaving.add(operation.id)
+            await _until_available(partial(self._claims.give_back, operation, held.gate))
+        finally:
+            self._claims.ended(operation, tokens=tokens)
+            if self._in_flight.get(operation.id) is asyncio.current_task():
+                del self._in_flight[operation.id]
+            self._leaving.discard(operation.id)
+            if self._claims.left_some:
+                self._has_room.set()
+
+    async def _outcome(self, operation: ReadyOperation) -> Outcome:
+        """Run one sample. Raises ``HeldBack``."""
+        try:
+            return await self._sampled(operation)
+        except HeldBack:
+            raise
         except Exception:
             log.exception("operation=%s kind=%s failed", operation.id, OperationKind.SAMPLE)
-            outcome = EngineFailure(f"weft failed to run this sample; the service's log has the cause ({operation.id})")
+            return EngineFailure(f"weft failed to run this sample; the service's log has the cause ({operation.id})")
+
+    async def _end(self, operation: ReadyOperation, outcome: Outcome) -> None:
+        """Record the outcome of one sample."""
         try:
             await _until_available(partial(self._finish, operation, outcome))
         except Exception:
             log.exception("operation=%s kind=%s could not be recorded", operation.id, OperationKind.SAMPLE)
             await _until_available(partial(self._finish, operation, _unrecorded(operation)))
-        finally:
-            self._in_flight.pop(operation.id, None)
-            if self._most_claimed is not None:
-                # Samples may wait beyond those claimed, and other processes may have returned some.
-                self._has_room.set()
 
     async def _sampled(self, operation: ReadyOperation) -> Outcome:
         if isinstance(operation.payload, Unreadable):
@@ -245,7 +266,9 @@ class SamplingWorker:
                 reports.append((operation.tenant, operation.id, outcome[1]))
         async with self._runtime.database.write() as transaction:
             await self._runtime.ledger.complete(transaction, completions)
-            await clear_in_flight(transaction, [operation.id for operation, _ in ends], self._heartbeat.identity.id)
+            await clear_in_flight(
+                transaction, [operation.id for operation, _ in ends], self._claims.heartbeat.identity.id
+            )
             await record_reports(transaction, reports)
             self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
         return [None] * len(ends)

@@ -16,11 +16,12 @@ from contracts.ledger_records import NewOperation
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
 from ledger.ledger import Ledger
 from ledger.runtime import Runtime
+from ledger.sample_claims import claim_samples
 from ledger.wakeups import Wakeups
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, VersionCommand, WorkerProcess
 from telemetry.telemetry import Telemetry
-from tenants.gates import Dispatch, in_flight, mark_in_flight, pool_gate
+from tenants.gates import Dispatch, Entry, in_flight, make_gates, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
@@ -94,7 +95,7 @@ class House:
                 transaction,
                 NewOperation(tenant, lane, 1, OperationKind.SAMPLE, base_model, stored(request), digest(request)),
             )
-            await ledger.claim_samples(transaction, base_model, process=pool.id, most=9)
+            await claim_samples(transaction, [sample], process=pool.id)
             await self._mark_in_flight(transaction, sample, tenant, base_model, pool.id)
             transaction.add(
                 VersionCommand(id=pool.id, process_id=pool.id, kind="withdraw", version="v", created_at=self.now)
@@ -103,7 +104,8 @@ class House:
 
     async def _mark_in_flight(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
         dispatch = Dispatch(sample, tenant, base_model, None, None, "vllm-0", process)
-        assert await mark_in_flight(transaction, [dispatch], self.clock) == [True]
+        await make_gates(transaction, dispatch, self.clock)
+        assert await mark_in_flight(transaction, [dispatch], self.clock) == [Entry.IN_FLIGHT]
 
     async def end(self, base_model: str, *, ago: timedelta) -> None:
         """Have the leases of the base's processes end ``ago`` before now."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from sqlalchemy import event
+from sqlalchemy import delete, event
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import EngineFailure, NotFound
@@ -31,6 +31,7 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
+from store.tables import AdapterGate
 from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.gates import (
@@ -40,6 +41,7 @@ from tenants.gates import (
     clear_all_in_flight,
     clear_in_flight,
     in_flight,
+    make_gates,
     mark_in_flight,
     pause_gate,
     resume_gate,
@@ -50,6 +52,7 @@ from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
 from workers.sampling.attempt import Attempt, AttemptState
+from workers.sampling.claims import HeldBack
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.gate_cuts import GateCuts
@@ -77,6 +80,10 @@ class LiveRun:
         request = SampleRequest(np.array([1, 2]), 1, SamplingParams(max_tokens=4))
         lane = self.samplers[0] if sampler is None else sampler
         return ReadyOperation(RequestId(str(uuid4())), 1, self.tenant, lane, 1, OperationKind.SAMPLE, request, 0)
+
+    def gates(self, operation: str = "none") -> Dispatch:
+        """The gates before its samples."""
+        return Dispatch(RequestId(operation), self.tenant, BASE, self.run, "v", "a", "another")
 
 
 @dataclass
@@ -191,6 +198,9 @@ async def dispatches(database_url: str, tiny_model_dir: Path, tmp_path: Path) ->
     dispatcher = Dispatcher(runtime, attempts, rows, router, gate_cache)
     swap = Swap(runtime, attempts, runtime.telemetry.sampling(BASE))
     cat, dog = await live_run(database, "cat"), await live_run(database, "dog")
+    async with database.write() as transaction:
+        for run in (cat, dog):
+            await make_gates(transaction, run.gates(), utc_now)
     yield Dispatches(database, gate_cache, attempts, rows, dispatcher, swap, cat, dog)
     await database.close()
 
@@ -235,7 +245,7 @@ async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_rou
         await pause_gate(
             transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=Pause(GateMode.KEEP), clock=utc_now
         )
-    paused = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
+    paused = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1, waiting=nullcontext))
     running = await asyncio.wait_for(dispatcher.dispatch(dog.sample(), 1), SECONDS)
     assert running is not None
     await asyncio.wait([paused], timeout=BLOCKED_SECONDS)
@@ -247,6 +257,41 @@ async def test_a_paused_adapters_sample_waits_and_its_neighbours_in_the_same_rou
     await dispatches.gate_cache.refresh()
     assert await asyncio.wait_for(paused, SECONDS) in set(dispatches.attempts)
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 1)
+
+
+async def test_a_paused_adapters_sample_without_tokens_is_held_back_by_its_gate(dispatches: Dispatches) -> None:
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    async with dispatches.database.write() as transaction:
+        await pause_gate(
+            transaction, cat.run, tenant=cat.tenant, base_model=BASE, pause=Pause(GateMode.KEEP), clock=utc_now
+        )
+    with pytest.raises(HeldBack) as held:
+        await asyncio.wait_for(dispatcher.dispatch(cat.sample(), 1), SECONDS)
+    assert held.value.gate == cat.run
+    assert await asyncio.wait_for(dispatcher.dispatch(dog.sample(), 1), SECONDS) is not None
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (0, 1)
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+async def test_a_lock_on_one_tenants_gate_holds_up_no_other_tenant(dispatches: Dispatches, has_row: bool) -> None:
+    """A controller's connection hangs in the middle of its pause, of an adapter that has a gate already or has none."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    if dispatches.database.has_one_service:
+        pytest.skip("SQLite has one writer at a time and no locks on rows")
+    if not has_row:
+        async with dispatches.database.write() as transaction:
+            await transaction.execute(delete(AdapterGate).where(AdapterGate.run_id == cat.run))
+    async with dispatches.database.write() as hanging:
+        await pause_gate(
+            hanging, cat.run, tenant=cat.tenant, base_model=BASE, pause=Pause(GateMode.KEEP), clock=utc_now
+        )
+        locked = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
+        for _ in range(3):
+            assert await asyncio.wait_for(dispatcher.dispatch(dog.sample(), 1), SECONDS) is not None
+        assert not locked.done()
+        await hanging.rollback()
+    assert await asyncio.wait_for(locked, SECONDS) is not None
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 3)
 
 
 async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatches: Dispatches) -> None:
@@ -269,13 +314,12 @@ async def test_after_settling_nothing_is_noted_for_a_process_that_stops(dispatch
     """A round goes on when all its samples are given up: notes that came later would be of a process that is gone."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     async with dispatches.database.write() as transaction:
-        await mark_in_flight(
-            transaction, [Dispatch(dog.sample().id, dog.tenant, BASE, dog.run, "v", "a", "another")], utc_now
-        )
-    async with dispatches.database.write() as publication:
-        version = await record(publication, cat.tenant, cat.run)
-        await publish_live(publication, cat.tenant, cat.run, version, utc_now)
-        given_up = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
+        await mark_in_flight(transaction, [dog.gates(dog.sample().id)], utc_now)
+    sample = cat.sample()
+    async with dispatches.database.write() as other:
+        # The round waits: another process notes the same sample.
+        await mark_in_flight(other, [cat.gates(sample.id)], utc_now)
+        given_up = asyncio.create_task(dispatcher.dispatch(sample, 1))
         await asyncio.wait([given_up], timeout=BLOCKED_SECONDS)
         given_up.cancel()
         settling = asyncio.create_task(dispatches.settle())

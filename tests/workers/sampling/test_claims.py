@@ -1,0 +1,198 @@
+"""Claims of two sampling processes of one base: tenants take turns, and nobody takes what cannot run; both databases."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contracts.base_model import read_base_model_facts
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import NewOperation, ReadyOperation
+from contracts.operations import OperationKind, SampleRequest, SamplingParams
+from contracts.sample_demand import demand_of
+from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.settings import VllmSettings
+from ledger.runtime import Runtime
+from store.clock import utc_now
+from store.database import Database, create_engine
+from store.tables import PoolState
+from tenants.gates import GateMode, Pause, pause_gate, resume_gate
+from tenants.keys import create_tenant
+from tests.payloads import digest, stored
+from tests.workers.runtimes import make_runtime
+from workers.leases.pools import PoolHeartbeat
+from workers.leases.processes import ProcessKind, new_identity
+from workers.sampling.claims import SampleClaims
+from workers.sampling.gate_cache import GateCache
+from workers.sampling.router import Router
+
+BASE = "weft/tiny"
+ROOM = 18
+"""Samples that a process claims, two of them to spare."""
+RUN = RunId("a run")
+
+
+@dataclass
+class Pool:
+    """The claims of one sampling process."""
+
+    router: Router
+    gate_cache: GateCache
+    claims: SampleClaims
+
+    async def claim(self) -> list[ReadyOperation]:
+        """Claim what the process may take now."""
+        await self.gate_cache.refresh()
+        found: list[ReadyOperation] = []
+        is_more = True
+        while is_more:
+            some, is_more = await self.claims.claim()
+            found += some
+        return found
+
+
+@dataclass
+class Pools:
+    """Two sampling processes, and tenants that send samples."""
+
+    runtime: Runtime
+    one: Pool
+    two: Pool
+    tenants: dict[str, TenantId] = field(default_factory=dict)
+    sent: int = 0
+
+    async def send(self, name: str, count: int, *, max_tokens: int = 8) -> None:
+        """Accept samples of the tenant ``name``."""
+        request = SampleRequest(np.array([1, 2]), 1, SamplingParams(max_tokens=max_tokens))
+        async with self.runtime.database.write() as transaction:
+            if name not in self.tenants:
+                self.tenants[name] = await create_tenant(transaction, name=name, clock=utc_now)
+            for _ in range(count):
+                self.sent += 1
+                new = NewOperation(
+                    tenant=self.tenants[name],
+                    lane=f"{name}:sample:0",
+                    seq_id=self.sent,
+                    kind=OperationKind.SAMPLE,
+                    base_model=BASE,
+                    payload=stored(request),
+                    digest=digest(request),
+                    demand=demand_of(request, 64),
+                )
+                await self.runtime.ledger.accept(transaction, new)
+
+    def counts(self, operations: list[ReadyOperation]) -> Counter[str]:
+        """Return how many of ``operations`` each tenant has, by its name."""
+        names = {tenant: name for name, tenant in self.tenants.items()}
+        return Counter(names[operation.tenant] for operation in operations)
+
+    async def pause(self) -> None:
+        """Close the gate of the run."""
+        async with self.runtime.database.write() as transaction:
+            pause = Pause(GateMode.KEEP)
+            await pause_gate(transaction, RUN, tenant=None, base_model=BASE, pause=pause, clock=utc_now)
+
+    async def resume(self) -> None:
+        """Open the gate of the run."""
+        async with self.runtime.database.write() as transaction:
+            await resume_gate(transaction, RUN, generation=None, clock=utc_now)
+
+
+def make_pool(runtime: Runtime, model: Path, folder: Path) -> Pool:
+    facts = replace(read_base_model_facts(BASE, model, None), context_length=64)
+    settings = VllmSettings(
+        name="a",
+        base_url="http://127.0.0.1:9",
+        served_model=BASE,
+        base=facts,
+        zero_adapter=folder / "zero",
+        max_lora_rank=8,
+        max_loras=4,
+        max_resident=4,
+    )
+    router, gate_cache = Router([VllmReplica(settings)]), GateCache(runtime, BASE)
+    heartbeat = PoolHeartbeat(new_identity(ProcessKind.POOL, BASE), runtime)
+    return Pool(router, gate_cache, SampleClaims(runtime, heartbeat, router, gate_cache))
+
+
+@pytest.fixture
+async def pools(database_url: str, tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Pools]:
+    database = Database(create_engine(database_url))
+    runtime = make_runtime(database, tmp_path, utc_now)
+    runtime = replace(runtime, settings=runtime.settings.model_copy(update={"pool_samples": ROOM}))
+    one, two = (make_pool(runtime, tiny_model_dir, tmp_path) for _ in range(2))
+    for pool in (one, two):
+        await pool.claims.heartbeat.look()
+    yield Pools(runtime, one, two)
+    await database.close()
+
+
+async def test_a_flood_stands_before_nobody_and_leaves_room_for_who_comes(pools: Pools) -> None:
+    await pools.send("flood", 100)
+    await pools.send("early", 3)
+    first = pools.counts(await pools.one.claim())
+    assert first["early"] == 3
+    await pools.send("late", 1)
+    assert pools.counts(await pools.one.claim()) == {"late": 1}
+    assert first["flood"] + 4 <= ROOM
+
+
+async def test_tenants_get_turns_by_tokens_and_not_by_samples(pools: Pools) -> None:
+    await pools.send("long", 60, max_tokens=4000)
+    await pools.send("short", 60, max_tokens=400)
+    taken: Counter[str] = Counter()
+    while taken.total() < 50:
+        claimed = await pools.one.claim()
+        taken += pools.counts(claimed)
+        for operation in claimed:
+            pools.one.claims.ended(operation, tokens=4002 if "long" in operation.lane else 402)
+    assert taken["short"] > 4 * taken["long"]
+
+
+async def test_a_paused_adapters_samples_take_no_room_and_come_back_once_it_is_open(pools: Pools) -> None:
+    await pools.send("paused", 3 * ROOM)
+    await pools.pause()
+    held = 0
+    while claimed := await pools.one.claim():
+        held += len(claimed)
+        for operation in claimed:
+            await pools.one.claims.give_back(operation, RUN)
+            pools.one.claims.ended(operation, tokens=0)
+    assert held == 3 * ROOM
+    await pools.send("neighbour", 2)
+    assert pools.counts(await pools.one.claim()) == {"neighbour": 2}
+    assert await pools.two.claim() == []
+    await pools.resume()
+    await pools.two.claims.release_open()
+    assert pools.counts(await pools.two.claim())["paused"] >= ROOM - 2
+
+
+async def test_a_sample_held_by_a_gate_that_has_just_opened_is_not_forgotten(pools: Pools) -> None:
+    await pools.send("paused", 1)
+    (operation,) = await pools.one.claim()
+    await pools.one.claims.give_back(operation, RUN)
+    pools.one.claims.ended(operation, tokens=0)
+    assert [one.id for one in await pools.two.claim()] == [operation.id]
+
+
+async def test_a_process_without_a_replica_leaves_the_samples_to_one_that_has_some(pools: Pools) -> None:
+    await pools.send("cats", 3)
+    mine = await pools.one.claim()
+    (replica,) = pools.one.router.replicas
+    pools.one.router.mark(replica, is_alive=False)
+    assert pools.one.claims.state is PoolState.NO_REPLICA
+    for operation in mine:
+        await pools.one.claims.give_back(operation, None)
+        pools.one.claims.ended(operation, tokens=0)
+    assert await pools.one.claim() == []
+    assert {one.id for one in await pools.two.claim()} == {RequestId(one.id) for one in mine}
+    await pools.send("cats", 1)
+    pools.one.router.mark(replica, is_alive=True)
+    pools.one.router.drain(replica, is_draining=True)
+    assert pools.one.claims.state is PoolState.DRAINED
+    assert await pools.one.claim() == []
+    pools.one.router.drain(replica, is_draining=False)
+    assert len(await pools.one.claim()) == 1

@@ -1,0 +1,235 @@
+"""Claims of one sampling process: which samples it takes next, the room that they fill, and what it gives back.
+
+Tenants take turns by tokens (``engine.sampling.seats``). A process takes only what can run now: nothing while no replica
+takes work or the base's gate is closed, and no sample that its adapter's closed gate holds. A sample that turns out not to
+run is given back. Only one that has tokens stays, since they would be lost; it takes no room while it waits.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import RequestId, RunId, TenantId
+from contracts.ledger_records import ReadyOperation
+from engine.round_robin import Fairness
+from engine.sampling.seats import Seats, hand_out
+from ledger.runtime import Runtime
+from ledger.sample_claims import (
+    MOST_TENANTS,
+    WaitingSample,
+    claim_samples,
+    gates_that_hold,
+    give_back,
+    release_held,
+    return_strays,
+    waiting_samples,
+)
+from ledger.statements import MAX_READY
+from ledger.wakeups import sampling_topic
+from store.batcher import Batcher
+from store.database import after_commit
+from store.tables import PoolState
+from workers.leases.pools import PoolHeartbeat
+from workers.sampling.gate_cache import GateCache
+from workers.sampling.router import Router
+
+_FEWEST_OF_EACH = 4
+"""Fewest waiting samples of a tenant that are looked at."""
+
+_AFTER_EXPIRY_SECONDS = 0.01
+
+
+class HeldBack(Exception):
+    """A sample without tokens cannot run now. ``gate`` is the run whose closed gate holds it, if one does."""
+
+    def __init__(self, gate: RunId | None = None) -> None:
+        super().__init__()
+        self.gate = gate
+
+
+@dataclass(frozen=True, slots=True)
+class _Return:
+    """A sample to give back."""
+
+    operation: ReadyOperation
+    gate: RunId | None
+
+
+class SampleClaims:
+    """Claims of one base model's samples by this process. Used from one event loop."""
+
+    def __init__(self, runtime: Runtime, heartbeat: PoolHeartbeat, router: Router, gate_cache: GateCache) -> None:
+        self.heartbeat = heartbeat
+        self._runtime = runtime
+        self._router = router
+        self._gate_cache = gate_cache
+        self._base_model = heartbeat.identity.base_model
+        self._process = heartbeat.identity.id
+        self._seats = Seats.within(runtime.settings.pool_samples)
+        self._fairness = Fairness()
+        self._held: Counter[str] = Counter()
+        """Room that each tenant's samples fill."""
+        self._costs: dict[RequestId, int] = {}
+        self._after = ""
+        """Tenant behind whom the next look begins, when there are more than one look can read."""
+        self._tenants = 1
+        """Number of tenants that the last look found."""
+        self._told = PoolState.WORKING
+        self.left_some = False
+        """True if the last call of ``claim`` left samples for want of room."""
+        self._returns: Batcher[_Return, None] = Batcher(self._return)
+
+    async def claim(self) -> tuple[list[ReadyOperation], bool]:
+        """Claim samples that may run now, and return them and whether another call may find more of them."""
+        room = min(self._seats.total - self._held.total(), MAX_READY)
+        self.left_some = room <= 0
+        if room <= 0 or not self._may_work():
+            return [], False
+        each = min(room, max(_FEWEST_OF_EACH, 2 * room // self._tenants))
+        async with self._runtime.database.read() as session:
+            waiting = await waiting_samples(session, self._base_model, of_each=each, after_tenant=self._after)
+        began_late = bool(self._after)
+        is_cut = len(waiting) >= MOST_TENANTS
+        self._tenants = max(1, len(waiting))
+        self._after = max(waiting) if is_cut else ""
+        chosen = self._choose(waiting, room)
+        claimed = await self._claim(chosen)
+        counts: Counter[str] = Counter(sample.tenant for sample in chosen)
+        self.left_some = any(counts[tenant] < len(samples) for tenant, samples in waiting.items())
+        is_more = any(counts[tenant] == len(samples) == each for tenant, samples in waiting.items())
+        return claimed, is_more or is_cut or began_late or len(claimed) < len(chosen)
+
+    def _choose(self, waiting: dict[str, list[WaitingSample]], room: int) -> list[WaitingSample]:
+        left = room
+
+        def fits(_: WaitingSample) -> bool:
+            nonlocal left
+            left -= 1
+            return left >= 0
+
+        shares = {tenant: samples[0].share for tenant, samples in waiting.items()}
+        chosen, self._fairness = hand_out(
+            waiting, self._held, self._fairness, seats=self._seats, shares=shares, fits=fits
+        )
+        return chosen
+
+    async def _claim(self, chosen: Sequence[WaitingSample]) -> list[ReadyOperation]:
+        if not chosen:
+            return []
+        claimed: list[ReadyOperation] = []
+        try:
+            async with self._runtime.database.write() as transaction:
+                ids = await claim_samples(transaction, [one.id for one in chosen], process=self._process)
+                claimed = await self._runtime.ledger.load(transaction, ids) if ids else []
+        finally:
+            mine = {operation.id for operation in claimed}
+            for sample in chosen:
+                if sample.id in mine:
+                    self._held[sample.tenant] += 1
+                    self._costs[sample.id] = sample.cost
+                else:
+                    # Another process was first, or the database went away.
+                    self._fairness = self._fairness.credit(sample.tenant, sample.cost)
+        return claimed
+
+    def ended(self, operation: ReadyOperation, *, tokens: int) -> None:
+        """Free the room of a sample that has ended or was given back; ``tokens`` are those that it took."""
+        self._free(operation.tenant)
+        cost = self._costs.pop(operation.id, 0)
+        self._fairness = self._fairness.credit(operation.tenant, cost - tokens)
+
+    @contextmanager
+    def waiting(self, operation: ReadyOperation) -> Iterator[None]:
+        """Free the room of a sample inside the block, in which it waits. It takes room again even if there is none."""
+        self._free(operation.tenant)
+        try:
+            yield
+        finally:
+            self._held[operation.tenant] += 1
+
+    async def give_back(self, operation: ReadyOperation, gate: RunId | None) -> None:
+        """Return a claimed sample to the ledger, held by ``gate`` if that is given. Samples of one moment share a transaction."""
+        await self._returns.ask(_Return(operation, gate))
+
+    async def _return(self, returns: Sequence[_Return]) -> list[None]:
+        gates: dict[RunId | None, list[RequestId]] = {}
+        for one in returns:
+            gates.setdefault(one.gate, []).append(one.operation.id)
+        async with self._runtime.database.write() as transaction:
+            for gate, ids in gates.items():
+                await give_back(transaction, ids, process=self._process, gate=gate)
+            if None in gates:
+                self._announce(transaction)
+        # A gate may have opened before its samples were held by it.
+        if gates.keys() - {None}:
+            await self.release_open()
+        return [None] * len(returns)
+
+    async def release_open(self) -> None:
+        """Let samples be claimed whose gate has opened. Called whenever gates may have changed, after the cache is refreshed."""
+        async with self._runtime.database.read() as session:
+            holding = await gates_that_hold(session, self._base_model)
+        if not holding:
+            return
+        await self._gate_cache.refresh()
+        open_ones = [gate for gate in holding if not self._gate_cache.is_closed(gate)]
+        if open_ones:
+            async with self._runtime.database.write() as transaction:
+                await release_held(transaction, self._base_model, open_ones)
+                self._announce(transaction)
+
+    def next_expiry(self) -> float:
+        """Return the seconds until the next closed gate expires, infinity when none does."""
+        left = self._gate_cache.next_expiry()
+        return float("inf") if left is None else left + _AFTER_EXPIRY_SECONDS
+
+    async def sweep(self, known: Collection[str]) -> None:
+        """Return the samples that the ledger says this process has claimed, except ``known``.
+
+        This repairs claims that were committed although the process saw the transaction fail, as when the database goes away
+        during the commit.
+        """
+        async with self._runtime.database.write() as transaction:
+            await return_strays(transaction, process=self._process, but=known)
+
+    async def tell_state(self) -> bool:
+        """Record whether this process takes samples, if that has changed. Return whether it has."""
+        state = self.state
+        if state is self._told or not await self.heartbeat.tell(state):
+            return False
+        self._told = state
+        return True
+
+    async def watch_replicas(self, changed: asyncio.Event) -> None:
+        """Set ``changed`` whenever replicas may have changed, until cancelled."""
+        while True:
+            await self._router.wait_for_change()
+            changed.set()
+
+    async def settle(self) -> None:
+        """Wait until nothing is being given back."""
+        await self._returns.settle()
+
+    @property
+    def state(self) -> PoolState:
+        """State of this process, by its replicas."""
+        if any(routed.takes_work for routed in self._router.replicas):
+            return PoolState.WORKING
+        is_alive = any(routed.is_alive for routed in self._router.replicas)
+        return PoolState.DRAINED if is_alive else PoolState.NO_REPLICA
+
+    def _free(self, tenant: TenantId) -> None:
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+    def _may_work(self) -> bool:
+        return self.state is PoolState.WORKING and not self._gate_cache.closed_before(None)
+
+    def _announce(self, transaction: AsyncSession) -> None:
+        after_commit(transaction, partial(self._runtime.wakeups.announce, sampling_topic(self._base_model)))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import gates, housekeeping, replicas, tenant_limits
+from cli import gates, housekeeping, operations, replicas, runs, sessions, suspensions, tenant_limits, trainers
 from cli.operator_log import begin_command
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.process import run_process
@@ -27,12 +27,16 @@ app = typer.Typer(
     no_args_is_help=True,
     callback=_begin,
 )
-tenant_app = typer.Typer(help="Make and list tenants, set their limits, and show their usage.", no_args_is_help=True)
+tenant_app = typer.Typer(
+    help="Make and list tenants, set their limits, suspend them, and show their usage.", no_args_is_help=True
+)
 key_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
 model_app = typer.Typer(help="Make base models to try weft with.", no_args_is_help=True)
 database_app = typer.Typer(help="Upgrade the database.", no_args_is_help=True)
 tenant_app.command("set")(tenant_limits.set_values)
 tenant_app.command("limits")(tenant_limits.show)
+tenant_app.command("suspend")(suspensions.suspend)
+tenant_app.command("resume")(suspensions.resume)
 app.add_typer(tenant_app, name="tenant")
 app.add_typer(key_app, name="key")
 app.add_typer(model_app, name="model")
@@ -40,6 +44,10 @@ app.add_typer(database_app, name="db")
 app.add_typer(gates.app, name="gate")
 app.add_typer(housekeeping.app, name="housekeeping")
 app.add_typer(replicas.app, name="replica")
+app.add_typer(operations.app, name="operation")
+app.add_typer(runs.app, name="run")
+app.add_typer(trainers.app, name="trainer")
+app.add_typer(sessions.app, name="session")
 
 
 def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:

@@ -87,6 +87,19 @@ async def hand_over_run(
     return True
 
 
+async def assign_run(transaction: AsyncSession, run: RunId, *, target: str, now: datetime, detail: str | None) -> None:
+    """Lease a run that no trainer has to the trainer ``target``. A run that has been claimed meanwhile is left alone."""
+    assigned = await transaction.scalar(
+        update(Run)
+        .where(Run.id == run, Run.trainer_id.is_(None))
+        .values(trainer_id=target, lease_token=Run.lease_token + 1)
+        .returning(Run.id)
+    )
+    if assigned is not None:
+        await transaction.execute(delete(Placement).where(Placement.run_id == run))
+        await note_run_events(transaction, [run], RunEventKind.MOVED, trainer=target, now=now, detail=detail)
+
+
 async def release_all_runs(
     transaction: AsyncSession,
     trainer: str,

@@ -21,6 +21,7 @@ from ledger.cancellation import OfOperation
 from store.tables import Run, RunState
 from tenants.limit_use import RUN_USE
 from tenants.runs import get_run, open_runs
+from tenants.suspensions import suspension_of
 
 router = APIRouter(tags=["futures"])
 
@@ -105,6 +106,11 @@ async def _result(
 
 async def _queue_state(services: ApiServices, caller: TenantId, status: OperationStatus) -> dict[str, object]:
     """Return the state of a pending operation's queue, with the reason if the operation is held back."""
+    async with services.runtime.database.read() as session:
+        suspension = await suspension_of(session, caller)
+    if suspension is not None:
+        told = suspension.reason or "ask the service's operator why"
+        return {"queue_state": "paused_capacity", "queue_state_reason": f"this tenant's work is suspended: {told}"}
     if status.kind in _CREATIONS:
         async with services.runtime.database.read() as session:
             run = await get_run(session, caller, status.lane)

@@ -6,7 +6,7 @@ hears its own. Once they come through again, the channel's user looks for what i
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from uuid import uuid4
 
@@ -38,6 +38,16 @@ def open_redis(url: str) -> Redis:
     )
 
 
+def new_sender() -> bytes:
+    """Return a name by which a process knows its own messages."""
+    return uuid4().hex[:16].encode()
+
+
+def message(sender: bytes, parts: Sequence[bytes]) -> bytes:
+    """Return the message that carries ``parts``, which have no line breaks."""
+    return b"\n".join([sender, *parts])
+
+
 class RedisChannel:
     """One channel. Parts sent at the same moment go out in one message. ``receive`` is called with other processes' parts."""
 
@@ -47,7 +57,7 @@ class RedisChannel:
         self._name = name
         self._receive = receive
         self._on_change = on_change
-        self._sender = uuid4().hex[:16].encode()
+        self._sender = new_sender()
         self._outgoing: dict[bytes, None] = {}
         self._added = asyncio.Event()
         self._heard = float("-inf")
@@ -83,7 +93,7 @@ class RedisChannel:
             self._added.clear()
             parts, self._outgoing = list(self._outgoing), {}
             try:
-                await self._redis.publish(self._name, b"\n".join([self._sender, *parts]))
+                await self._redis.publish(self._name, message(self._sender, parts))
             except (RedisError, OSError) as error:
                 log.debug("%d parts on %s are sent again: %s", len(parts), self._name, error)
                 await self._send_again(parts)

@@ -6,13 +6,14 @@ woken twice a second.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from time import monotonic
 
 from redis.asyncio import Redis
 
 from ledger.wakeups import PLACEMENTS, Wakeups
 from store.repeat import repeat, wait_for_any
-from workers.cluster.redis_channel import OUTAGE_SECONDS, RedisChannel
+from workers.cluster.redis_channel import OUTAGE_SECONDS, RedisChannel, message, new_sender
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,13 @@ NET_SECONDS = 10.0
 """Seconds between two rounds that wake every listener while Redis is well."""
 _WOKEN_AT_ONCE = 32
 _BETWEEN_TURNS_SECONDS = 0.05
+
+
+async def publish_once(redis: Redis, namespace: str, topics: Collection[str]) -> None:
+    """Wake the listeners of ``topics`` in every process, from a process that has none. Raises ``RedisError``, ``OSError``."""
+    told = [topic for topic in topics if not topic.startswith(PLACEMENTS)]
+    if told:
+        await redis.publish(f"{namespace}:wakeups", message(new_sender(), [topic.encode() for topic in told]))
 
 
 class RedisWakeups(Wakeups):

@@ -1,0 +1,58 @@
+"""``weft tenant suspend`` and ``weft tenant resume``: a tenant's accepted work waits, and goes on."""
+
+from typing import Annotated
+
+import typer
+from sqlalchemy import select
+
+from cli.operator_log import operator as operator_name
+from cli.operators import Operator, as_operator
+from cli.options import DataOption
+from ledger.wakeups import gates_topic, sampling_topic, trainer_topic
+from store.clock import utc_now
+from store.tables import WorkerProcess
+from telemetry.security import SecurityEvent, SecurityRecord, note
+from tenants.suspensions import resume_tenant, suspend_tenant
+from workers.leases.processes import ProcessKind
+
+
+def suspend(
+    name: Annotated[str, typer.Argument(help="Name of the tenant.")],
+    reason: Annotated[str, typer.Option(help="Reason that the tenant's clients read.")] = "",
+    data: DataOption = None,
+) -> None:
+    """Have a tenant's work wait: nothing is lost, new work is accepted and waits too. What is computed now ends."""
+    _change(name, data, is_suspended=True, reason=reason)
+    typer.echo(f"{name}\tsuspended")
+
+
+def resume(name: Annotated[str, typer.Argument(help="Name of the tenant.")], data: DataOption = None) -> None:
+    """Have a suspended tenant's work go on from where it is."""
+    _change(name, data, is_suspended=False)
+    typer.echo(f"{name}\tresumed")
+
+
+def _change(name: str, data: DataOption, *, is_suspended: bool, reason: str = "") -> None:
+    async def change(operator: Operator) -> None:
+        async with operator.database.write() as transaction:
+            if is_suspended:
+                tenant = await suspend_tenant(transaction, name=name, reason=reason or None, now=utc_now())
+            else:
+                tenant = await resume_tenant(transaction, name=name)
+            processes = await transaction.execute(
+                select(WorkerProcess.id, WorkerProcess.kind, WorkerProcess.base_model)
+            )
+            for process in processes:
+                if process.kind == ProcessKind.TRAINER:
+                    operator.wakeups.announce(trainer_topic(process.id))
+                else:
+                    operator.wakeups.announce(gates_topic(process.base_model))
+                    operator.wakeups.announce(sampling_topic(process.base_model))
+        event = SecurityEvent.TENANT_SUSPENDED if is_suspended else SecurityEvent.TENANT_RESUMED
+        note(
+            SecurityRecord(
+                event=event, outcome="done", actor=operator_name(), tenant=tenant, resource=name, detail=reason or None
+            )
+        )
+
+    as_operator(data, change)

@@ -38,7 +38,7 @@ async def requeue_operation(transaction: AsyncSession, operation: str) -> Requeu
     touched = await transaction.scalar(
         update(Operation)
         .where(Operation.id == operation, Operation.state == OperationState.PENDING)
-        .values(taken_by=None, attempts=0)
+        .values(taken_by=None, held_by=None, attempts=0)
         .returning(Operation.id)
     )
     if touched is None:

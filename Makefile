@@ -84,6 +84,9 @@ bench-sampling: setup vllm ## samples through weft against vLLM itself
 bench-ledger: setup ## the ledger at ten thousand rows and at a million, on PostgreSQL
 	$(PY) -m bench.ledger
 
+bench-growth: setup ## housekeeping and the ledger's calls over a million rows of everything, on PostgreSQL
+	$(PY) -m bench.growth
+
 bench-load: setup ## two thousand samples at once while others train, on a cluster
 	$(PY) -m bench.load
 

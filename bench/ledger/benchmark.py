@@ -71,12 +71,15 @@ def server_url(url: URL) -> str:
 
 
 @contextmanager
-def filled_database(server: URL, rows: int, tenants: int) -> Iterator[Filled]:
-    """Make a database with ``rows`` operations, the last of which ended just now, and drop it afterwards."""
+def filled_database(server: URL, rows: int, tenants: int, *, pending: int | None = None) -> Iterator[Filled]:
+    """Make a database with ``rows`` operations, the last of which ended just now, and drop it afterwards.
+
+    ``pending`` of the operations are pending; by default one in a thousand.
+    """
     with throwaway_database(server_url(server)) as url:
         upgrade(url)
         started = perf_counter()
-        made = LedgerRows(rows, tenants, utc_now())
+        made = LedgerRows(rows, tenants, utc_now(), pending=pending)
         with psycopg.connect(server_url(make_url(url)), autocommit=True) as filling:
             copy_into(filling, made)
         print(f"{rows:,} operations written in {perf_counter() - started:.0f} s", flush=True)

@@ -93,11 +93,14 @@ class LedgerRows:
     now: datetime
     seed: int = 1
     stale: int = STALE
+    pending: int | None = None
+    """Operations that are pending. Default: one in a thousand."""
     finished: list[tuple[TenantId, RequestId]] = field(default_factory=list)
     """Finished operations whose results are not pruned, with their tenants. Not all of them are kept."""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
+        self._pending = self.rows // _ONE_IN_PENDING if self.pending is None else self.pending
         self._old: list[_Lane] = []
         self.active = [_Lane(run_id_for(self.session(one), 1), self.tenant(one)) for one in range(self.tenants)]
         """The run that each tenant trains. All of its operations are done."""
@@ -181,7 +184,7 @@ class LedgerRows:
         """Return the columns that operations of every kind have, by age: pruned, stale, finished, pending."""
         request = RequestId(str(UUID(int=self._random.getrandbits(128), version=4)))
         created = self.now - _SPAN * ((self.rows - number) / self.rows)
-        is_pending = number >= self.rows - self.rows // _ONE_IN_PENDING
+        is_pending = number >= self.rows - self._pending
         is_failed = not is_pending and self._random.randrange(_ONE_IN_FAILED) == 0
         is_pruned = number < self.rows // 2 - self.stale
         state = OperationState.PENDING if is_pending else OperationState.FAILED if is_failed else OperationState.DONE

@@ -25,7 +25,7 @@ from workers.leases.processes import ProcessKind
 
 _SECONDS = 3.0
 _MOST_FOLDERS = 1000
-_MANY_MESSAGES = 20
+_MANY_MESSAGES = 30
 _LARGE_SKEW = timedelta(seconds=2)
 _KINDS = (ProcessKind.TRAINER, ProcessKind.POOL)
 _COMMANDS = {ProcessKind.TRAINER: "weft worker", ProcessKind.POOL: "weft pool"}

@@ -104,7 +104,7 @@ def test_a_redis_that_evicts_is_advised_against(look: Examine, redis: RedisProce
 
 def test_housekeeping_that_nobody_does_shows(look: Examine, redis: RedisProcess) -> None:
     with Redis.from_url(redis.url) as client:
-        client.rpush("weft:celery:housekeeping", *(["x"] * 21))
+        client.rpush("weft:celery:housekeeping", *(["x"] * 31))
         try:
             assert look()["housekeeping"].mark == "note"
         finally:

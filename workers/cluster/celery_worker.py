@@ -10,6 +10,8 @@ from celery import Celery
 from celery.worker import WorkController, state
 
 log = logging.getLogger(__name__)
+# A line for each message that comes, many a minute. How a task ends has a line of its own.
+logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
 
 TASK_SECONDS = 300.0
 """Longest time of a task in seconds; it is then cancelled and retried."""
@@ -40,6 +42,8 @@ class CeleryWorker:
     def start(self) -> None:
         """Start the thread; call it on the event loop that tasks should run on."""
         self._loop = asyncio.get_running_loop()
+        # A worker that this process had before has left its flag.
+        state.should_stop = None
         self._thread.start()
 
     async def stop(self) -> None:
@@ -69,8 +73,9 @@ class CeleryWorker:
         )
 
     def _consume(self) -> None:
-        # Celery's tracer looks for the app in this thread.
+        # Celery's tracer looks for the app in this thread, and in the threads that run tasks.
         self._app.set_current()
+        self._app.set_default()
         while not self._stopping.is_set():
             try:
                 controller = WorkController(

@@ -5,8 +5,10 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Sequence
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from sqlalchemy import select, update
 
@@ -22,6 +24,8 @@ from store.tables import VersionCommand
 log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 5.0
+_AT_ONCE = 256
+"""Most commands that are begun by one look; the next one finds the others."""
 
 
 class VersionCommandKind(StrEnum):
@@ -52,45 +56,60 @@ class VersionCommandRunner:
         try:
             async with self._runtime.database.read() as session:
                 mine = VersionCommand.process_id == self._process
-                found = await session.scalars(select(VersionCommand).where(mine, VersionCommand.done_at.is_(None)))
+                found = await session.scalars(
+                    select(VersionCommand).where(mine, VersionCommand.done_at.is_(None)).limit(_AT_ONCE)
+                )
                 commands = list(found)
         except Unavailable as outage:
             log.warning("version commands cannot be read: %s", outage.message)
             return
+        new = [command for command in commands if command.id not in self._running]
+        withdrawn = [command for command in new if command.kind == VersionCommandKind.WITHDRAW]
+        if withdrawn:
+            self._start(withdrawn, self._withdraw_all(withdrawn))
+        for command in new:
+            if command.kind != VersionCommandKind.WITHDRAW:
+                self._start([command], self._run_prepare(command))
+
+    def _start(self, commands: Sequence[VersionCommand], work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"version commands {commands[0].id}")
+        ids = [command.id for command in commands]
+        self._running.update(dict.fromkeys(ids, task))
+        task.add_done_callback(partial(self._ended, ids))
+
+    def _ended(self, commands: Sequence[str], _task: "asyncio.Task[None]") -> None:
         for command in commands:
-            if command.id not in self._running:
-                task = asyncio.create_task(self._run_one(command), name=f"version command {command.id}")
-                self._running[command.id] = task
-                task.add_done_callback(partial(self._ended, command.id))
+            del self._running[command]
 
-    def _ended(self, command: str, _task: "asyncio.Task[None]") -> None:
-        del self._running[command]
+    async def _withdraw_all(self, commands: Sequence[VersionCommand]) -> None:
+        """Drop the commands' versions, many at once, and record them with one statement."""
+        await asyncio.gather(*(self._withdraw(CheckpointId(command.version)) for command in commands))
+        await self._record([command.id for command in commands], None)
 
-    async def _run_one(self, command: VersionCommand) -> None:
+    async def _run_prepare(self, command: VersionCommand) -> None:
         failure: str | None = None
         version = CheckpointId(command.version)
         try:
-            match command.kind:
-                case VersionCommandKind.WITHDRAW:
-                    await self._withdraw(version)
-                case VersionCommandKind.PREPARE:
-                    await self._prepare(RunId(command.run_id or ""), version)
-                case _:
-                    failure = f"this version of weft does not know the command {command.kind[:20]!r}"
+            await self._prepare(RunId(command.run_id or ""), version)
         except WeftError as error:
             failure = error.message
         except Exception:
             log.exception("version=%s could not be loaded", version)
             failure = "the version could not be loaded; the service's log has the cause"
+        await self._record([command.id], failure)
+
+    async def _record(self, commands: Sequence[str], failure: str | None) -> None:
+        """Record the commands as carried out. One wake-up: the sender looks at all of its commands together."""
         try:
             async with self._runtime.database.write() as transaction:
                 await transaction.execute(
                     update(VersionCommand)
-                    .where(VersionCommand.id == command.id)
+                    .where(VersionCommand.id.in_(commands))
                     .values(done_at=self._runtime.clock(), error_message=failure)
+                    .execution_options(synchronize_session=False)
                 )
-                done = partial(self._runtime.wakeups.announce, version_command_topic(command.id))
+                done = partial(self._runtime.wakeups.announce, version_command_topic(commands[0]))
                 after_commit(transaction, done)
         except Unavailable as outage:
-            # The command stays open. A later look runs it again.
-            log.warning("version command %s could not be recorded: %s", command.id, outage.message)
+            # The commands stay open. A later look runs them again.
+            log.warning("version command %s could not be recorded: %s", commands[0], outage.message)

@@ -24,7 +24,7 @@ TASK_SECONDS = 20.0
 """Seconds after which a task begins no further run of its step."""
 BEHIND_SECONDS = 1.0
 """Seconds until the next run of a step that has work left over."""
-BATCH_SECONDS = 60.0
+BATCH_SECONDS = 120.0
 """Longest time of one batch, its folders included."""
 _RECORDED_AGAIN = timedelta(minutes=1)
 """Time between two records of a step that finds nothing to do, in a service of one process."""

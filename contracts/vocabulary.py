@@ -20,6 +20,7 @@ class BaseVocabulary:
     - ``encode``: text to token ids, with the tokens that the tokenizer puts first. Raises ``InvalidRequest``.
     - ``chat``: a conversation to the prompt for the assistant's next turn. None when the base has no chat template. Raises
       ``InvalidRequest``.
+    - ``longest_token``: characters of the longest token. A text of more than a context of such tokens cannot fit.
     """
 
     end_of_sequence_ids: frozenset[int]
@@ -27,3 +28,4 @@ class BaseVocabulary:
     encode: Callable[[str], list[int]] | None = None
     chat: Callable[[Sequence[ChatMessage]], list[int]] | None = None
     special_ids: frozenset[int] = frozenset()
+    longest_token: int = 256

@@ -12,9 +12,10 @@ from api.json_body import json_body
 from api.openai.choices import chat_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
 from api.openai.full_response import full_response
-from api.openai.generation import Generation, generation
+from api.openai.generation import Generation, check_text_length, generation
 from api.openai.models import named_model
 from api.openai.streamed_response import streamed_response
+from api.request_body import off_loop
 from api.route_bounds import TEXT_BODY, Holding, bounded
 from api.services import Services
 from api.wire.json_counts import TEXT
@@ -27,6 +28,10 @@ from contracts.vocabulary import BaseVocabulary, ChatMessage
 from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
+
+
+_BYTES_OF_TURN = 64
+"""Bytes of text that take as long to tokenize as the template takes for one turn of a conversation."""
 
 
 class TextPart(RequestModel):
@@ -95,7 +100,10 @@ async def chat_completions(
     model = await named_model(services, caller, body.model)
     if body.stream and body.top_logprobs:
         raise InvalidRequest("top_logprobs do not come with stream; leave one of them out")
-    prompt = _prompt(services.vocabularies[model.base_model], body.messages)
+    vocabulary, facts = services.vocabularies[model.base_model], services.base(model.base_model)
+    size = sum(_BYTES_OF_TURN + len(_text(message)) for message in body.messages)
+    check_text_length(size - _BYTES_OF_TURN * len(body.messages), "messages", vocabulary, facts)
+    prompt = await off_loop(services, caller, size, _prompt, vocabulary, body.messages)
     opened = generation(services, caller, request, body, prompts=[prompt], model=model)
     if body.stream:
         return await streamed_response(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)

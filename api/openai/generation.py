@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import ParamSpec, TypeVar
 from uuid import uuid4
 
 from fastapi import Request
@@ -13,18 +14,26 @@ from fastapi import Request
 from api.followed_sample import FollowedSample, followed
 from api.openai.models import SESSION, NamedModel, followed_version
 from api.openai.sample_request import sample_request
+from api.request_body import off_loop
 from api.sample_submission import SampleSubmission
 from api.services import ApiServices
 from api.wire.openai_requests import GenerationRequest
+from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId, TenantId
 from contracts.ledger_records import OperationState, OperationStatus
-from contracts.operations import SampledSequence
+from contracts.operations import SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
+from store.settings import Settings
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BYTES_OF_WORK = 64
+"""Bytes of JSON whose parsing takes as long as to turn one token into text."""
 _MOST_PROMPTS = 128
 """Most prompts of one request."""
 
@@ -40,6 +49,8 @@ class _Signal(Enum):
 class Generation:
     """Samples of one request: one for each prompt, with ``n`` sequences each."""
 
+    services: ApiServices
+    caller: TenantId
     model: NamedModel
     vocabulary: BaseVocabulary
     asked: GenerationRequest
@@ -61,6 +72,11 @@ class Generation:
         if self.vocabulary.decode is None:
             raise InvalidRequest(f"model: {self.model.base_model} has no tokenizer, so no text; use the Tinker API")
         return self.vocabulary.decode(tokens)
+
+    async def off_loop(self, tokens: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return ``function``'s result; it runs on a thread if it has many ``tokens`` to turn into text."""
+        size = tokens * (1 + self.asked.alternatives) * _BYTES_OF_WORK
+        return await off_loop(self.services, self.caller, size, function, *args, **kwargs)
 
     async def sequences(self) -> list[SampledSequence]:
         """Wait for the end of all samples and return their sequences in order. Raises the error of a sample that failed."""
@@ -131,9 +147,11 @@ async def generation(
     vocabulary = services.vocabularies[model.base_model]
     if not 0 < len(prompts) <= _MOST_PROMPTS:
         raise InvalidRequest(f"prompt must hold 1 to {_MOST_PROMPTS} prompts; got {len(prompts)}")
-    tokens = [_encoded(vocabulary, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     facts, settings = services.base(model.base_model), services.runtime.settings
-    samples = [sample_request(asked, prompt, facts, vocabulary, settings) for prompt in tokens]
+    size = sum(map(len, prompts))
+    tokens, samples = await off_loop(
+        services, caller, size, _samples, asked, prompts, facts=facts, vocabulary=vocabulary, settings=settings
+    )
     sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
     key = given or uuid4().hex
@@ -151,14 +169,38 @@ async def generation(
     ]
     async with AsyncExitStack() as stack:
         followers = [await stack.enter_async_context(followed(services, submission)) for submission in submissions]
-        yield Generation(model, vocabulary, asked, tokens, followers)
+        yield Generation(services, caller, model, vocabulary, asked, tokens, followers)
 
 
-def _encoded(vocabulary: BaseVocabulary, text: str) -> list[int]:
+def _samples(
+    asked: GenerationRequest,
+    prompts: Sequence[Sequence[int] | str],
+    *,
+    facts: BaseModelFacts,
+    vocabulary: BaseVocabulary,
+    settings: Settings,
+) -> tuple[list[list[int]], list[SampleRequest]]:
+    """Return the tokens and the sample of each prompt. Raises ``InvalidRequest``."""
+    tokens = [_encoded(vocabulary, facts, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    return tokens, [sample_request(asked, prompt, facts, vocabulary, settings) for prompt in tokens]
+
+
+def _encoded(vocabulary: BaseVocabulary, facts: BaseModelFacts, text: str) -> list[int]:
     """Return the tokens of ``text``. Raises ``InvalidRequest`` for a base model without a tokenizer."""
     if vocabulary.encode is None:
         raise InvalidRequest("prompt: this base model has no tokenizer; send token ids instead of text")
+    check_text_length(len(text), "prompt", vocabulary, facts)
     return vocabulary.encode(text)
+
+
+def check_text_length(length: int, field: str, vocabulary: BaseVocabulary, facts: BaseModelFacts) -> None:
+    """Raise ``InvalidRequest`` for a text of ``length`` characters that no tokens could bring into the context."""
+    most = facts.context_length * vocabulary.longest_token
+    if length > most:
+        raise InvalidRequest(
+            f"{field} has {length} characters; the context of {facts.name} holds {facts.context_length} tokens, which are "
+            f"at most {most}: shorten it"
+        )
 
 
 async def _sampler(services: ApiServices, caller: TenantId, model: NamedModel) -> SamplerId:

@@ -61,9 +61,11 @@ async def _events(
                     yield b": still here\n\n"
                     continue
                 place, tokens = said
-                text = texts[place].push(tokens.tokens)
-                if text or tokens.tokens:
-                    yield _chunk(common, [part(generation, place, text, tokens)])
+                chunk = await generation.off_loop(
+                    len(tokens.tokens), _piece, generation, common, place, texts[place], tokens, part
+                )
+                if chunk:
+                    yield chunk
             sequences = await generation.sequences()
             for place, sequence in enumerate(sequences):
                 yield _chunk(common, [end(place, texts[place].end(), sequence.stop_reason)])
@@ -73,6 +75,19 @@ async def _events(
         except WeftError as error:
             yield b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
         yield b"data: [DONE]\n\n"
+
+
+def _piece(
+    generation: Generation,
+    common: dict[str, Any],
+    place: int,
+    stream: TextStream,
+    tokens: TokensMade,
+    part: RenderPart,
+) -> bytes:
+    """Return the chunk for new tokens of a sequence; empty without any."""
+    text = stream.push(tokens.tokens)
+    return _chunk(common, [part(generation, place, text, tokens)]) if text or tokens.tokens else b""
 
 
 def _chunk(common: dict[str, Any], choices: list[dict[str, Any]]) -> bytes:

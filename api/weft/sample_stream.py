@@ -10,13 +10,16 @@ from fastapi.responses import StreamingResponse
 from api.authentication import Caller
 from api.followed_sample import FollowedSample, followed
 from api.json_body import json_body
+from api.request_body import off_loop
 from api.route_bounds import PROMPT_BODY, Holding, bounded
 from api.sample_submission import SampleSubmission, tinker_submission
 from api.services import ApiServices, Services
 from api.wire.json_counts import DATA
 from api.wire.tinker_requests import AsampleRequest
 from contracts.errors import WeftError
+from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import OperationState
+from contracts.operations import SampleOutput
 from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["sampling"])
@@ -56,7 +59,7 @@ async def _events(services: ApiServices, submission: SampleSubmission) -> AsyncI
                 yield b": still here\n\n"
             for event in _tokens(made):
                 yield event
-        yield await _end(sample)
+        yield await _end(services, submission.tenant, sample)
 
 
 def _tokens(made: Iterable[TokensMade]) -> Iterable[bytes]:
@@ -73,7 +76,7 @@ def _tokens(made: Iterable[TokensMade]) -> Iterable[bytes]:
         )
 
 
-async def _end(sample: FollowedSample) -> bytes:
+async def _end(services: ApiServices, caller: TenantId, sample: FollowedSample) -> bytes:
     try:
         status = await sample.status()
         if status.state is OperationState.FAILED:
@@ -81,15 +84,25 @@ async def _end(sample: FollowedSample) -> bytes:
         result = await sample.output()
     except WeftError as error:
         return _event("error", {"error": error.message, "code": error.code})
+    size = sum(sequence.tokens.nbytes + sequence.logprobs.nbytes for sequence in result.sequences)
+    return await off_loop(services, caller, size, _done, sample.request_id, result)
+
+
+def _done(request_id: RequestId, result: SampleOutput) -> bytes:
     sequences = [
-        {
-            "stop_reason": sequence.stop_reason,
-            "tokens": sequence.tokens.tolist(),
-            "logprobs": sequence.logprobs.tolist(),
-        }
+        # One by one: a fragment is copied, and other threads get their turn between two of them.
+        orjson.Fragment(
+            orjson.dumps(
+                {
+                    "stop_reason": sequence.stop_reason,
+                    "tokens": sequence.tokens.tolist(),
+                    "logprobs": sequence.logprobs.tolist(),
+                }
+            )
+        )
         for sequence in result.sequences
     ]
-    return _event("done", {"request_id": sample.request_id, "sequences": sequences})
+    return _event("done", {"request_id": request_id, "sequences": sequences})
 
 
 def _event(name: str, data: object) -> bytes:

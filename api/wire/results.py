@@ -61,7 +61,7 @@ def _json(kind: OperationKind, result: Result) -> dict[str, Any]:
             named = {"path": result.path, "sampling_session_id": result.sampling_session_id}
             return {"type": kind, **{name: value for name, value in named.items() if value is not None}}
         case ForwardBackwardOutput():
-            outputs = [{"logprobs": _json_tensor(logprobs)} for logprobs in result.logprobs]
+            outputs = [_piece({"logprobs": _json_tensor(logprobs)}) for logprobs in result.logprobs]
             return {
                 "loss_fn_output_type": _ARRAY_RECORD,
                 "loss_fn_outputs": outputs,
@@ -69,6 +69,11 @@ def _json(kind: OperationKind, result: Result) -> dict[str, Any]:
             }
         case SampleOutput():
             return _json_sample(result)
+
+
+def _piece(content: dict[str, Any]) -> orjson.Fragment:
+    """Return a part of an answer as JSON. The interpreter's lock is held for one part at a time, not for all of them."""
+    return orjson.Fragment(orjson.dumps(content))
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:
@@ -83,11 +88,13 @@ def _json_sample(result: SampleOutput) -> dict[str, Any]:
     content: dict[str, Any] = {
         "type": OperationKind.SAMPLE,
         "sequences": [
-            {
-                "stop_reason": sequence.stop_reason,
-                "tokens": sequence.tokens.tolist(),
-                "logprobs": sequence.logprobs.tolist(),
-            }
+            _piece(
+                {
+                    "stop_reason": sequence.stop_reason,
+                    "tokens": sequence.tokens.tolist(),
+                    "logprobs": sequence.logprobs.tolist(),
+                }
+            )
             for sequence in result.sequences
         ],
         "prompt_cache_hit_tokens": result.prompt_cache_hit_tokens,

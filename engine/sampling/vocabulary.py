@@ -28,6 +28,7 @@ def read_vocabulary(path: Path) -> BaseVocabulary:
         encode=texts.encode,
         chat=texts.chat if tokenizer.chat_template else None,
         special_ids=frozenset(tokenizer.all_special_ids),
+        longest_token=max(map(len, tokenizer.get_vocab())),
     )
 
 

@@ -1,6 +1,7 @@
 """The HTTP server of the API: binds the address early, and answers held polls before it ends."""
 
 import asyncio
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import uvicorn
 
 from api.app import create_app
 from api.services import ApiServices
+from cli.http_protocol import protocol
 from contracts.errors import InvalidRequest
 from ledger.wakeups import Wakeups
 from store.settings import Settings
@@ -56,7 +58,8 @@ class ApiServer(uvicorn.Server):
                 log_config=None,
                 # The application reads forwarded headers itself, from trusted proxies only.
                 proxy_headers=False,
-                timeout_keep_alive=75,
+                http=protocol(settings),
+                timeout_keep_alive=math.ceil(settings.keep_alive.total_seconds()),
                 timeout_graceful_shutdown=10,
             )
         )

@@ -13,11 +13,11 @@ class HttpSettings(BaseSettings):
         default=16384,
         ge=16,
         description="Most connections of one API process, or fewer if the process may open fewer files. A further "
-        "connection takes the place of the one that has been idle for longest.",
+        "connection takes the place of an idle one.",
     )
     header_timeout: timedelta = Field(
         default=timedelta(seconds=20),
-        description="Longest time from a connection's, or a request's, first byte to the end of its headers.",
+        description="Longest time from a connection's beginning, or a request's first byte, to the end of its headers.",
     )
     keep_alive: timedelta = Field(
         default=timedelta(seconds=75), description="Time without a request after which a connection is closed."

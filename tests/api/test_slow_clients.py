@@ -1,0 +1,171 @@
+"""Clients that send nothing, or too slowly, or read nothing, or open too much, end in time and hold nobody up."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import httpx
+import pytest
+import pytest_asyncio
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cli.http_protocol import protocol
+from ledger.wakeups import operation_topic
+from store.settings import Settings
+from tests.api.conftest import Service, Tenant
+
+DEADLINE = 60
+SHORT = timedelta(seconds=0.5)
+MOST_CONNECTIONS = 24
+POLLS = 3
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Short time limits and few polls."""
+    return Settings(
+        data_dir=settings.data_dir,
+        header_timeout=SHORT,
+        body_timeout=SHORT,
+        send_timeout=SHORT,
+        max_connections=MOST_CONNECTIONS,
+        tenant_polls=POLLS,
+        poll_hold=timedelta(seconds=20),
+    )
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, settings: Settings) -> AsyncIterator[int]:
+    """Serve ``app`` as ``weft api`` does; yields the port."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    config = uvicorn.Config(app, http=protocol(settings), log_level=logging.ERROR, lifespan="off")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+@pytest_asyncio.fixture
+async def port(service: Service, settings: Settings) -> AsyncIterator[int]:
+    """The port of the API with its time limits."""
+    async with served(service.app, settings) as port:
+        yield port
+
+
+async def answer_of(port: int, dribble: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> bytes:
+    """Everything that the server said until it ended the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    said = bytearray()
+
+    async def read() -> None:
+        while piece := await reader.read(65536):
+            said.extend(piece)
+
+    dribbling = asyncio.ensure_future(dribble(writer))
+    try:
+        await read()
+    except ConnectionError:
+        pass
+    finally:
+        dribbling.cancel()
+        writer.close()
+    return bytes(said)
+
+
+def byte_by_byte(head: bytes, every: bytes) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    """Send ``head`` at once, and then ``every`` again and again, for ever."""
+
+    async def dribble(writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while every:
+            await asyncio.sleep(0.05)
+            writer.write(every)
+
+    return dribble
+
+
+HEAD = b"POST /api/v1/telemetry HTTP/1.1\r\nHost: x\r\n"
+STRANGERS = {
+    "nothing": byte_by_byte(b"", b""),
+    "empty lines": byte_by_byte(b"", b"\r\n"),
+    "half a header": byte_by_byte(HEAD, b""),
+    "headers for ever": byte_by_byte(HEAD, b"a: b\r\n"),
+    "a body without a key": byte_by_byte(HEAD + b"Content-Length: 1000000\r\n\r\n", b"x"),
+    "a second request's header": byte_by_byte(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + HEAD, b"a: b\r\n"),
+}
+
+
+@pytest.mark.parametrize("stranger", list(STRANGERS))
+async def test_a_connection_without_a_key_ends_in_time(port: int, dogs: Tenant, stranger: str) -> None:
+    session = await dogs.session()
+    async with asyncio.timeout(DEADLINE):
+        ended = asyncio.create_task(answer_of(port, STRANGERS[stranger]))
+        while not ended.done():
+            answer = await dogs.http.post("/session_heartbeat", json={"session_id": session})
+            assert answer.status_code == 200
+        said = await ended
+    assert b" 200 " not in said or b"second" in stranger.encode()
+
+
+async def test_a_body_that_stops_coming_is_408_and_holds_no_place(port: int, cats: Tenant, service: Service) -> None:
+    head = HEAD + b"X-API-Key: " + cats.key.encode() + b"\r\nContent-Length: 1000000\r\n\r\n"
+    async with asyncio.timeout(DEADLINE):
+        for dribble in (byte_by_byte(head, b""), byte_by_byte(head, b"x")):
+            assert b"body_too_slow" in await answer_of(port, dribble)
+    assert service.services.admission.body_bytes.used(cats.id) == 0
+
+
+async def test_a_client_that_does_not_read_is_cut_off(settings: Settings) -> None:
+    ended = asyncio.Event()
+
+    async def endless(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        # Once the connection is cut off, sends end at once.
+        for _ in range(512):
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+        ended.set()
+
+    async with served(endless, settings) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(DEADLINE):
+            await ended.wait()
+        writer.close()
+
+
+async def test_idle_strangers_leave_room_for_a_tenant(port: int, dogs: Tenant) -> None:
+    strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST_CONNECTIONS)]
+    async with asyncio.timeout(DEADLINE), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        answer = await http.post("/api/v1/client/config", json={}, headers={"X-API-Key": dogs.key})
+        assert answer.status_code == 200
+    for _, writer in strangers:
+        writer.close()
+
+
+async def test_polls_beyond_a_tenants_share_are_429_and_another_tenants_are_held(
+    cats: Tenant, dogs: Tenant, service: Service
+) -> None:
+    run, other = await cats.run(), await dogs.run()
+    ids = [await cats.operation(run, seq_id=seq_id) for seq_id in range(1, POLLS + 1)]
+    theirs = await dogs.operation(other)
+
+    async def poll(tenant: Tenant, request_id: str) -> httpx.Response:
+        return await tenant.http.post("/retrieve_future", json={"request_id": request_id})
+
+    held = [asyncio.create_task(poll(cats, one)) for one in ids]
+    for one in ids:
+        await service.wakeups.until_listened(operation_topic(one))
+    refused = await poll(cats, ids[0])
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
+    their_poll = asyncio.create_task(poll(dogs, theirs))
+    await service.wakeups.until_listened(operation_topic(theirs))
+    for task in (*held, their_poll):
+        task.cancel()
+    await asyncio.gather(*held, their_poll, return_exceptions=True)

@@ -14,7 +14,8 @@ from contracts.codec import request_digest
 from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, RejectedOperation, new_request_id
-from contracts.operations import OperationKind, Payload, TrainingBatch
+from contracts.operations import LoadWeights, OperationKind, Payload, TrainingBatch
+from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.limits import Limits
 from tenants.runs import RunStanding, run_standing
@@ -98,6 +99,7 @@ async def _operation(
         trainer=run.trainer,
         trace_id=current_work().trace_id,
         key_id=current_work().key_id,
+        loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
     )
 
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result, Unreadable
+from contracts.paths import CheckpointPath
 from contracts.sample_demand import SampleDemand
 
 UNLOAD_SEQ_ID = 2**62
@@ -67,6 +68,8 @@ class NewOperation:
     id: RequestId = field(default_factory=new_request_id)
     demand: SampleDemand | None = None
     """Most that a sample can take; None for training."""
+    loads: CheckpointPath | None = None
+    """Checkpoint that the operation loads."""
 
     def rejected(self, error: WeftError) -> "RejectedOperation":
         """Return the record by which this operation fails at once with ``error``; a repeat finds it."""

@@ -76,6 +76,7 @@ from store.database import Database, after_commit
 from store.repeat import wait_for
 from store.tables import Operation, Run
 from telemetry.telemetry import Telemetry
+from tenants.checkpoint_holds import resolve_when_accepted
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,8 @@ class Ledger:
             after_commit(transaction, lambda: self.wakeups.announce(sampling_topic(new.base_model)))
         else:
             await self._announce_training(transaction, new)
+        if new.loads is not None and request_id == new.id:
+            await resolve_when_accepted(transaction, new.tenant, request_id, new.loads, self._clock)
         if self._telemetry.traces.is_on:
             after_commit(transaction, partial(self._telemetry.accepted, request_id, new.kind, started=started))
         return accepted

@@ -1,15 +1,25 @@
 """Publication of trained weights: replicas load a version before samplers follow it, and unload it before it is deleted."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
+from contracts.errors import WeftError
 from contracts.ids import CheckpointId, RunId
+
+log = logging.getLogger(__name__)
 
 Prepare = Callable[[RunId, CheckpointId], Awaitable[None]]
 """Loads a version of a run on the replicas that sample the run. Raises ``WeftError``: then no replica keeps the version."""
 Withdraw = Callable[[CheckpointId], Awaitable[None]]
-"""Unloads a version from every replica, and returns once nothing reads its folder any more. Does not raise."""
+"""Unloads a version from every replica, and returns once nothing reads its folder any more.
+
+Raises ``WeftError`` when a living replica keeps it.
+"""
+WITHDRAWAL = timedelta(seconds=10)
+"""Longest wait for a withdrawal. What still reads the version then is asked again later."""
 
 
 class Publication(Protocol):
@@ -18,8 +28,11 @@ class Publication(Protocol):
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
         """Load ``version`` so that live samplers may follow it. Raises ``WeftError`` if live samplers must not."""
 
-    async def withdraw(self, versions: Sequence[CheckpointId]) -> None:
-        """Unload the versions everywhere. Call it after their rows are deleted and before their folders are removed."""
+    async def withdraw(self, versions: Sequence[CheckpointId]) -> set[CheckpointId]:
+        """Unload the versions everywhere, and return those whose folders nothing reads any more.
+
+        Call it after the versions' rows are deleted and before their folders are removed.
+        """
 
 
 class LocalPublication:
@@ -39,6 +52,17 @@ class LocalPublication:
         if (found := self._prepare.get(base_model)) is not None:
             await found(run, version)
 
-    async def withdraw(self, versions: Sequence[CheckpointId]) -> None:
+    async def withdraw(self, versions: Sequence[CheckpointId]) -> set[CheckpointId]:
         """See ``Publication``."""
-        await asyncio.gather(*(withdraw(version) for withdraw in self._withdraw for version in versions))
+        unread = await asyncio.gather(*(self._is_withdrawn(version) for version in versions))
+        return {version for version, is_unread in zip(versions, unread, strict=True) if is_unread}
+
+    async def _is_withdrawn(self, version: CheckpointId) -> bool:
+        try:
+            async with asyncio.timeout(WITHDRAWAL.total_seconds()):
+                for withdraw in self._withdraw:
+                    await withdraw(version)
+        except (WeftError, TimeoutError) as failure:
+            log.warning("version=%s is read still: %s", version, str(failure) or "samples draw from it")
+            return False
+        return True

@@ -1,6 +1,6 @@
 """Checkpoints: database rows, each for one immutable folder of saved weights.
 
-Functions that delete rows return the folders. The caller removes the files after the commit.
+The folders of deleted rows are discarded (``tenants.discarded_folders``).
 """
 
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select
+from sqlalchemy import ColumnElement, bindparam, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
@@ -16,6 +16,7 @@ from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import CheckpointPath, Segment
 from store.clock import Clock
 from store.tables import Checkpoint, Run
+from tenants.discarded_folders import discard
 
 MAX_TTL = timedelta(days=3653)
 
@@ -88,10 +89,8 @@ def path_of(checkpoint: Checkpoint) -> CheckpointPath:
     return CheckpointPath(checkpoint.run_id, Segment(checkpoint.segment), checkpoint.name)
 
 
-async def record_checkpoint(
-    transaction: AsyncSession, tenant: TenantId, new: NewCheckpoint, clock: Clock
-) -> str | None:
-    """Insert the row in place of one with the same address. Return the replaced folder, to be removed after the commit."""
+async def record_checkpoint(transaction: AsyncSession, tenant: TenantId, new: NewCheckpoint, clock: Clock) -> None:
+    """Insert the row in place of one with the same address, whose folder is discarded."""
     now = clock()
     address = (
         Checkpoint.run_id == new.run_id,
@@ -99,9 +98,7 @@ async def record_checkpoint(
         Checkpoint.name == new.name,
         Checkpoint.tenant_id == tenant,
     )
-    replaced = await transaction.scalar(select(Checkpoint.directory).where(*address))
-    if replaced is not None:
-        await transaction.execute(delete(Checkpoint).where(*address))
+    await discard(transaction, list(await transaction.scalars(select(Checkpoint.id).where(*address))), now)
     transaction.add(
         Checkpoint(
             id=new.id,
@@ -119,7 +116,6 @@ async def record_checkpoint(
         )
     )
     await transaction.flush()
-    return replaced
 
 
 async def find_checkpoint(
@@ -205,12 +201,11 @@ async def latest_checkpoints(
     return {(row.run_id, row.segment): row for row in await session.scalars(newest)}
 
 
-async def delete_checkpoint(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> str:
-    """Delete the row. Return its folder, to be removed after the commit. Raises ``NotFound``."""
+async def delete_checkpoint(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> None:
+    """Delete the row and discard its folder. Raises ``NotFound``."""
     found, _ = await find_checkpoint(transaction, tenant, path, clock)
-    await transaction.delete(found)
-    await transaction.flush()
-    return found.directory
+    transaction.expunge(found)
+    await discard(transaction, [found.id], clock())
 
 
 async def set_ttl(

@@ -1,12 +1,24 @@
-"""Folders of the data folder that rows name: checkpoints' and the newest snapshot of each run."""
+"""Folders of the data folder that rows name: checkpoints', those of deleted checkpoints, the newest snapshot of each run."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from store.tables import Checkpoint, Run, RunState
+from contracts.ids import CheckpointId
+from store.tables import Checkpoint, CheckpointHold, DiscardedFolder, Run, RunState, SampleInFlight
+from tenants.checkpoint_holds import is_needed
 from tenants.checkpoints import CHECKPOINTS, checkpoint_in
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A folder, relative to the data folder, and the checkpoint or version that it is of."""
+
+    directory: str
+    checkpoint: CheckpointId
 
 
 async def unrecorded_folders(session: AsyncSession, folders: Sequence[str]) -> list[str]:
@@ -16,11 +28,26 @@ async def unrecorded_folders(session: AsyncSession, folders: Sequence[str]) -> l
     if folders[0].startswith(f"{CHECKPOINTS}/"):
         # By the id, which names the folder: the directory has no index.
         ids = [checkpoint_in(folder) for folder in folders]
-        known = {*await session.scalars(select(Checkpoint.directory).where(Checkpoint.id.in_(ids)))}
+        recorded = select(Checkpoint.directory).where(Checkpoint.id.in_(ids))
+        waiting = select(DiscardedFolder.directory).where(DiscardedFolder.directory.in_(folders))
+        known = {*await session.scalars(recorded), *await session.scalars(waiting)}
     else:
         snapshots = await session.scalars(select(Run.snapshot_dir).where(Run.snapshot_dir.in_(folders)))
         known = {name for name in snapshots if name}
     return [folder for folder in folders if folder not in known]
+
+
+async def removable(session: AsyncSession, *, discarded_before: datetime, most: int) -> list[Discarded]:
+    """Return the oldest folders that no sample in flight and no run or replay of a ``load_weights`` reads."""
+    is_drawn = exists().where(SampleInFlight.version == DiscardedFolder.checkpoint_id)
+    is_held = exists().where(CheckpointHold.checkpoint_id == DiscardedFolder.checkpoint_id, is_needed())
+    rows = await session.execute(
+        select(DiscardedFolder.directory, DiscardedFolder.checkpoint_id)
+        .where(DiscardedFolder.discarded_at <= discarded_before, ~is_drawn, ~is_held)
+        .order_by(DiscardedFolder.discarded_at, DiscardedFolder.directory)
+        .limit(most)
+    )
+    return [Discarded(row.directory, CheckpointId(row.checkpoint_id)) for row in rows]
 
 
 def newest_recorded_folders(connection: Connection, most: int) -> list[str]:

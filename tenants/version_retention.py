@@ -1,19 +1,19 @@
 """Retention of checkpoints: those that have expired go, and versions without a name that nobody samples from.
 
-Functions that delete rows return the folders. The caller removes the files after the commit.
+The folders of deleted rows are discarded (``tenants.discarded_folders``).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, and_, exists, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from store.pending_operations import IS_PENDING, IS_SAMPLE
 from store.tables import Checkpoint, Operation, SampleInFlight, Sampler, Session
 from store.walk import Place
+from tenants.discarded_folders import discard
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,21 @@ class VersionRules:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Folders of the deleted checkpoints, and where the walk goes on: None at its end."""
+    """Number of the deleted checkpoints, and where the walk goes on: None at its end."""
 
-    folders: list[str]
+    discarded: int
     next: Place | None
 
 
-async def delete_expired(transaction: AsyncSession, *, now: datetime, most: int) -> list[str]:
-    """Delete at most ``most`` checkpoints whose time to live is over. Return their folders."""
+async def delete_expired(transaction: AsyncSession, *, now: datetime, most: int) -> int:
+    """Delete at most ``most`` checkpoints whose time to live is over. Return how many."""
     expired = select(Checkpoint.id).where(Checkpoint.expires_at <= now).order_by(Checkpoint.expires_at).limit(most)
-    return await _delete(transaction, list(await transaction.scalars(expired)))
+    return await discard(transaction, list(await transaction.scalars(expired)), now)
 
 
-async def retire_versions(transaction: AsyncSession, rules: VersionRules, *, after: Place | None, most: int) -> Retired:
+async def retire_versions(
+    transaction: AsyncSession, rules: VersionRules, *, now: datetime, after: Place | None, most: int
+) -> Retired:
     """Delete the versions without a name that no rule keeps, among the next ``most`` by age."""
     query = (
         select(Checkpoint.id, Checkpoint.created_at, _is_in_use(rules).label("is_in_use"))
@@ -58,8 +60,8 @@ async def retire_versions(transaction: AsyncSession, rules: VersionRules, *, aft
     if after is not None:
         query = query.where(after.precedes(Checkpoint.created_at, Checkpoint.id))
     seen = (await transaction.execute(query)).all()
-    folders = await _delete(transaction, [row.id for row in seen if not row.is_in_use])
-    return Retired(folders, Place(seen[-1].created_at, seen[-1].id) if len(seen) == most else None)
+    discarded = await discard(transaction, [row.id for row in seen if not row.is_in_use], now)
+    return Retired(discarded, Place(seen[-1].created_at, seen[-1].id) if len(seen) == most else None)
 
 
 def _is_in_use(rules: VersionRules) -> ColumnElement[bool]:
@@ -104,15 +106,3 @@ def _is_in_use(rules: VersionRules) -> ColumnElement[bool]:
         .exists()
     )
     return or_(is_drawn, has_sampler)
-
-
-async def _delete(transaction: AsyncSession, ids: Sequence[str]) -> list[str]:
-    if not ids:
-        return []
-    gone = await transaction.scalars(
-        delete(Checkpoint)
-        .where(Checkpoint.id.in_(ids))
-        .returning(Checkpoint.directory)
-        .execution_options(synchronize_session=False)
-    )
-    return list(gone)

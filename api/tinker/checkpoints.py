@@ -1,6 +1,5 @@
 """Endpoints of a tenant's checkpoints: list, delete, set the time to live."""
 
-import asyncio
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -102,12 +101,13 @@ async def list_checkpoints(caller: Caller, services: Services, page: Page, reque
 
 @router.delete("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}", status_code=204)
 async def delete_checkpoint(caller: Caller, services: Services, run_id: PathId, checkpoint_id: PathId) -> None:
-    """Delete the checkpoint, then its files. Raises ``NotFound``; ``InvalidRequest`` unless the id is ``{segment}/{name}``."""
+    """Delete the checkpoint. Its files go once no sample and no replay reads them.
+
+    Raises ``NotFound``, and ``InvalidRequest`` unless the id is ``{segment}/{name}``.
+    """
     path = _address(run_id, checkpoint_id)
     async with services.runtime.database.write() as transaction:
-        directory = await checkpoints.delete_checkpoint(transaction, caller, path, services.runtime.clock)
-    await services.runtime.publication.withdraw([checkpoints.checkpoint_in(directory)])
-    await asyncio.to_thread(services.runtime.data_folder.remove, directory)
+        await checkpoints.delete_checkpoint(transaction, caller, path, services.runtime.clock)
 
 
 @router.put("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}/ttl", status_code=204)

@@ -20,7 +20,8 @@ from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, new_request_id
-from contracts.operations import CreateModel, LoraSettings, OperationKind, Payload, UnloadModel
+from contracts.operations import CreateModel, LoadWeights, LoraSettings, OperationKind, Payload, UnloadModel
+from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.limits import limits_of
 from tenants.runs import NewRun, create_run, get_run, run_id_for
@@ -129,6 +130,7 @@ async def open_run(
         digest=identity,
         trace_id=current_work().trace_id,
         key_id=current_work().key_id,
+        loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
     )
     return promise(await services.training_intake.accept(operation, limits, opening), model_id=run_id)
 

@@ -5,6 +5,7 @@ names it. Times are UTC. ``Base.metadata`` knows every table once this package i
 """
 
 from store.tables.base import Base
+from store.tables.folders import CheckpointHold, DiscardedFolder
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.operations import Operation, OperationPayload, OperationResult
 from store.tables.processes import PoolState, WorkerProcess
@@ -20,8 +21,10 @@ __all__ = [
     "ApiKey",
     "Base",
     "Checkpoint",
+    "CheckpointHold",
     "DirectedReplica",
     "DirectedRun",
+    "DiscardedFolder",
     "DownloadLink",
     "Operation",
     "OperationPayload",

@@ -51,13 +51,13 @@ async def test_nameless_versions_are_not_listed(cats) -> None:
 
 class TestDelete:
     @pytest.mark.parametrize("checkpoint_id", ["weights/ck1", "weights%2Fck1"])
-    async def test_row_and_files_go(self, cats, checkpoint_id: str) -> None:
+    async def test_row_goes(self, cats, checkpoint_id: str) -> None:
         run = await cats.run()
         folder = await cats.checkpoint(run, "ck1")
         kept = await cats.checkpoint(run, "ck2")
         assert (await cats.http.delete(_url(run, checkpoint_id))).status_code == 204
         assert await _ids(cats) == ["weights/ck2"]
-        assert (folder.exists(), kept.exists()) == (False, True)
+        assert (folder.exists(), kept.exists()) == (True, True), "the files go later: a sample may read them"
 
     async def test_again_is_404(self, cats) -> None:
         run = await cats.run()

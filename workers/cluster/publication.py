@@ -15,6 +15,7 @@ from sqlalchemy import bindparam, delete, insert, select
 
 from contracts.errors import EngineFailure
 from contracts.ids import CheckpointId, RunId
+from ledger.publication import WITHDRAWAL
 from ledger.wakeups import Wakeups, version_command_topic, version_commands_topic
 from store.batcher import few_lengths
 from store.clock import Clock
@@ -55,13 +56,18 @@ class ClusterPublication:
             await self._outcomes(await self._send(pools, VersionCommandKind.WITHDRAW, run, [version]))
             raise EngineFailure(failures[0])
 
-    async def withdraw(self, versions: Sequence[CheckpointId]) -> None:
-        """See ``Publication``."""
-        if not versions:
-            return
-        commands = await self._send(await self._living_pools(None), VersionCommandKind.WITHDRAW, None, versions)
-        for failure in {one for one in await self._outcomes(commands) if one is not None}:
-            log.warning("of %d versions some were not forgotten: %s", len(versions), failure)
+    async def withdraw(self, versions: Sequence[CheckpointId]) -> set[CheckpointId]:
+        """See ``Publication``. A process that has not done it in time does it later: its samples draw from the version."""
+        pools = await self._living_pools(None)
+        commands = await self._send(pools, VersionCommandKind.WITHDRAW, None, versions)
+        outcomes = await self._outcomes(commands, patience=min(self._patience, WITHDRAWAL))
+        kept: dict[CheckpointId, str] = {}
+        for version, failure in zip([version for _ in pools for version in versions], outcomes, strict=True):
+            if failure is not None:
+                kept[version] = failure
+        if kept:
+            log.warning("%d of %d versions are read still: %s", len(kept), len(versions), next(iter(kept.values())))
+        return {version for version in versions if version not in kept}
 
     async def _living_pools(self, base_model: str | None) -> list[str]:
         """Return the living sampling processes of the base model, or of all base models."""
@@ -102,21 +108,21 @@ class ClusterPublication:
                     after_commit(transaction, partial(self._wakeups.announce, version_commands_topic(pool)))
         return [str(row["id"]) for row in rows]
 
-    async def _outcomes(self, commands: Sequence[str]) -> list[str | None]:
+    async def _outcomes(self, commands: Sequence[str], *, patience: timedelta | None = None) -> list[str | None]:
         """Wait for the commands and delete them; return why each failed, None where it did not or its process has died.
 
         All of them are asked for with one statement, whenever one is reported or a second has passed.
         """
         outcomes: dict[str, str | None] = {}
         waiting = list(commands)
-        ends = monotonic() + self._patience.total_seconds()
+        ends = monotonic() + (patience or self._patience).total_seconds()
         with self._wakeups.listen(*(version_command_topic(command) for command in commands)) as reported:
             while waiting and monotonic() < ends:
                 outcomes |= await self._reported(waiting)
                 waiting = [command for command in waiting if command not in outcomes]
                 if waiting:
                     await wait_for(reported, _LOOK_SECONDS)
-        late = "a sampling process did not load the version in time"
+        late = "a sampling process did not load or unload the version in time"
         for begin in range(0, len(commands), _ASKED_AT_ONCE):
             async with self._database.write() as transaction:
                 some = commands[begin : begin + _ASKED_AT_ONCE]

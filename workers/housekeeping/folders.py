@@ -3,14 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from time import time
 
 from ledger.runtime import Runtime
-from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS, checkpoint_in
-from tenants.recorded_folders import unrecorded_folders
+from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
+from tenants.discarded_folders import forget_removed
+from tenants.recorded_folders import removable, unrecorded_folders
 
 log = logging.getLogger(__name__)
 
+_UNNOTICED = timedelta(minutes=1)
+"""Longest time for which a transaction that has read a checkpoint's row may go on without noticing that it was deleted."""
 _SETTLED_SECONDS = 24 * 3600.0
 _FOLDERS_AT_ONCE = 32
 _ASKED_AT_ONCE = 500
@@ -22,10 +26,23 @@ class FolderRemoval:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def remove_checkpoints(self, folders: Sequence[str]) -> None:
-        """Remove folders of deleted checkpoints, once no replica has the versions loaded. Raises ``Unavailable``."""
-        await self._runtime.publication.withdraw([checkpoint_in(folder) for folder in folders])
+    async def empty_trash(self, *, most: int) -> int:
+        """Remove at most ``most`` folders of deleted checkpoints that nothing reads; return how many. Raises ``Unavailable``.
+
+        A folder stays while a sample in flight draws from it, while a replay may need it, and until every living pool has
+        unloaded the version: a vLLM server dies of an adapter whose folder is gone.
+        """
+        before = self._runtime.clock() - _UNNOTICED
+        async with self._runtime.database.read() as session:
+            found = await removable(session, discarded_before=before, most=most)
+        if not found:
+            return 0
+        unread = await self._runtime.publication.withdraw([one.checkpoint for one in found])
+        folders = [one.directory for one in found if one.checkpoint in unread]
         await self.remove(folders)
+        async with self._runtime.database.write() as transaction:
+            await forget_removed(transaction, folders)
+        return len(folders)
 
     async def remove(self, folders: Sequence[str]) -> None:
         """Remove folders that nothing reads."""

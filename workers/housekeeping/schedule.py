@@ -19,6 +19,8 @@ class StepName(StrEnum):
     EXPIRE_CHECKPOINTS = "expire-checkpoints"
     RETIRE_VERSIONS = "retire-versions"
     REMOVE_SNAPSHOTS = "remove-snapshots"
+    RELEASE_CHECKPOINTS = "release-checkpoints"
+    EMPTY_TRASH = "empty-trash"
     PRUNE_RESULTS = "prune-results"
     DROP_PAYLOADS = "drop-payloads"
     REMOVE_PAYLOAD_FILES = "remove-payload-files"

@@ -12,6 +12,7 @@ from ledger.revocations import key_revoked
 from ledger.runtime import Runtime
 from store.tables import VersionCommand
 from store.walk import Place
+from tenants.checkpoint_holds import release_holds
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.presence import was_present
@@ -51,6 +52,8 @@ class HousekeepingSteps:
             StepName.EXPIRE_CHECKPOINTS: self._expire_checkpoints,
             StepName.RETIRE_VERSIONS: self._retire_versions,
             StepName.REMOVE_SNAPSHOTS: self._remove_snapshots,
+            StepName.RELEASE_CHECKPOINTS: self._release_checkpoints,
+            StepName.EMPTY_TRASH: self._empty_trash,
             StepName.PRUNE_RESULTS: self._prune_results,
             StepName.DROP_PAYLOADS: self._drop_payloads,
             StepName.REMOVE_PAYLOAD_FILES: self._remove_payload_files,
@@ -120,9 +123,7 @@ class HousekeepingSteps:
 
     async def _expire_checkpoints(self, _place: str | None) -> Batch:
         async with self._runtime.database.write() as transaction:
-            folders = await delete_expired(transaction, now=self._runtime.clock(), most=SMALL)
-        await self.folders.remove_checkpoints(folders)
-        return again(len(folders), SMALL)
+            return again(await delete_expired(transaction, now=self._runtime.clock(), most=SMALL), SMALL)
 
     async def _retire_versions(self, place: str | None) -> Batch:
         now, settings = self._runtime.clock(), self._runtime.settings
@@ -133,15 +134,21 @@ class HousekeepingSteps:
         )
         async with self._runtime.database.write() as transaction:
             after = None if place is None else Place.parse(place)
-            retired = await retire_versions(transaction, rules, after=after, most=SMALL)
-        await self.folders.remove_checkpoints(retired.folders)
-        return Batch(len(retired.folders), _text(retired.next))
+            retired = await retire_versions(transaction, rules, now=now, after=after, most=SMALL)
+        return Batch(retired.discarded, _text(retired.next))
 
     async def _remove_snapshots(self, _place: str | None) -> Batch:
         async with self._runtime.database.write() as transaction:
             folders = await drop_snapshots(transaction, most=SMALL)
         await self.folders.remove(folders)
         return again(len(folders), SMALL)
+
+    async def _release_checkpoints(self, _place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            return again(await release_holds(transaction, most=LARGE), LARGE)
+
+    async def _empty_trash(self, _place: str | None) -> Batch:
+        return again(await self.folders.empty_trash(most=SMALL), SMALL)
 
     # --- what nobody asks for any more -----------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ async def prepare(router: Router, run: RunId, version: CheckpointId, directory: 
 async def withdraw(router: Router, attempts: OpenAttempts, version: CheckpointId) -> None:
     """Wait for the attempts that use a version, then unload it from every replica. Called before its folder is removed.
 
-    A vLLM server dies of a listed adapter without a folder. A replica that cannot unload the version is logged.
+    A vLLM server dies of a listed adapter without a folder. Raises ``EngineFailure`` when a living replica keeps the version.
     """
     while using := [attempt for attempt in attempts if attempt.uses(version)]:
         await asyncio.gather(*(attempt.ended.wait() for attempt in using))
@@ -47,3 +47,7 @@ async def withdraw(router: Router, attempts: OpenAttempts, version: CheckpointId
                 await routed.replica.unload(version)
             except EngineFailure as failure:
                 log.warning("replica=%s could not forget version=%s: %s", routed.name, version, failure.message)
+                await router.check(routed)
+                # A replica that is gone reads nothing, and has no version loaded when it is started again.
+                if routed.is_alive:
+                    raise

@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 
 from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, WeftError
-from contracts.ids import RunId
+from contracts.ids import CheckpointId, RunId
 from contracts.ledger_records import ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch, Unreadable
 from contracts.paths import Segment, parse_path
@@ -22,7 +22,8 @@ from engine.training.pass_operation import PassItem
 from engine.training.trainer import fresh_state, loaded_state
 from ledger.runtime import Runtime
 from store.tables import Run, RunState
-from tenants.checkpoints import find_checkpoint
+from tenants.checkpoint_holds import held_checkpoint
+from tenants.checkpoints import directory_of, find_checkpoint
 from tenants.runs import get_run, lora_settings
 from workers.training.training_engine import TrainingEngine
 
@@ -39,6 +40,14 @@ class RestoredAdapter:
     state: AdapterState
     applied_seq_id: int
     snapshot_seq_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """A training checkpoint's state."""
+
+    id: CheckpointId
+    state: AdapterState
 
 
 class AdapterRestorer:
@@ -85,22 +94,30 @@ class AdapterRestorer:
         await self._compute.run(partial(self._trainer.put, run, state))
         return state
 
-    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
-        """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``."""
+    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> LoadedCheckpoint:
+        """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``.
+
+        The checkpoint is the one that was recorded for the operation, whatever its name stands for by now.
+        """
         path = parse_path(load.path, segment=Segment.WEIGHTS)
         async with self._database.read() as session:
-            checkpoint, source = await find_checkpoint(session, operation.tenant, path, self._clock)
-            run = await get_run(session, operation.tenant, operation.lane)
-        if source.base_model != run.base_model:
-            raise NotFound(f"checkpoint {path} is of base model {source.base_model}, this model's is {run.base_model}")
-        run_id, directory = RunId(operation.lane), self._data_folder.path(checkpoint.directory)
+            checkpoint = await held_checkpoint(session, operation.tenant, operation.id)
+            if checkpoint is None:
+                found_now, source = await find_checkpoint(session, operation.tenant, path, self._clock)
+                run = await get_run(session, operation.tenant, operation.lane)
+                if source.base_model != run.base_model:
+                    raise NotFound(
+                        f"checkpoint {path} is of base model {source.base_model}, this model's is {run.base_model}"
+                    )
+                checkpoint = CheckpointId(found_now.id)
+        run_id, directory = RunId(operation.lane), self._data_folder.path(directory_of(checkpoint))
         async with self._files:
             found = await asyncio.to_thread(
                 partial(read_checkpoint, directory, self._trainer.base, optimizer=load.optimizer)
             )
         if not load.creates:
             found = loaded_state(self._trainer.state(run_id), found)
-        return found
+        return LoadedCheckpoint(checkpoint, found)
 
     async def _rebuild(self, run: Run, replay: Sequence[ReadyOperation]) -> AdapterState:
         run_id = RunId(run.id)
@@ -129,8 +146,8 @@ class AdapterRestorer:
             case OptimStep() as step:
                 await self._compute.run(partial(self._trainer.optim_step, run_id, step))
             case LoadWeights() as load:
-                state = await self.read_checkpoint(operation, load)
-                await self._compute.run(partial(self._trainer.put, run_id, state))
+                loaded = await self.read_checkpoint(operation, load)
+                await self._compute.run(partial(self._trainer.put, run_id, loaded.state))
             case _ if operation.kind is OperationKind.CREATE_MODEL:
                 await self.put_fresh(run_id, lora_settings(run))
             case Unreadable() as payload if operation.kind not in _WITHOUT_EFFECT:

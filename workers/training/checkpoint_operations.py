@@ -30,6 +30,7 @@ from contracts.paths import CheckpointPath, Segment
 from engine.training.checkpoint_files import write_checkpoint
 from ledger.runtime import Runtime
 from store.tables import RunState
+from tenants.checkpoint_holds import hold
 from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id, record_checkpoint
 from tenants.limits import Counted, Limits, hold_count
 from tenants.runs import get_run, lora_settings, open_run_within_limit, set_run_state
@@ -69,13 +70,15 @@ class CheckpointOperations:
 
         Return False if its tenant may open no more runs.
         """
-        state = await self._residency.read_checkpoint(operation, load)
+        found = await self._residency.read_checkpoint(operation, load)
+        run = RunId(operation.lane)
         async with self._database.write() as transaction:
             if load.creates and not await self._open(transaction, operation):
                 return False
-            await self._complete(transaction, operation, WeightsLoaded(path=load.path, model_id=operation.lane))
+            await hold(transaction, operation.tenant, operation.id, run, operation.seq_id, found.id)
+            await self._complete(transaction, operation, WeightsLoaded(path=load.path, model_id=run))
         # Afterwards, so that an operation that could not be recorded has not changed the adapter.
-        await self._residency.take(operation, load, state)
+        await self._residency.take(operation, load, found.state)
         return True
 
     async def _open(self, transaction: AsyncSession, operation: ReadyOperation) -> bool:
@@ -99,10 +102,8 @@ class CheckpointOperations:
             user_metadata=save.user_metadata,
         )
         async with self._removed_unless_recorded(checkpoint), self._database.write() as transaction:
-            replaced = await self._record(transaction, operation, new)
+            await self._record(transaction, operation, new)
             await self._complete(transaction, operation, WeightsSaved(path=str(path)))
-        if replaced is not None:
-            await asyncio.to_thread(self._data_folder.remove, replaced)
 
     async def save_for_sampler(self, operation: ReadyOperation, save: SaveWeightsForSampler) -> None:
         """Publish an immutable version for sampling. A version without a name gets a sampler of its own."""
@@ -141,12 +142,11 @@ class CheckpointOperations:
         async with self._database.read() as session:
             await check_storage(session, operation.tenant, self._defaults, coming=coming)
 
-    async def _record(self, transaction: AsyncSession, operation: ReadyOperation, new: NewCheckpoint) -> str | None:
+    async def _record(self, transaction: AsyncSession, operation: ReadyOperation, new: NewCheckpoint) -> None:
         """Record the checkpoint as ``record_checkpoint``. Raises ``StorageFull``."""
         await hold_count(transaction, Counted.STORAGE, [operation.tenant])
-        replaced = await record_checkpoint(transaction, operation.tenant, new, self._clock)
+        await record_checkpoint(transaction, operation.tenant, new, self._clock)
         await check_storage(transaction, operation.tenant, self._defaults)
-        return replaced
 
     @asynccontextmanager
     async def _removed_unless_recorded(self, checkpoint: CheckpointId) -> AsyncIterator[None]:

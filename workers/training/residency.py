@@ -16,7 +16,7 @@ from contracts.operations import LoadWeights, LoraSettings
 from engine.training.adapter_state import AdapterState, largest_nbytes
 from engine.training.budgets import default_adapter_memory
 from ledger.runtime import Runtime
-from workers.training.adapter_restorer import AdapterRestorer
+from workers.training.adapter_restorer import AdapterRestorer, LoadedCheckpoint
 from workers.training.snapshot_writer import Snapshot, SnapshotWriter
 from workers.training.training_engine import TrainingEngine
 
@@ -118,7 +118,7 @@ class AdapterResidency:
         state = await self._restorer.put_fresh(run, settings)
         self._note(run, operation, state, applied=operation.seq_id)
 
-    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> AdapterState:
+    async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> LoadedCheckpoint:
         """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``."""
         return await self._restorer.read_checkpoint(operation, load)
 

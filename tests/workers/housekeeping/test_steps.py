@@ -36,6 +36,7 @@ async def test_replicas_forget_a_version_before_its_folder_goes(house: House) ->
     house.publication.register("base", prepare, withdraw)
     house.now += timedelta(seconds=61)
     await house.sweep()
+    await house.empty_trash()
     assert withdrawn == [(going, True)]
     assert not house.folder.path(directory_of(going)).exists()
     assert house.folder.path(directory_of(kept)).exists()
@@ -48,6 +49,7 @@ async def test_expired_checkpoint_goes_with_its_files(house: House) -> None:
     kept = {await house.checkpoint(tenant, run, "kept"), await house.checkpoint(other, other_run, "theirs", ttl=600)}
     house.now += timedelta(seconds=61)
     await house.sweep()
+    await house.empty_trash()
     assert await house.checkpoints() == kept
 
 
@@ -60,6 +62,7 @@ async def test_nameless_version_stays_while_a_sampler_uses_it(house: House) -> N
         await transaction.execute(update(Session).values(last_seen_at=house.now + timedelta(days=1)))
     house.now += timedelta(hours=2)
     await house.sweep()
+    await house.empty_trash()
     assert await house.checkpoints() == {used}
 
 

@@ -20,6 +20,7 @@ from contracts.ids import RequestId, RunId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, OperationState
 from contracts.operations import (
     CreateModel,
+    LoadWeights,
     LoraSettings,
     OperationKind,
     OptimStep,
@@ -29,6 +30,7 @@ from contracts.operations import (
     TrainingBatch,
     UnloadModel,
 )
+from contracts.paths import parse_path
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
 from engine.training.trainer import PassItem, Trainer
@@ -141,7 +143,10 @@ class Client:
             seq_id = self.seq_id
         tokens = sum(len(datum.tokens) for datum in payload.data) if isinstance(payload, TrainingBatch) else 0
         kind = kind or _KINDS[type(payload)]
-        new = NewOperation(self.tenant, self.run, seq_id, kind, BASE, stored(payload), digest(payload), tokens)
+        loads = parse_path(payload.path) if isinstance(payload, LoadWeights) else None
+        new = NewOperation(
+            self.tenant, self.run, seq_id, kind, BASE, stored(payload), digest(payload), tokens, loads=loads
+        )
         return await self.rig.ledger.accept(transaction, new)
 
     async def result(self, request: RequestId) -> Result:
@@ -177,6 +182,7 @@ _KINDS: dict[type, OperationKind] = {
     UnloadModel: OperationKind.UNLOAD_MODEL,
     TrainingBatch: OperationKind.FORWARD_BACKWARD,
     OptimStep: OperationKind.OPTIM_STEP,
+    LoadWeights: OperationKind.LOAD_WEIGHTS,
 }
 
 

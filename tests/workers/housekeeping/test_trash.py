@@ -1,0 +1,124 @@
+"""Folders of deleted checkpoints go when nothing reads them any more, and not before."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from contracts.errors import EngineFailure
+from contracts.ids import CheckpointId
+from ledger.wakeups import Wakeups
+from store.tables import SampleInFlight, WorkerProcess
+from tenants.checkpoints import directory_of
+from tenants.gates import clear_all_in_flight
+from tests.workers.housekeeping.conftest import House
+from workers.cluster.publication import ClusterPublication
+from workers.leases.processes import ProcessKind, declare_all_dead
+
+BOTH = 2
+
+
+async def prepare(*_: object) -> None:
+    """Load nothing."""
+
+
+def is_there(house: House, version: CheckpointId) -> bool:
+    """Return whether the version's folder is there."""
+    return house.folder.path(directory_of(version)).exists()
+
+
+async def test_a_folder_stays_until_the_last_sample_that_draws_from_it_has_ended(house: House) -> None:
+    """The sample is a pool's of another process, and runs for an hour. Another tenant's folder goes meanwhile."""
+    tenant, _, run = await house.run("first")
+    other, _, other_run = await house.run("second")
+    drawn = await house.checkpoint(tenant, run, "drawn", ttl=60)
+    idle = await house.checkpoint(other, other_run, "idle", ttl=60)
+    async with house.database.write() as transaction:
+        transaction.add(
+            SampleInFlight(
+                operation_id="long",
+                tenant_id=tenant,
+                base_model="base",
+                run_id=run,
+                version=drawn,
+                replica="r",
+                process="a pool",
+                since=house.now,
+            )
+        )
+    await house.empty_trash()
+    for _ in range(3):
+        await house.pass_time(timedelta(minutes=20))
+        await house.sweep()
+        assert (is_there(house, drawn), is_there(house, idle)) == (True, False)
+    async with house.database.write() as transaction:
+        # As reaping a dead pool does.
+        await clear_all_in_flight(transaction, "a pool")
+    await house.sweep()
+    assert not is_there(house, drawn)
+
+
+async def test_a_folder_stays_while_a_replica_keeps_its_version(house: House) -> None:
+    tenant, _, run = await house.run("first")
+    kept, let_go = await house.checkpoint(tenant, run, "a", ttl=60), await house.checkpoint(tenant, run, "b", ttl=60)
+    is_kept = True
+
+    async def withdraw(version: CheckpointId) -> None:
+        if version == kept and is_kept:
+            raise EngineFailure("the replica does not unload it")
+
+    house.publication.register("base", prepare, withdraw)
+    await house.empty_trash()
+    await house.empty_trash()
+    assert (is_there(house, kept), is_there(house, let_go)) == (True, False)
+    is_kept = False
+    await house.sweep()
+    assert not is_there(house, kept)
+
+
+async def test_a_process_that_dies_after_the_deletion_leaves_no_folder_behind(house: House) -> None:
+    """Housekeeping is cut off between deleting the row and removing the folder."""
+    tenant, _, run = await house.run("first")
+    version = await house.checkpoint(tenant, run, "a", ttl=60)
+    stuck = asyncio.Event()
+
+    async def withdraw(_version: CheckpointId) -> None:
+        stuck.set()
+        await asyncio.Event().wait()
+
+    house.publication.register("base", prepare, withdraw)
+    house.now += timedelta(seconds=61)
+    await house.sweep()
+    house.now += timedelta(seconds=61)
+    dying = asyncio.create_task(house.keeping.sweep())
+    await asyncio.wait_for(stuck.wait(), 30)
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    assert is_there(house, version)
+    house.publication._withdraw.clear()
+    await house.sweep()
+    assert not is_there(house, version)
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_a_version_is_read_as_long_as_a_living_pool_has_not_unloaded_it(house: House, is_dead: bool) -> None:
+    """The pool does not answer: its samples draw from the version, or it has died."""
+    async with house.database.write() as transaction:
+        transaction.add(
+            WorkerProcess(
+                id="pool",
+                kind=ProcessKind.POOL,
+                base_model="base",
+                host="h",
+                pid=1,
+                started_at=house.now,
+                expires_at=house.now + timedelta(hours=1),
+            )
+        )
+        if is_dead:
+            await transaction.flush()
+            await declare_all_dead(transaction)
+    publication = ClusterPublication(house.database, Wakeups(), house.clock, patience=timedelta(seconds=0.2))
+    versions = [CheckpointId("v1"), CheckpointId("v2")]
+    unread = await publication.withdraw(versions)
+    assert len(unread) == (BOTH if is_dead else 0)

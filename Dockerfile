@@ -10,10 +10,9 @@ RUN python -m venv /opt/weft
 WORKDIR /src
 # First what seldom changes, so that a change of weft installs weft only.
 RUN /opt/weft/bin/pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch==${TORCH_VERSION}"
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-RUN /opt/weft/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-    print('\n'.join(p['dependencies'] + p['optional-dependencies']['cluster'] + p['optional-dependencies']['traces']))" > wanted.txt \
-    && /opt/weft/bin/pip install -c constraints.txt -r wanted.txt
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+# Every file by its hash. torch, above, is by version only: its hashes are those of the index that was chosen.
+RUN /opt/weft/bin/pip install --no-deps --require-hashes -r requirements.lock
 COPY api api
 COPY cli cli
 COPY contracts contracts
@@ -24,7 +23,8 @@ COPY store store
 COPY telemetry telemetry
 COPY tenants tenants
 COPY workers workers
-RUN /opt/weft/bin/pip install --no-deps .
+# With the setuptools of requirements.lock, not with one fetched for the build.
+RUN /opt/weft/bin/pip install --no-deps --no-build-isolation .
 
 FROM python:${PYTHON}-slim
 RUN useradd --uid 10001 --create-home weft && install -d -o weft -g weft /data

@@ -6,6 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
+TOOLS := .venv-tools
 VLLM_PY := $(VLLM_VENV)/bin/python
 VLLM_STAMP := $(VLLM_VENV)/.installed
 OLD_SDK := 0.18.2
@@ -13,7 +14,7 @@ TINY := .weft/models/tiny
 PYTEST_ARGS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check test docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-load vllm wire clean
+.PHONY: help setup check audit lock test docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-load vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -35,6 +36,14 @@ check: setup ## linters, types, import rules
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(MAKE) --no-print-directory audit
+
+audit: ## ask whether a pinned dependency has a known vulnerability
+	test -x $(TOOLS)/bin/pip-audit || { $(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet pip-audit==2.10.1 uv==0.13.9; } || true
+	$(PYTHON) .ci/audit.py $(TOOLS)/bin/pip-audit
+
+lock: audit ## write requirements.lock anew: the image's dependencies with hashes
+	$(PYTHON) .ci/lock.py $(TOOLS)/bin/uv
 
 test: check vllm ## every check and every test, vLLM included
 	$(PY) -m pytest $(PYTEST_ARGS)
@@ -94,4 +103,4 @@ wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto
 
 clean: ## remove what setup and runs made
-	rm -rf $(VENV) $(VLLM_VENV) .weft .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(TOOLS) .weft .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache build *.egg-info

@@ -145,6 +145,7 @@ def _leave_transactions_alone(connection: Any, _record: ConnectionPoolEntry) -> 
 
 
 def sync_url(url: str) -> URL:
-    """Return ``url`` with the blocking driver of the same database."""
+    """Return ``url`` with the blocking driver of the same database, which calls asyncpg's ``ssl`` by another name."""
     parsed = make_url(url)
-    return parsed.set(drivername=_SYNC_DRIVERS[parsed.get_backend_name()])
+    query = {("sslmode" if name == "ssl" else name): value for name, value in parsed.query.items()}
+    return parsed.set(drivername=_SYNC_DRIVERS[parsed.get_backend_name()], query=query)

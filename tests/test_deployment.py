@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -122,3 +123,34 @@ class _Alive(BaseHTTPRequestHandler):
 def test_torch_is_the_one_that_is_pinned() -> None:
     (version,) = re.findall(r"^ARG TORCH_VERSION=(.+)$", DOCKERFILE, re.MULTILINE)
     assert f'"torch=={version}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_container_is_confined() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        assert {"mem_limit", "pids_limit"} <= service.keys(), name
+
+
+def test_redis_asks_for_a_password() -> None:
+    assert "--requirepass ${REDIS_PASSWORD:?}" in COMPOSE["services"]["redis"]["command"]
+    assert all(":${REDIS_PASSWORD:?}@" in service["environment"]["WEFT_REDIS_URL"] for service in WEFT.values())
+
+
+def test_the_image_installs_the_pinned_versions_by_their_hashes() -> None:
+    assert "--require-hashes -r requirements.lock" in DOCKERFILE
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pinned = {re.sub("[-_.]+", "-", name).lower(): version for name, version in pinned.items()}
+    locked = re.split(r"(?m)^(?=[A-Za-z0-9])", (ROOT / "requirements.lock").read_text())[1:]
+    found = {}
+    for entry in locked:
+        name, version = re.match(r"([^=\s]+)==([^\s;]+)", entry).groups()  # type: ignore[union-attr]
+        assert "--hash=sha256:" in entry, name
+        found[re.sub("[-_.]+", "-", name).lower()] = version
+    assert {name: version for name, version in found.items() if pinned.get(name, version) != version} == {}
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = wanted["optional-dependencies"]
+    for requirement in wanted["dependencies"] + extras["cluster"] + extras["traces"]:
+        name = re.match(r"[A-Za-z0-9_.-]+", requirement)[0].lower()  # type: ignore[index]
+        assert name == "torch" or re.sub("[-_.]+", "-", name) in found

@@ -71,3 +71,8 @@ def test_operation_key_is_unique_in_the_database(tmp_path: Path) -> None:
             if index[2]
         }
     assert ("lane", "seq_id") in keys
+
+
+def test_a_url_with_tls_works_for_both_drivers() -> None:
+    url = sync_url("postgresql+asyncpg://weft:x@db/weft?ssl=verify-full")
+    assert url.render_as_string(hide_password=False) == "postgresql+psycopg://weft:x@db/weft?sslmode=verify-full"

@@ -126,7 +126,10 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
         "more compute.",
     )
     sampler_batch_sequences: int = Field(
-        default=64, ge=1, description="Most sequences that the torch sampler decodes together."
+        default=64,
+        ge=1,
+        description="Most sequences of one tenant that the torch sampler decodes together. It decodes up to an eighth more "
+        "for tenants that come beside a flood.",
     )
     pool_samples: int = Field(
         default=1024,
@@ -170,6 +173,13 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
         default=8,
         ge=2,
         description="Most adapters in one batch of a vLLM server. One of them stands for the bare base.",
+    )
+    vllm_sequences: int = Field(
+        default=256,
+        ge=2,
+        description="Most sequences on one vLLM server at a time. A ninth of them is kept for tenants that come beside a "
+        "flood. Servers that you start yourself need `--max-num-seqs` of at least this, or sequences wait in their "
+        "queue, where tenants take no turns.",
     )
     vllm_context_length: int | None = Field(
         default=None, ge=1, description="Context length of the vLLM servers in tokens. Default: the base model's own."

@@ -168,6 +168,7 @@ def _vllm_settings(
         spare_places=0 if url else _OWN_SPARE_PLACES,
         api_key=settings.vllm_api_key,
         head_adapters=settings.vllm_head_adapters,
+        max_streams=settings.vllm_sequences,
         prompt_tokens=settings.vllm_prompt_tokens,
     )
 
@@ -187,6 +188,7 @@ def _process_settings(
         max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + _OWN_SPARE_PLACES + 1,
         head_adapters=settings.vllm_head_adapters,
         dtype=settings.base_dtype,
+        max_sequences=settings.vllm_sequences,
         on_cpu=not has_accelerator(),
         tune_cpu=settings.vllm_tune_cpu,
         extra=settings.vllm_arguments,

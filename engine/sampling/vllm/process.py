@@ -38,7 +38,7 @@ class VllmProcessSettings:
     """Settings to start one server. Names that end in ``_s`` are in seconds.
 
     - ``model`` is the base's folder, ``served_model`` its name in weft, ``context_length`` its context in tokens.
-    - ``max_loras`` adapters fit one batch; ``max_cpu_loras`` stay in memory.
+    - ``max_loras`` adapters fit one batch; ``max_cpu_loras`` stay in memory; ``max_sequences`` are drawn at once.
     - ``on_cpu``: prompts are not split over steps, because vLLM on a CPU dies of a seeded prompt that it splits.
     - ``tune_cpu``: with ``on_cpu``, engine and model share a process that keeps off one core (``engine.sampling.vllm.cores``).
     - Without ``head_adapters``, adapters may change ``target_modules`` only.
@@ -55,6 +55,7 @@ class VllmProcessSettings:
     max_loras: int
     max_cpu_loras: int
     on_cpu: bool
+    max_sequences: int = 256
     tune_cpu: bool = True
     head_adapters: bool = False
     target_modules: tuple[str, ...] = _NO_HEAD
@@ -81,6 +82,7 @@ class VllmProcessSettings:
             "--max-lora-rank": self.max_lora_rank,
             "--max-loras": self.max_loras,
             "--max-cpu-loras": self.max_cpu_loras,
+            "--max-num-seqs": self.max_sequences,
             "--max-logprobs": self.max_logprobs,
             "--dtype": self.dtype,
         }

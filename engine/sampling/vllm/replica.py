@@ -26,6 +26,7 @@ from engine.sampling.vllm.adapters import Pin, VllmAdapters
 from engine.sampling.vllm.http import VllmHttp
 from engine.sampling.vllm.logprobs import prompt_scores
 from engine.sampling.vllm.messages import Paused, ScoredPrompt, Sleeping
+from engine.sampling.vllm.places import Places
 from engine.sampling.vllm.prompt_budget import PromptBudget
 from engine.sampling.vllm.request import VllmRequest, check
 from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
@@ -54,7 +55,7 @@ class VllmReplica:
         self._background = BackgroundTasks()
         self._aborts = VllmAborts(self._http, self._background, settings.cut_deadline_s)
         self._batch = SharedLock()
-        self._places = asyncio.Semaphore(settings.max_streams)
+        self._places = Places(settings.max_streams)
         self._prompts = PromptBudget(settings.prompt_tokens)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -260,12 +261,15 @@ class VllmReplica:
         async def send() -> None:
             # An id that was never used before: an abort must not end another attempt.
             request_id = f"{running.request.request_id}-{sequence.index}-{uuid4().hex}"
-            async with self._batch.shared(), self._places:
+            # The place first: who waits for one must not hold up those that score prompts.
+            is_first = sequence.index == 0
+            async with self._places.place(running.request, is_first=is_first) as place, self._batch.shared():
                 reservation = await self._prompts.reserve(len(running.request.prompt))
                 try:
                     await sequence.draw(self._http, request_id, body, on_first=reservation.release)
                 finally:
                     reservation.release()
+                    place.drawn = sequence.tokens
 
         try:
             await send()
@@ -276,7 +280,8 @@ class VllmReplica:
     async def _score(self, running: VllmRequest, scoring: PromptScoring, pin: Pin) -> PromptScored:
         body = running.scoring_body(pin.name, scoring.topk)
         for is_last in (False, True):
-            async with self._batch.exclusive() if self._settings.head_adapters else self._batch.shared(), self._places:
+            alone = self._batch.exclusive() if self._settings.head_adapters else self._batch.shared()
+            async with self._places.place(running.request, is_first=True), alone:
                 answer = await self._http.post(GENERATE, body, self._settings.longest_silence_s)
                 self._heard()
             if answer.status != 404 or is_last:

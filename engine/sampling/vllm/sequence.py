@@ -57,6 +57,11 @@ class VllmSequence:
         """True once the sequence has a token."""
         return self._tokens > 0
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens so far."""
+        return self._tokens
+
     def start(self, drawing: Callable[["VllmSequence"], Awaitable[None]]) -> asyncio.Task[None]:
         """Start and return the task that awaits ``drawing(self)``.
 

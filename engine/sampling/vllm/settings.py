@@ -16,8 +16,8 @@ class VllmSettings:
       ``zero_adapter``. The server has ``spare_places`` more, so that a new version need not wait for an unload.
     - ``head_adapters``: adapters may change ``lm_head``, and a prompt is scored with no other request on the server.
       Without it, the server's ``--lora-target-modules`` must leave out ``lm_head``.
-    - ``max_streams``: most sequences sent at once. ``prompt_tokens``: most prompt tokens on the server that wait for
-      their first new token.
+    - ``max_streams``: most sequences sent at once; the server must work on as many at once (``--max-num-seqs``).
+    - ``prompt_tokens``: most prompt tokens on the server that wait for their first new token.
 
     The server must see adapters' folders under the same paths as weft.
     """

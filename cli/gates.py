@@ -1,6 +1,5 @@
 """``weft gate``: an operator pauses and resumes one adapter, or all sampling of a base model."""
 
-from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from contracts.ids import TenantId
 from store.database import Database
 from store.database_clock import clock_of
 from store.tables import Run
-from tenants.gates import Gate, GateMode, Pause, gate_of, in_flight, pause_gate, pool_gate, resume_gate
+from tenants.gates import Gate, GateMode, Pause, gate_of, in_flight, pause_gate, pause_ttl, pool_gate, resume_gate
 
 app = typer.Typer(help="Pause and resume sampling. A running service follows within seconds.", no_args_is_help=True)
 
@@ -27,20 +26,23 @@ def pause(
     pool: PoolOption = None,
     mode: Annotated[GateMode, typer.Option(help="Fate of the samples in flight.")] = GateMode.KEEP,
     reason: Annotated[str, typer.Option(help="Reason that `weft gate show` prints.")] = "",
-    ttl: Annotated[float | None, typer.Option(help="Seconds after which the gate opens by itself.")] = None,
+    ttl: Annotated[
+        float | None, typer.Option(help="Seconds after which the gate opens by itself [WEFT_PAUSE_TTL].")
+    ] = None,
     data: DataOption = None,
 ) -> None:
     """Close a gate: new samples wait. Samples in flight end (wait), are cut and go on later (keep), or end now (abort)."""
-    asked = Pause(mode, reason or None, None if ttl is None else timedelta(seconds=ttl))
+    settings = load_settings(data=data)
 
     async def change(database: Database) -> str:
+        asked = Pause(mode, reason or None, pause_ttl(ttl, settings))
         clock = await clock_of(database)
         async with database.write() as transaction:
             key, tenant, base_model = await _named(transaction, adapter, pool)
             gate = await pause_gate(transaction, key, tenant=tenant, base_model=base_model, pause=asked, clock=clock)
             return _line(key, gate, await in_flight(transaction, key))
 
-    typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), change)))
+    typer.echo(run_or_explain(lambda: on_database(settings, change)))
 
 
 @app.command("resume")

@@ -10,6 +10,7 @@ until the gate is open.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, Select, bindparam, func, literal, select, true, update
@@ -35,6 +36,7 @@ class WaitingSample:
     share: float
     cost: int
     """Tokens that it may take at most, and 1 at least: prompt, and every sequence to ``max_tokens``."""
+    accepted_at: datetime
 
 
 def _steps(table: FromClause, column: str, condition: ColumnElement[bool], after: ColumnElement[Any], most: int) -> Any:
@@ -51,6 +53,9 @@ def _waits(table: FromClause) -> ColumnElement[bool]:
     return pending_sample(table) & table.c.taken_by.is_(None) & table.c.held_by.is_(None)
 
 
+_OF_SAMPLE = (operations.c.reserved_tokens, operations.c.created_at)
+
+
 def _waiting() -> dict[str, Select[Any]]:
     """Return the query for the oldest waiting samples of each tenant, by dialect."""
     base: ColumnElement[str] = bindparam("base")
@@ -63,7 +68,7 @@ def _waiting() -> dict[str, Select[Any]]:
         .order_by(heads.c.position)
         .limit(bindparam("each"))
     )
-    columns = (operations.c.id, owners.c.value.label("tenant_id"), tenants.c.share, operations.c.reserved_tokens)
+    columns = (operations.c.id, owners.c.value.label("tenant_id"), tenants.c.share, *_OF_SAMPLE)
     of_tenant = oldest.correlate(owners)
     by_row = select(*columns).join_from(owners, tenants, tenants.c.id == owners.c.value)
     lateral = of_tenant.lateral("oldest")
@@ -151,7 +156,8 @@ async def waiting_samples(
     found: dict[str, list[WaitingSample]] = {}
     for row in await session.execute(_WAITING[session.get_bind().dialect.name], keys):
         tenant = TenantId(row.tenant_id)
-        sample = WaitingSample(RequestId(row.id), tenant, row.share, max(1, row.reserved_tokens))
+        cost = max(1, row.reserved_tokens)
+        sample = WaitingSample(RequestId(row.id), tenant, row.share, cost, row.created_at)
         found.setdefault(tenant, []).append(sample)
     return found
 

@@ -207,6 +207,19 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
         "`continue` on it, or `finish` on the old one.",
     )
 
+    pause_ttl: timedelta = Field(
+        default=timedelta(hours=1),
+        gt=timedelta(0),
+        description="Time after which a pause of sampling ends by itself, if it asks for none of its own.",
+    )
+    longest_pause: timedelta = Field(
+        default=timedelta(days=7), gt=timedelta(0), description="Longest time that a pause of sampling may ask for."
+    )
+    pool_wait: timedelta = Field(
+        default=timedelta(minutes=15),
+        gt=timedelta(0),
+        description="Time after which a sample fails if no sampling process of its base model has a replica that answers.",
+    )
     poll_hold: timedelta = Field(
         default=timedelta(seconds=25),
         description="Longest time that a retrieve_future poll is held before it is answered 408; at most 30 s.",

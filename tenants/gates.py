@@ -22,6 +22,7 @@ from contracts.ids import RequestId, RunId, TenantId
 from store.batcher import few_lengths
 from store.clock import Clock
 from store.inserts import insert_unless_present, replacing_insert
+from store.settings import Settings
 from store.tables import AdapterGate, SampleInFlight
 
 
@@ -84,11 +85,11 @@ class Entry(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A controller's request to close a gate; ``ttl`` None never expires."""
+    """A controller's request to close a gate. Every pause ends: by itself after ``ttl``, if nobody resumes before."""
 
     mode: GateMode
     reason: str | None = None
-    ttl: timedelta | None = None
+    ttl: timedelta = timedelta(hours=1)
 
 
 _LOCK = (
@@ -124,6 +125,21 @@ _UPDATE = (
 )
 
 
+def pause_ttl(seconds: float | None, settings: Settings) -> timedelta:
+    """Return how long a pause lasts that asks for ``seconds``; None asks for the default.
+
+    Raises ``InvalidRequest`` for more than the longest.
+    """
+    longest = settings.longest_pause
+    if seconds is None:
+        return min(settings.pause_ttl, longest)
+    if not 0 < seconds <= longest.total_seconds():
+        raise InvalidRequest(
+            f"ttl_seconds must be above 0 and at most {longest.total_seconds():.0f} here; pause again to go on longer"
+        )
+    return timedelta(seconds=seconds)
+
+
 def pool_gate(base_model: str) -> str:
     """Return the key of the gate for all samples of a base model."""
     return f"pool:{base_model}"
@@ -155,7 +171,7 @@ async def pause_gate(
     row = await _locked(transaction, key)
     row.since = row.since if _gate(row, now).mode else now
     row.generation, row.mode, row.reason = row.generation + 1, pause.mode, pause.reason
-    row.expires_at = None if pause.ttl is None else now + pause.ttl
+    row.expires_at = now + pause.ttl
     await transaction.flush()
     return _gate(row, now)
 

@@ -21,6 +21,7 @@ from ledger.cancellation import OfOperation
 from store.tables import Run, RunState
 from tenants.limit_use import RUN_USE
 from tenants.runs import get_run, open_runs
+from tenants.sample_waits import why_waits
 from tenants.suspensions import suspension_of
 
 router = APIRouter(tags=["futures"])
@@ -115,6 +116,11 @@ async def _queue_state(services: ApiServices, caller: TenantId, status: Operatio
         async with services.runtime.database.read() as session:
             run = await get_run(session, caller, status.lane)
             reason = await _full(services, session, run) if run.state == RunState.CREATING else None
+        if reason is not None:
+            return {"queue_state": "paused_capacity", "queue_state_reason": reason}
+    if status.kind is OperationKind.SAMPLE:
+        async with services.runtime.database.read() as session:
+            reason = await why_waits(session, caller, status.lane, services.runtime.clock)
         if reason is not None:
             return {"queue_state": "paused_capacity", "queue_state_reason": reason}
     return {"queue_state": "active"}

@@ -1,6 +1,6 @@
 """Endpoints of an adapter's gate: pause and resume sampling, reload a version, describe the state."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from time import monotonic
 from typing import Annotated
 
@@ -27,6 +27,7 @@ from tenants.gates import (
     gate_of,
     in_flight,
     pause_gate,
+    pause_ttl,
     resume_gate,
     versions_in_flight,
 )
@@ -46,13 +47,13 @@ class PauseRequest(RequestModel):
 
     - ``mode``: ``abort`` ends samples in flight with their tokens so far, ``wait`` lets them end, ``keep`` holds them
       and continues them after the pause.
-    - ``ttl_seconds``: the pause ends by itself after this time.
+    - ``ttl_seconds``: the pause ends by itself after this time. Default: ``WEFT_PAUSE_TTL``; at most ``WEFT_LONGEST_PAUSE``.
     - ``timeout_seconds``: the answer comes once nothing is in flight, or after this time.
     """
 
     mode: GateMode = GateMode.KEEP
     reason: str | None = Field(default=None, max_length=500)
-    ttl_seconds: float | None = Field(default=None, gt=0, le=7 * 86400)
+    ttl_seconds: float | None = Field(default=None, gt=0)
     timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, ge=0, le=LONGEST_TIMEOUT_SECONDS)
 
 
@@ -108,12 +109,12 @@ async def pause(
 ) -> GateState:
     """Pause sampling from the adapter; new samples wait.
 
-    A pause of a paused adapter replaces the earlier pause. Raises ``NotFound``.
+    A pause of a paused adapter replaces the earlier pause. Raises ``NotFound``, ``InvalidRequest`` for too long a pause.
     """
     asked = Pause(
         mode=body.mode,
         reason=body.reason,
-        ttl=None if body.ttl_seconds is None else timedelta(seconds=body.ttl_seconds),
+        ttl=pause_ttl(body.ttl_seconds, services.runtime.settings),
     )
     async with services.runtime.database.write() as transaction:
         run = await get_run(transaction, caller, run_id)

@@ -69,9 +69,10 @@ class WatchedWakeups(Wakeups):
         self._listened: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     @contextmanager
-    def listen(self, topic: str) -> Iterator[asyncio.Event]:
-        with super().listen(topic) as event:
-            self._listened[topic].set()
+    def listen(self, *topics: str) -> Iterator[asyncio.Event]:
+        with super().listen(*topics) as event:
+            for topic in topics:
+                self._listened[topic].set()
             yield event
 
     async def until_listened(self, topic: str) -> None:

@@ -50,7 +50,9 @@ class Gates:
         """Return the time that the test set."""
         return self.now
 
-    async def pause(self, key: str, mode: GateMode, *, ttl: timedelta | None = None, reason: str | None = None) -> Gate:
+    async def pause(
+        self, key: str, mode: GateMode, *, ttl: timedelta = timedelta(hours=1), reason: str | None = None
+    ) -> Gate:
         """Close a gate."""
         async with self.database.write() as transaction:
             return await pause_gate(
@@ -133,7 +135,12 @@ async def test_pausing_what_is_paused_takes_it_over(gates: Gates) -> None:
     first = await gates.pause(CAT, GateMode.WAIT, ttl=timedelta(seconds=60), reason="one")
     gates.now += timedelta(seconds=1)
     second = await gates.pause(CAT, GateMode.ABORT, reason="two")
-    assert (second.generation, second.mode, second.reason, second.expires_at) == (2, GateMode.ABORT, "two", None)
+    assert (second.generation, second.mode, second.reason, second.expires_at) == (
+        2,
+        GateMode.ABORT,
+        "two",
+        gates.clock() + timedelta(hours=1),
+    )
     assert second.since == first.since
     with pytest.raises(InvalidRequest, match="another controller"):
         await gates.resume(CAT, generation=first.generation)

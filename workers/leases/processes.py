@@ -89,6 +89,22 @@ async def tell_pool_state(transaction: AsyncSession, identity: WorkerIdentity, s
     return found.scalar() is not None
 
 
+async def some_pool_has_replicas(session: AsyncSession, base_model: str, clock: Clock) -> bool:
+    """Return whether a replica of some living sampling process of ``base_model`` answers, drained or not."""
+    now = await database_now(session, clock)
+    found = await session.scalar(
+        select(WorkerProcess.id)
+        .where(
+            WorkerProcess.kind == ProcessKind.POOL,
+            WorkerProcess.base_model == base_model,
+            WorkerProcess.expires_at > now,
+            WorkerProcess.pool_state != PoolState.NO_REPLICA,
+        )
+        .limit(1)
+    )
+    return found is not None
+
+
 async def alive(
     session: AsyncSession, kind: ProcessKind, base_model: str, clock: Clock, *, is_drained: bool | None = None
 ) -> list[str]:

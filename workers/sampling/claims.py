@@ -11,13 +11,16 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.errors import EngineFailure
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import ReadyOperation
 from engine.round_robin import Fairness
 from engine.sampling.seats import Seats, hand_out
+from ledger.cancellation import OfOperation
 from ledger.runtime import Runtime
 from ledger.sample_claims import (
     MOST_TENANTS,
@@ -35,9 +38,11 @@ from store.batcher import Batcher
 from store.database import after_commit
 from store.tables import PoolState
 from workers.leases.pools import PoolHeartbeat
+from workers.leases.processes import some_pool_has_replicas
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import Router
 
+_FAILED_OF_EACH = 16
 _FEWEST_OF_EACH = 4
 """Fewest waiting samples of a tenant that are looked at."""
 
@@ -80,6 +85,8 @@ class SampleClaims:
         self._tenants = 1
         """Number of tenants that the last look found."""
         self._told = PoolState.WORKING
+        self._answered_at = monotonic()
+        """Monotonic seconds when a replica of this process was last known to answer."""
         self.left_some = False
         """True if the last call of ``claim`` left samples for want of room."""
         self._returns: Batcher[_Return, None] = Batcher(self._return)
@@ -200,10 +207,29 @@ class SampleClaims:
     async def tell_state(self) -> bool:
         """Record whether this process takes samples, if that has changed. Return whether it has."""
         state = self.state
+        if state is not PoolState.NO_REPLICA:
+            self._answered_at = monotonic()
+        elif monotonic() - self._answered_at > self._runtime.settings.pool_wait.total_seconds():
+            await self._fail_forsaken()
         if state is self._told or not await self.heartbeat.tell(state):
             return False
         self._told = state
         return True
+
+    async def _fail_forsaken(self) -> None:
+        """Fail the samples that have waited for ``pool_wait``, if no other process of the base has a replica either."""
+        settings, clock = self._runtime.settings, self._runtime.clock
+        async with self._runtime.database.write() as transaction:
+            if await some_pool_has_replicas(transaction, self._base_model, clock):
+                return
+            waiting = await waiting_samples(transaction, self._base_model, of_each=_FAILED_OF_EACH)
+            latest = clock() - settings.pool_wait
+            old = [one.id for some in waiting.values() for one in some if one.accepted_at <= latest]
+            failure = EngineFailure(
+                f"no replica of {self._base_model} has answered for {settings.pool_wait.total_seconds():.0f} s; try again later"
+            )
+            for operation in old:
+                await self._runtime.ledger.cancel(transaction, OfOperation(operation), failure, only_samples=True)
 
     async def watch_replicas(self, changed: asyncio.Event) -> None:
         """Set ``changed`` whenever replicas may have changed, until cancelled."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from store.database import Database, create_engine
 from store.tables import PoolState
 from tenants.gates import GateMode, Pause, pause_gate, resume_gate
 from tenants.keys import create_tenant
+from tests.ledger_heads import pending_samples
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
 from workers.leases.pools import PoolHeartbeat
@@ -84,6 +86,11 @@ class Pools:
                 )
                 await self.runtime.ledger.accept(transaction, new)
 
+    async def waiting(self) -> list[ReadyOperation]:
+        """Return the samples that no process has claimed."""
+        async with self.runtime.database.read() as session:
+            return await pending_samples(self.runtime.ledger, session, BASE)
+
     def counts(self, operations: list[ReadyOperation]) -> Counter[str]:
         """Return how many of ``operations`` each tenant has, by its name."""
         names = {tenant: name for name, tenant in self.tenants.items()}
@@ -122,7 +129,10 @@ def make_pool(runtime: Runtime, model: Path, folder: Path) -> Pool:
 async def pools(database_url: str, tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[Pools]:
     database = Database(create_engine(database_url))
     runtime = make_runtime(database, tmp_path, utc_now)
-    runtime = replace(runtime, settings=runtime.settings.model_copy(update={"pool_samples": ROOM}))
+    runtime = replace(
+        runtime,
+        settings=runtime.settings.model_copy(update={"pool_samples": ROOM, "pool_wait": timedelta(microseconds=1)}),
+    )
     one, two = (make_pool(runtime, tiny_model_dir, tmp_path) for _ in range(2))
     for pool in (one, two):
         await pool.claims.heartbeat.look()
@@ -196,3 +206,16 @@ async def test_a_process_without_a_replica_leaves_the_samples_to_one_that_has_so
     assert await pools.one.claim() == []
     pools.one.router.drain(replica, is_draining=False)
     assert len(await pools.one.claim()) == 1
+
+
+async def test_samples_fail_after_the_stated_time_only_if_no_process_has_a_replica(pools: Pools) -> None:
+    """Both processes lose their replica. The first to be without one for so long leaves the samples to the other."""
+    await pools.send("cats", 2)
+    one, two = pools.one.router.replicas[0], pools.two.router.replicas[0]
+    pools.one.router.mark(one, is_alive=False)
+    assert await pools.one.claims.tell_state()
+    assert len(await pools.waiting()) == 2
+    pools.two.router.mark(two, is_alive=False)
+    await pools.two.claims.tell_state()
+    await pools.two.claims.tell_state()
+    assert await pools.waiting() == []

@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 
-from sqlalchemy import text
+from sqlalchemy import create_engine as create_sync_engine
+from sqlalchemy import select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -16,11 +17,13 @@ from cli.base_models import read_base_models
 from cli.doctor_services import examine_services
 from cli.finding import Finding
 from contracts.base_model import BaseModelFacts
-from contracts.errors import WeftError
-from migrations.upgrade import current_is_head, is_newer
+from contracts.errors import InvalidRequest, WeftError
+from engine.model.fingerprint import weights_fingerprint
+from migrations.upgrade import current_is_head, is_newer, sync_url
 from store.database import create_engine
 from store.private_folder import others_may_enter
 from store.settings import Settings
+from store.tables import BaseWeights
 
 _LITTLE_BYTES = 2**30
 
@@ -126,7 +129,10 @@ def _base_models(settings: Settings) -> list[Finding]:
         bases = read_base_models(settings)
     except WeftError as error:
         return [Finding("base model", False, error.message)]
-    return [_attempt(f"base model {name}", partial(_load, facts, settings)) for name, facts in bases.items()]
+    loaded = [_attempt(f"base model {name}", partial(_load, facts, settings)) for name, facts in bases.items()]
+    return loaded + [
+        _attempt(f"weights of {name}", partial(_weights, facts, settings)) for name, facts in bases.items()
+    ]
 
 
 def _attempt(part: str, look: Callable[[], str]) -> Finding:
@@ -134,6 +140,28 @@ def _attempt(part: str, look: Callable[[], str]) -> Finding:
         return Finding(part, True, look())
     except WeftError as error:
         return Finding(part, False, error.message)
+
+
+def _weights(facts: BaseModelFacts, settings: Settings) -> str:
+    """Compare the base's weights with those that its name stands for. Raises ``InvalidRequest`` when they differ."""
+    own = weights_fingerprint(facts.path, dtype=settings.base_dtype)
+    engine = create_sync_engine(sync_url(settings.resolved_database_url()))
+    try:
+        with engine.connect() as connection:
+            accepted = connection.scalar(select(BaseWeights.fingerprint).where(BaseWeights.base_model == facts.name))
+    except SQLAlchemyError:
+        # No database, or an old schema: another finding says so.
+        accepted = None
+    finally:
+        engine.dispose()
+    if accepted is None:
+        return f"{own[:12]}, recorded at their first use"
+    if accepted != own:
+        raise InvalidRequest(
+            f"{own[:12]} in {facts.path}, its runs were trained on {accepted[:12]}: give the folder those, or, if the change is "
+            f"meant, run `weft base accept {facts.name}`"
+        )
+    return f"{own[:12]}, as its runs were trained on"
 
 
 def _load(facts: BaseModelFacts, settings: Settings) -> str:

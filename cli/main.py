@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import gates, housekeeping, operations, replicas, runs, sessions, suspensions, tenant_limits, trainers
+from cli import bases, gates, housekeeping, operations, replicas, runs, sessions, suspensions, tenant_limits, trainers
 from cli.operator_log import begin_command
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.process import run_process
@@ -48,6 +48,7 @@ app.add_typer(operations.app, name="operation")
 app.add_typer(runs.app, name="run")
 app.add_typer(trainers.app, name="trainer")
 app.add_typer(sessions.app, name="session")
+app.add_typer(bases.app, name="base")
 
 
 def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:

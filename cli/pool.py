@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from collections.abc import Sequence
 
 import typer
 
@@ -11,6 +12,7 @@ from cli.cluster_runtime import POOL, open_cluster
 from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from contracts.base_model import BaseModelFacts
+from contracts.errors import ProcessMustEnd
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.runtime import Runtime
 from store.database import this_host
@@ -21,8 +23,8 @@ from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 
 log = logging.getLogger(__name__)
 
-_VERSION_COMMANDS = "version commands"
-"""Name of the task that ends only by being cancelled."""
+_VERSION_COMMANDS, _REPLICAS = "version commands", "replicas"
+"""Names of the tasks that end only by being cancelled."""
 
 
 async def sample(settings: Settings) -> None:
@@ -39,15 +41,20 @@ async def sample(settings: Settings) -> None:
                 await parts.pool.start()
                 running.append(asyncio.create_task(_version_commands(parts).run(), name=_VERSION_COMMANDS))
                 running.append(asyncio.create_task(parts.worker.run(), name="sampling"))
+                running.append(asyncio.create_task(parts.pool.until_failed(), name=_REPLICAS))
                 cluster.readiness.add(_part(parts.heartbeat.identity.base_model), parts.heartbeat.check)
                 typer.echo(f"ready; {parts.heartbeat.identity.id} samples {parts.heartbeat.identity.base_model}")
             keep_pauses_short()
             await until_asked_to_end(running)
-        finally:
+        except ProcessMustEnd:
+            # Nothing is ended in order: the thread that samples may hang.
             for parts in pools:
-                parts.worker.stop()
-            await _ended(running)
-            await asyncio.gather(*(parts.pool.close() for parts in pools))
+                await parts.heartbeat.give_up()
+            raise
+        except BaseException:
+            await _end(pools, running)
+            raise
+        await _end(pools, running)
 
 
 def _named(settings: Settings) -> Settings:
@@ -60,11 +67,14 @@ def _part(base_model: str) -> str:
     return f"pool of {base_model}"
 
 
-async def _ended(running: "list[asyncio.Task[None]]") -> None:
+async def _end(pools: Sequence[BaseSampling], running: "list[asyncio.Task[None]]") -> None:
+    for parts in pools:
+        parts.worker.stop()
     for task in running:
-        if task.get_name() == _VERSION_COMMANDS:
+        if task.get_name() in (_VERSION_COMMANDS, _REPLICAS):
             task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.gather(*(parts.pool.close() for parts in pools))
 
 
 async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> BaseSampling:

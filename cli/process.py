@@ -3,13 +3,20 @@
 import asyncio
 import gc
 import logging
+import os
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from contracts.errors import ProcessMustEnd
 from store.database import this_host
 from store.private_folder import open_private_folder
 from store.settings import Settings
 
+log = logging.getLogger(__name__)
+
+DEVICE_FAILED = 75
+"""Exit status of a process whose device fails or hangs: ``EX_TEMPFAIL`` of sysexits.h. Started again, it may work."""
 _YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS = 5_000, 10, 50
 """Thresholds of the garbage collector's three generations; Python's own are 700, 10 and 10."""
 
@@ -27,7 +34,11 @@ def log_to_standard_error(settings: Settings, process: str) -> None:
 
 
 def run_process(settings: Settings, process: str, main: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
-    """Run ``main`` on uvloop. Blocking. ``process`` is its name in logs. Raises what ``main`` raises."""
+    """Run ``main`` on uvloop. Blocking. ``process`` is its name in logs. Raises what ``main`` raises.
+
+    When ``main`` raises a ``ProcessMustEnd``, end the process at once with ``DEVICE_FAILED``: a thread that hangs in the device
+    can be neither waited for nor ended.
+    """
     import uvloop
 
     log_to_standard_error(settings, process)
@@ -38,7 +49,13 @@ def run_process(settings: Settings, process: str, main: Callable[[Settings], Cor
         security_files(settings.data_dir, process, this_host()),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(main(settings))
+        try:
+            runner.run(main(settings))
+        except ProcessMustEnd as failure:
+            log.critical("%s ends with status %d: %s", process, DEVICE_FAILED, failure)
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(DEVICE_FAILED)
 
 
 def keep_pauses_short() -> None:

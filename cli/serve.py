@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import sys
 from contextlib import AsyncExitStack
 
@@ -13,6 +14,7 @@ from cli.http_server import ApiServer, address, bind
 from cli.metrics_endpoint import serve_metrics_and_health
 from cli.process import keep_pauses_short
 from cli.readiness import readiness
+from contracts.errors import ProcessMustEnd
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
@@ -66,13 +68,32 @@ async def serve(settings: Settings) -> None:
         listener.listen(server.config.backlog)
         keep_pauses_short()
         greet(address(listener), first_key)
-        await server.serve(sockets=[listener])
+        await _serve(server, listener, runner)
+    except ProcessMustEnd:
+        await runner.give_up()
+        raise
     finally:
         log.info("finishing the pass in hand and writing snapshots")
         revocations.cancel()
         await runner.stop()
         await metrics.aclose()
         await database.close()
+
+
+async def _serve(server: ApiServer, listener: socket.socket, runner: EmbeddedRunner) -> None:
+    """Answer requests until the process is asked to end. Raises the error of a worker that has ended."""
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="API")
+    failing = asyncio.create_task(runner.until_failed(), name="workers")
+    try:
+        await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing.done() and isinstance(failing.exception(), ProcessMustEnd):
+            await failing
+        server.should_exit = True
+        await serving
+        if failing.done():
+            await failing
+    finally:
+        failing.cancel()
 
 
 async def make_first_key(database: Database) -> str | None:

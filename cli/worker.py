@@ -18,6 +18,7 @@ from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from cli.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
+from contracts.errors import ProcessMustEnd
 from engine.training.executors.group import TrainerGroup
 from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
@@ -30,6 +31,9 @@ from workers.housekeeping.schedule import StepName
 from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)
+
+_LAST_SECONDS = 10.0
+"""Time for the other trainers of a process to end in order when the device of one has failed."""
 
 
 async def work(settings: Settings) -> None:
@@ -63,11 +67,20 @@ async def work(settings: Settings) -> None:
             for parts in trainers:
                 parts.worker.stop()
             await celery.stop()
-            await asyncio.gather(*running)
+            await _ended(running)
             for parts in trainers:
                 await asyncio.to_thread(parts.close)
             if group is not None:
                 await asyncio.to_thread(group.close)
+
+
+async def _ended(running: "list[asyncio.Task[None]]") -> None:
+    """Wait until all trainers have ended, and raise their error. After a ``ProcessMustEnd`` the others have a short time."""
+    has_failed = any(task.done() and isinstance(task.exception(), ProcessMustEnd) for task in running)
+    await asyncio.wait(running, timeout=_LAST_SECONDS if has_failed else None)
+    for task in running:
+        if task.done():
+            await task
 
 
 def _part(base_model: str) -> str:

@@ -42,8 +42,9 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
     ├── BrokenOff              api.endable_response          an answer ends between two pieces; never leaves it
     └── TakesNoWrites          store.database_health         the database answers, but is read-only or a standby
     BaseException
-    ├── GroupLost              engine.training.executors.group  a rank is gone; the process must end
-    └── DeviceFailed           engine.model.device          the device fails or hangs; the process must end
+    └── ProcessMustEnd         contracts.errors             its work stays pending for another process
+        ├── GroupLost          engine.training.executors.group  a rank of a trainer is gone
+        └── DeviceFailed       engine.model.device          the device fails or hangs
 
 The SDK retries 408, 409, 429 and 5xx for minutes, so no final answer uses them (decision 2).
 Messages never carry a path, a traceback or another tenant's data.
@@ -240,6 +241,13 @@ class UnreadableOperation(EngineFailure):
     """The recorded payload or result of an operation is damaged, gone, or of a kind that this version does not know."""
 
     code = "unreadable_operation"
+
+
+class ProcessMustEnd(BaseException):
+    """The process cannot do its work any more and must end at once. Its work stays pending for another process.
+
+    It is no ``Exception``, so that code which catches the failure of an operation does not catch it: no operation has failed.
+    """
 
 
 class LeaseLost(WeftError):

@@ -251,6 +251,12 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
         description="Time without a heartbeat after which a trainer or pool counts as dead. Others then take "
         "its work over.",
     )
+    stall_limit: timedelta = Field(
+        default=timedelta(minutes=10),
+        ge=timedelta(seconds=1),
+        description="Longest time of one call to the device. A trainer or sampler whose pass takes longer gives up its "
+        "lease and ends with status 75.",
+    )
     max_attempts: int = Field(
         default=3,
         ge=1,

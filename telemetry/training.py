@@ -60,6 +60,10 @@ class TrainingMetrics:
         self.restore_seconds = histogram(
             "restore_seconds", "Seconds of restoring an adapter, replay included.", SECONDS
         )
+        self.self_tests = counter("self_tests", "Self-tests of the device after unforeseen failures.", "outcome")
+        self.device_failures = counter(
+            "device_failures", "Trainers that ended because their device failed or made no progress."
+        )
         self.publish_seconds = histogram(
             "publish_seconds", "Seconds from a written version to live samplers following it, loads included.", SECONDS
         )
@@ -168,6 +172,23 @@ class TrainingTelemetry:
         """Record that live samplers follow the operation's version from now on."""
         self._metrics.publish_seconds.labels(self._label).observe(seconds)
         self._traces.worked(operation, "publish", started=time() - seconds, figures={"base": self._label})
+
+    def self_tested(self, *, has_passed: bool) -> None:
+        """Count a self-test of the device."""
+        log.log(
+            logging.WARNING if has_passed else logging.ERROR,
+            "self-test base=%s %s",
+            self._label,
+            "passed: the failure before it is the operation's own" if has_passed else "failed",
+        )
+        self._metrics.self_tests.labels(self._label, "passed" if has_passed else "failed").inc()
+
+    def device_failed(self, reason: str) -> None:
+        """Count and log the end of this trainer because of its device."""
+        log.critical(
+            "the trainer of base=%s ends, its work stays pending for another one: %s", self._base_model, reason
+        )
+        self._metrics.device_failures.labels(self._label).inc()
 
     def log_summary(self) -> None:
         """Log the sums since the last summary, at most once in ``SUMMARY_SECONDS`` and not without passes or steps."""

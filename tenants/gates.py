@@ -268,6 +268,11 @@ async def clear_all_in_flight(transaction: AsyncSession, process: str) -> None:
     await transaction.execute(delete(SampleInFlight).where(SampleInFlight.process == process))
 
 
+async def samples_in_flight_of(session: AsyncSession, processes: Sequence[str]) -> list[str]:
+    """Return the samples that ``processes`` have in flight."""
+    return list(await session.scalars(select(SampleInFlight.operation_id).where(SampleInFlight.process.in_(processes))))
+
+
 async def in_flight(session: AsyncSession, key: str) -> int:
     """Return how many samples of a run, or of a whole base model, are in flight."""
     is_pool = key.startswith("pool:")

@@ -48,6 +48,7 @@ class EmbeddedRunner:
         self._workers: list[_BaseWorkers] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
+        self._has_given_up = False
         self._presence = PresenceNotes(runtime)
         self._housekeeping = Housekeeping(runtime, self._may_declare_dead)
 
@@ -92,9 +93,32 @@ class EmbeddedRunner:
             raise NotReady("the base models are being loaded")
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             raise NotReady(f"ended: {', '.join(ended)}")
+        for workers in self._workers:
+            if (weights := workers.training.leases.weights) is not None:
+                weights.check()
+
+    async def until_failed(self) -> None:
+        """Return when a worker has ended by itself, which none should, and raise its error."""
+        watches = [asyncio.create_task(workers.sampling.pool.until_failed()) for workers in self._workers]
+        try:
+            done, _ = await asyncio.wait([*self._tasks, *watches], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def give_up(self) -> None:
+        """Leave everything to the next process at once, when the device has failed. Threads that hang are not waited for."""
+        self._has_given_up = True
+        for workers in self._workers:
+            await workers.training.leases.releases.give_up()
+            await workers.sampling.heartbeat.give_up()
 
     async def stop(self) -> None:
         """Finish the passes in hand and snapshot the adapters; other operations wait for the next start."""
+        if self._has_given_up:
+            return
         for workers in self._workers:
             workers.training.worker.stop()
             workers.sampling.worker.stop()

@@ -26,6 +26,7 @@ class TorchSource:
             name=self.name,
             max_sequences=self._settings.sampler_batch_sequences,
             max_adapters=self._settings.sampler_resident_adapters,
+            stall_seconds=self._settings.stall_limit.total_seconds(),
         )
         await replica.start()
         return replica

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from contracts.errors import ProcessMustEnd
 from engine.model.base import BaseModel
 
 log = logging.getLogger(__name__)
@@ -17,12 +18,8 @@ _TOLERANCE = 1e-2
 asked for; a sick device is far off, or fails."""
 
 
-class DeviceFailed(BaseException):
-    """Error of a device that fails or hangs: the process must end and leave its work to another one.
-
-    It is no ``Exception``, so that code which catches the failure of an operation does not catch it. No operation has
-    failed: another process computes it again.
-    """
+class DeviceFailed(ProcessMustEnd):
+    """The device fails or hangs."""
 
 
 @contextmanager

@@ -156,4 +156,4 @@ class SamplerReplica(Protocol):
         """End a sleep; harmless without one. Raises ``EngineFailure``."""
 
     async def health(self) -> ReplicaHealth:
-        """Return the replica's state. Never raises: a replica that does not answer is not alive."""
+        """Return the replica's state: one that does not answer is not alive. Raises only ``ProcessMustEnd``."""

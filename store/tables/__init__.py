@@ -5,6 +5,7 @@ names it. Times are UTC. ``Base.metadata`` knows every table once this package i
 """
 
 from store.tables.base import Base
+from store.tables.bases import BaseWeights
 from store.tables.folders import CheckpointHold, DiscardedFolder
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.operations import Operation, OperationPayload, OperationResult
@@ -20,6 +21,7 @@ __all__ = [
     "AdapterGate",
     "ApiKey",
     "Base",
+    "BaseWeights",
     "Checkpoint",
     "CheckpointHold",
     "DirectedReplica",

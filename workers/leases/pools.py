@@ -6,28 +6,39 @@ from ledger.runtime import Runtime
 from store.repeat import repeat
 from store.tables import PoolState
 from telemetry.readiness import NotReady
+from workers.leases.base_weights import WeightsCheck
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import WorkerIdentity, tell_pool_state
-from workers.leases.reaper import reap_peers, remove_pools
+from workers.leases.reaper import reap_peers, reap_pools, remove_pools
 
 
 class PoolHeartbeat:
     """One sampling process's heartbeat loop."""
 
-    def __init__(self, identity: WorkerIdentity, runtime: Runtime) -> None:
+    def __init__(self, identity: WorkerIdentity, runtime: Runtime, weights: WeightsCheck | None = None) -> None:
+        """A process whose ``weights`` are not accepted gets no samples."""
+        self._weights = weights
         self.identity = identity
         self._runtime = runtime
         self._heartbeat = Heartbeat(identity, runtime)
         self._stopping = asyncio.Event()
+        self.has_looked = asyncio.Event()
+        """Set once the dead were looked for: from then on the samples' rows tell at which ones a process has died.
+
+        Not set while this process has other weights than those that the base model's name stands for.
+        """
 
     async def run(self) -> None:
         """Renew and reap until ``stop``; once only, where there is no other process."""
         await repeat(
             self.look,
-            seconds=lambda: None if self._heartbeat.is_alone else self._heartbeat.renewal_seconds,
+            seconds=self._pause,
             stopping=self._stopping,
             failed=f"no heartbeat of {self.identity.id} could be given",
         )
+
+    def _pause(self) -> float | None:
+        return None if self._heartbeat.is_alone and self.has_looked.is_set() else self._heartbeat.renewal_seconds
 
     def stop(self) -> None:
         """End ``run``. The process keeps its samples until ``leave``, or until its lease ends."""
@@ -35,8 +46,12 @@ class PoolHeartbeat:
 
     async def look(self) -> None:
         """Renew the lease, and reap dead sampling processes of the base model. Raises ``Unavailable``."""
+        if self._weights is not None and not await self._weights.are_accepted():
+            self.has_looked.clear()
+            return
         await self._heartbeat.renew()
         await reap_peers(self._runtime, self._heartbeat)
+        self.has_looked.set()
 
     async def tell(self, state: PoolState) -> bool:
         """Record whether this process takes samples. Return False while it has no lease yet. Raises ``Unavailable``."""
@@ -44,9 +59,17 @@ class PoolHeartbeat:
             return await tell_pool_state(transaction, self.identity, state)
 
     async def check(self) -> None:
-        """Raise ``NotReady`` when the lease has ended."""
+        """Raise ``NotReady`` when the weights are not accepted, or the lease has ended."""
+        if self._weights is not None:
+            self._weights.check()
         if not self._heartbeat.has_lease:
             raise NotReady("this sampling process cannot renew its lease")
+
+    async def give_up(self) -> None:
+        """Return the samples of a process that cannot draw any more. Those in flight count as those of a dead process."""
+        self.stop()
+        async with self._runtime.database.write() as transaction:
+            await reap_pools(transaction, [self.identity.id], self.identity.base_model, self._runtime)
 
     async def leave(self) -> None:
         """Remove this process at an orderly end and return its samples, so that others need not wait for its lease to end."""

@@ -18,7 +18,7 @@ from ledger.sample_claims import return_samples_of
 from ledger.wakeups import cleared_samples_topic, sampling_topic
 from store.database import after_commit
 from store.tables import VersionCommand
-from tenants.gates import clear_all_in_flight
+from tenants.gates import clear_all_in_flight, samples_in_flight_of
 from tenants.run_history import RunEventKind
 from tenants.run_leases import release_all_runs
 from workers.leases.heartbeat import Heartbeat
@@ -41,9 +41,9 @@ async def reap_peers(runtime: Runtime, heartbeat: Heartbeat) -> None:
         known_only = not heartbeat.may_declare_dead
         dead = await lock_dead(transaction, kind, base_model, runtime.clock, known_only=known_only)
         if kind is ProcessKind.TRAINER:
-            await _reap_trainers(transaction, dead, runtime)
+            await reap_trainers(transaction, dead, runtime)
         else:
-            await _reap_pools(transaction, dead, base_model, runtime)
+            await reap_pools(transaction, dead, base_model, runtime)
 
 
 async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool]) -> None:
@@ -59,13 +59,13 @@ async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool
             return
         dead = await lock_expired(transaction, now - _FORSAKEN_LEASES * runtime.settings.lease)
         trainers = [one.id for one in dead if one.kind is ProcessKind.TRAINER]
-        await _reap_trainers(transaction, trainers, runtime)
+        await reap_trainers(transaction, trainers, runtime)
         for base_model in sorted({one.base_model for one in dead}):
             pools = [one.id for one in dead if (one.kind, one.base_model) == (ProcessKind.POOL, base_model)]
-            await _reap_pools(transaction, pools, base_model, runtime)
+            await reap_pools(transaction, pools, base_model, runtime)
 
 
-async def _reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
+async def reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
     """Release the runs of dead trainers, whose rows the caller has locked, and delete the rows.
 
     An attempt is counted for each operation that a trainer had in hand.
@@ -85,10 +85,20 @@ async def _reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime
         await remove_processes(transaction, dead)
 
 
-async def _reap_pools(transaction: AsyncSession, dead: Sequence[str], base_model: str, runtime: Runtime) -> None:
-    """Remove dead sampling processes, whose rows the caller has locked; see ``remove_pools``."""
+async def reap_pools(transaction: AsyncSession, dead: Sequence[str], base_model: str, runtime: Runtime) -> None:
+    """Remove dead sampling processes, whose rows the caller has locked; see ``remove_pools``.
+
+    An attempt is counted for each sample that was in flight.
+    """
     if dead:
-        log.warning("sampling processes %s are dead; their samples go to others", ", ".join(dead))
+        suspects = await samples_in_flight_of(transaction, dead)
+        await count_attempts(transaction, suspects)
+        after_commit(transaction, partial(runtime.telemetry.metrics.operations_suspected, len(suspects)))
+        log.warning(
+            "sampling processes %s are dead; their samples go to others, %d were in flight",
+            ", ".join(dead),
+            len(suspects),
+        )
         await remove_pools(transaction, dead, base_model, runtime)
 
 

@@ -15,6 +15,7 @@ from tenants.run_leases import hand_over_run, idle_runs, release_all_runs, relea
 from workers.leases.directives import Leaving
 from workers.leases.loads import read_loads
 from workers.leases.processes import ProcessKind, WorkerIdentity, alive, remove_processes
+from workers.leases.reaper import reap_trainers
 
 _IDLE = timedelta(seconds=30)
 """Time without a request before a run may move to another trainer. A move costs a restore at the next operation."""
@@ -80,6 +81,13 @@ class RunReleases:
             await lift_run_directives(transaction, runs)
             now = self._runtime.clock()
             await note_run_events(transaction, runs, RunEventKind.EVICTED, trainer=self._identity.id, now=now)
+
+    async def give_up(self) -> None:
+        """Release every run when this trainer cannot compute any more. An attempt is counted for what it has in hand."""
+        async with self._runtime.database.write() as transaction:
+            await reap_trainers(transaction, [self._identity.id], self._runtime)
+            topic = placements_topic(self._identity.base_model)
+            after_commit(transaction, partial(self._runtime.wakeups.announce, topic))
 
     async def release_all(self) -> None:
         """Release every run at an orderly end and remove this trainer, so that others need not wait for its lease to end."""

@@ -5,12 +5,14 @@ the run has passed to another (``tenants/run_leases.py``).
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.repeat import repeat
 from telemetry.readiness import NotReady
+from workers.leases.base_weights import WeightsCheck
 from workers.leases.claims import RunClaims
 from workers.leases.directives import Directives, read_directives
 from workers.leases.heartbeat import Heartbeat
@@ -19,11 +21,26 @@ from workers.leases.reaper import reap_peers
 from workers.leases.releases import RunReleases
 from workers.leases.unplaced import NET_SECONDS, UnplacedRuns
 
+log = logging.getLogger(__name__)
+
 
 class RunLeases:
     """One trainer's leases on the runs of its base model."""
 
-    def __init__(self, identity: WorkerIdentity, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        runtime: Runtime,
+        *,
+        may_renew: Callable[[], bool] = lambda: True,
+        weights: WeightsCheck | None = None,
+    ) -> None:
+        """Renew only while ``may_renew``: a trainer whose pass makes no progress must not keep its runs.
+
+        A trainer whose ``weights`` are not accepted gets no runs, and loses those that it has with its lease.
+        """
+        self._may_renew = may_renew
+        self.weights = weights
         self.identity = identity
         self.releases = RunReleases(identity, runtime)
         self._runtime = runtime
@@ -61,6 +78,11 @@ class RunLeases:
 
     async def look(self) -> None:
         """Renew and reap if the heartbeat is due, read directives, place unplaced runs, and claim. Raises ``Unavailable``."""
+        if not self._may_renew():
+            log.error("trainer %s makes no progress and does not renew its lease", self.identity.id)
+            return
+        if self.weights is not None and not await self.weights.are_accepted():
+            return
         if self._heartbeat.is_due:
             await self._heartbeat.renew()
             await reap_peers(self._runtime, self._heartbeat)
@@ -85,6 +107,8 @@ class RunLeases:
         return self._heartbeat.has_lease and self._heartbeat.may_declare_dead
 
     async def check(self) -> None:
-        """Raise ``NotReady`` when the lease has ended."""
+        """Raise ``NotReady`` when the weights are not accepted, or the lease has ended."""
+        if self.weights is not None:
+            self.weights.check()
         if not self._heartbeat.has_lease:
             raise NotReady("this trainer cannot renew its lease")

@@ -13,6 +13,7 @@ from contracts.errors import Unavailable
 from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.background_tasks import BackgroundTasks
+from ledger.attempts import count_attempts
 from ledger.runtime import Runtime
 from store.batcher import Batcher
 from tenants.gates import Dispatch, Entry, clear_in_flight, make_gates, mark_in_flight, update_in_flight
@@ -68,6 +69,12 @@ class InFlightRows:
     async def clear_one(self, operation: ReadyOperation) -> None:
         """Delete the sample's row in a transaction of its own, and wake the pauses that wait for it."""
         async with self._database.write() as transaction:
+            await self.clear(transaction, [operation])
+
+    async def clear_after_death(self, operation: ReadyOperation) -> None:
+        """Delete the row of a sample whose replica has died, and count an attempt."""
+        async with self._database.write() as transaction:
+            await count_attempts(transaction, [operation.id])
             await self.clear(transaction, [operation])
 
     def update_soon(self, attempt: Attempt) -> None:

@@ -49,6 +49,12 @@ class ReplicaPool:
             log.error("a replica could not be started; trying again: %s", failure)
         self._watchers = [asyncio.create_task(watch.run(self._stopping), name=watch.name) for watch in watches]
 
+    async def until_failed(self) -> None:
+        """Return when the watch over a replica has ended, which none does before ``close``. Raises ``ProcessMustEnd``."""
+        done, _ = await asyncio.wait(self._watchers, return_when=asyncio.FIRST_COMPLETED)
+        for watcher in done:
+            await watcher
+
     async def close(self) -> None:
         """Close the replicas, and stop the servers that weft started."""
         self._stopping.set()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
-from contracts.errors import EngineFailure, StaleSample
+from contracts.errors import EngineFailure, PoisonOperation, StaleSample
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
 from contracts.sample_report import SampleReport
@@ -28,6 +28,7 @@ from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.request_streams import stream_requests
 from workers.sampling.retry_patience import RetryPatience
 from workers.sampling.router import Router
+from workers.sampling.suspect_turns import SuspectTurns
 from workers.sampling.swap import Swap
 from workers.sampling.weight_source import WeightSource, WeightSources
 
@@ -43,6 +44,8 @@ class History:
     """Monotonic seconds."""
     attempts: int = 0
     replicas: list[str] = field(default_factory=list)
+    deaths: int = 0
+    """Replicas that died while they drew the sample."""
     decode_seconds: float = 0.0
     first_publication: int = 0
     """Publication that the sample's first token was drawn from."""
@@ -84,6 +87,8 @@ class SampleRunner:
         telemetry: SamplingTelemetry,
     ) -> None:
         self._feed = runtime.feed
+        self._most_attempts = runtime.settings.max_attempts
+        self._suspects = SuspectTurns(self._most_attempts)
         self._sources = WeightSources(runtime)
         self._attempts = attempts
         self._rows = rows
@@ -102,8 +107,20 @@ class SampleRunner:
         ``StaleSample``, ``EngineFailure`` after too many failures in a row without a new token, and ``HeldBack`` for a sample
         to give back. After ``Unavailable`` the call may be repeated with the same three arguments.
         """
-        patience, newer = RetryPatience(), None
+        patience = RetryPatience()
         while not continuation.finished:
+            attempts = operation.attempts + history.deaths
+            check_attempts(attempts, self._most_attempts)
+            async with self._suspects.turn(attempts):
+                await self._draw(operation, continuation, history, patience)
+        return continuation.output(), history.report(continuation)
+
+    async def _draw(
+        self, operation: ReadyOperation, continuation: Continuation, history: History, patience: RetryPatience
+    ) -> None:
+        """Draw the sample to its end, or until a replica dies. Raises as ``run``."""
+        deaths, newer = history.deaths, None
+        while not continuation.finished and history.deaths == deaths:
             attempt = self._swap.resume(operation, continuation.unfinished, newer) if newer is not None else None
             if attempt is None:
                 # Tokens are in this process's memory only, so a sample that has some waits here.
@@ -129,11 +146,10 @@ class SampleRunner:
                     failure = EngineFailure("the replica ended a sequence before its time")
                 if failure is not None:
                     self._telemetry.cut("replica")
-                    await self._recover(attempt)
+                    await self._recover(attempt, history)
                 pause = patience.pause_after(failure, made=continuation.made - history.made_before)
                 if pause > 0:
                     await asyncio.sleep(pause)
-        return continuation.output(), history.report(continuation)
 
     async def settle(self) -> None:
         """Wait until no sample is marked or updated in flight any more. Call it once every ``run`` has ended."""
@@ -174,10 +190,18 @@ class SampleRunner:
             left=attempt.left,
         )
 
-    async def _recover(self, attempt: Attempt) -> None:
-        """Delete the in-flight row of a sample whose replica failed, and check the replica."""
-        await self._rows.clear_one(attempt.operation)
+    async def _recover(self, attempt: Attempt, history: History) -> None:
+        """Check the replica of a sample that failed there, and delete the sample's in-flight row.
+
+        If the replica is dead, an attempt is counted. Raises ``ProcessMustEnd``: the row stays then, and the process's end
+        counts the attempt.
+        """
         await self._router.check(attempt.routed)
+        if attempt.routed.is_alive:
+            await self._rows.clear_one(attempt.operation)
+            return
+        await self._rows.clear_after_death(attempt.operation)
+        history.deaths += 1
 
     def _publish(self, attempt: Attempt, continuation: Continuation, history: History) -> None:
         """Hand the new tokens to followers, and finish a swap whose first token has come."""
@@ -188,6 +212,15 @@ class SampleRunner:
             self._feed.publish(attempt.key, continuation.new_tokens())
         if not attempt.is_row_current:
             self._rows.update_soon(attempt)
+
+
+def check_attempts(attempts: int, most: int) -> None:
+    """Raise ``PoisonOperation`` for a sample at which ``most`` processes or replicas have died."""
+    if attempts >= most:
+        raise PoisonOperation(
+            f"{attempts} sampling processes or replicas died while they drew this sample; it is not tried again. Change the "
+            "request, or ask the operator for the cause"
+        )
 
 
 def _check_age(continuation: Continuation, history: History, source: WeightSource) -> None:

@@ -10,6 +10,7 @@ from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
 from tenants.checkpoints import directory_of
 from tenants.replica_directives import StandingDirective, standing_directives
+from workers.leases.base_weights import WeightsCheck
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import ProcessKind, new_identity
 from workers.sampling.claims import SampleClaims
@@ -50,7 +51,8 @@ def wire_sampling(
     runtime: Runtime, facts: BaseModelFacts, vocabulary: BaseVocabulary, sources: Sequence[ReplicaSource]
 ) -> BaseSampling:
     """Build the sampling of one base model on ``sources``, and start nothing."""
-    heartbeat = PoolHeartbeat(new_identity(ProcessKind.POOL, facts.name), runtime)
+    weights = WeightsCheck(runtime, facts.name, facts.path)
+    heartbeat = PoolHeartbeat(new_identity(ProcessKind.POOL, facts.name), runtime, weights)
     telemetry = runtime.telemetry.sampling(facts.name)
     router = Router()
     pool = ReplicaPool(router, sources, partial(_directives, runtime, facts.name))

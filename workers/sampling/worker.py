@@ -19,7 +19,7 @@ from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
 from ledger.wakeups import cancelled_samples_topic, gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
-from store.repeat import repeat
+from store.repeat import repeat, wait_for_any
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import clear_in_flight
@@ -147,6 +147,7 @@ class SamplingWorker:
 
     async def _look(self) -> None:
         """Sweep if it is time to, and start the samples that wait. After a failure the next look sweeps."""
+        await wait_for_any([self._claims.heartbeat.has_looked, self._stopping], None)
         swept_at, self._swept_at = self._swept_at, float("-inf")
         if monotonic() - swept_at >= SWEEP_SECONDS:
             await self._sweep()

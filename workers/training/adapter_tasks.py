@@ -118,7 +118,7 @@ class AdapterTasks:
         lane.is_busy = True
         with working_on(head):
             # A task keeps the logging context of the moment of its creation.
-            task = asyncio.create_task(self._run(lane, head, work, retries), name=f"adapter {lane.run}")
+            task = asyncio.create_task(self._run_held(lane, head, work, retries), name=f"adapter {lane.run}")
         self._tasks[lane.run] = task
 
         def ended(done: asyncio.Task[None]) -> None:
@@ -130,6 +130,10 @@ class AdapterTasks:
 
         task.add_done_callback(ended)
 
+    async def _run_held(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
+        with self._engine.in_hand.holding([head.id]):
+            await self._run(lane, head, work, retries)
+
     async def _run(self, lane: Lane, head: ReadyOperation, work: Coroutine[Any, Any, bool], retries: bool) -> None:
         """Await ``work``, which returns whether the operation has run, and record the outcome.
 
@@ -137,14 +141,14 @@ class AdapterTasks:
         operation is tried again.
         """
         try:
-            with self._engine.in_hand.holding([head.id]):
-                has_run = await work
+            has_run = await work
         except _RETRIED:
             log.exception("operation=%s kind=%s could not be run or recorded; trying again later", head.id, head.kind)
             self._outcomes.drop(lane.run)
         except WeftError as error:
             await self._fail(lane, head, error)
         except Exception:
+            await self._engine.check_device()
             if retries:
                 log.exception("run=%s could not be brought in; trying again later", lane.run)
                 self._outcomes.drop(lane.run)

@@ -20,7 +20,7 @@ from engine.round_robin import Fairness
 from engine.training.pass_operation import PassOperation, PassPiece
 from engine.training.trainer import ComputedPass
 from workers.training.lanes import Lane, Lanes
-from workers.training.operation_outcomes import OperationOutcomes, failure_of
+from workers.training.operation_outcomes import OperationOutcomes, failure_of, has_failed_whole
 from workers.training.residency import AdapterResidency
 from workers.training.scheduler import QueuedPass, parts_by_length, plan_pass
 from workers.training.training_engine import TrainingEngine
@@ -74,6 +74,7 @@ class FusedPasses:
     ) -> None:
         """Call ``ended`` whenever a pass has ended."""
         trainer = engine.trainer
+        self._engine = engine
         self._trainer = trainer
         self._compute = engine.compute
         self._telemetry = engine.telemetry
@@ -200,23 +201,35 @@ class FusedPasses:
         self._ended()
 
     async def _run(self, part: Sequence[_Chosen], slots: int) -> None:
-        try:
-            with self._in_hand.holding([chosen.operation.id for chosen in part]):
-                computed = await self._computed(part, slots)
-                # The next pass starts first, so that no core waits while results are noted.
-                self.begin()
-                await self._note(computed, part)
-        except Exception:
-            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
-            for chosen in part:
-                if chosen.piece.operation.outcome is None:
-                    chosen.piece.operation.end(failure_of(chosen.operation))
+        with self._in_hand.holding([chosen.operation.id for chosen in part]):
+            await self._run_held(part, slots)
         for lane in {chosen.lane.run: chosen.lane for chosen in part}.values():
             self._complete_in_order(lane)
 
+    async def _run_held(self, part: Sequence[_Chosen], slots: int) -> None:
+        """Compute and note a part, or have its pieces computed one by one if it fails whole. Raises ``DeviceFailed``."""
+        computed: ComputedPass | None = None
+        try:
+            computed = await self._computed(part, slots)
+            if has_failed_whole([result.error for result in computed.results]):
+                await self._engine.check_device()
+            # The next pass starts first, so that no core waits while results are noted.
+            self.begin()
+            await self._note(computed, part)
+        except Exception:
+            log.exception("fused pass failed base=%s operations=%d", self._base_model, len(part))
+            await self._engine.check_device()
+            if computed is None and len(part) > 1:
+                # One of them may be the cause. The others must not fail for it.
+                self._parts.extendleft(_Part([chosen], is_last=False) for chosen in reversed(part))
+                return
+            for chosen in part:
+                if chosen.piece.operation.outcome is None:
+                    chosen.piece.operation.end(failure_of(chosen.operation))
+
     async def _computed(self, part: Sequence[_Chosen], slots: int) -> ComputedPass:
         pieces = [chosen.piece for chosen in part]
-        compute = partial(self._trainer.compute, pieces, slots=slots)
+        compute = partial(self._compute.clock.timed, partial(self._trainer.compute, pieces, slots=slots))
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, compute)
         finally:

@@ -4,7 +4,7 @@ Invariants: a run's completions reach the ledger strictly by seq_id. A run whose
 from memory, because its memory would stay ahead of the ledger. The run's next operation rebuilds the run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
@@ -62,6 +62,11 @@ class OperationOutcomes:
             lane.unwritten -= 1
             if lane.has_hole or lane.is_held:
                 self._wake()
+
+
+def has_failed_whole(outcomes: Sequence[object]) -> bool:
+    """Return whether each outcome is a failure of weft's own, which nobody foresaw: the device may be the cause."""
+    return bool(outcomes) and all(isinstance(outcome, EngineFailure) for outcome in outcomes)
 
 
 def failure_of(operation: ReadyOperation) -> EngineFailure:

@@ -9,12 +9,14 @@ from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OptimStep, Result
 from workers.training.lanes import Lane, Lanes
-from workers.training.operation_outcomes import OperationOutcomes, failure_of
+from workers.training.operation_outcomes import OperationOutcomes, failure_of, has_failed_whole
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
 from workers.training.turns import Turns
 
 log = logging.getLogger(__name__)
+
+_Due = tuple[Lane, ReadyOperation, OptimStep]
 
 
 class OptimizerSteps:
@@ -46,24 +48,30 @@ class OptimizerSteps:
         telemetry = self._engine.telemetry
         telemetry.claimed(operations)
         started = perf_counter()
-        outcomes: Sequence[Result | WeftError]
-        try:
-            steps = [(lane.run, step) for lane, _, step in due]
-            with self._engine.in_hand.holding([operation.id for operation in operations]):
-                outcomes = await self._engine.compute.run(partial(self._engine.trainer.optim_steps, steps))
-        except Exception:
-            log.exception("optimizer step failed base=%s operations=%d", self._engine.base_model, len(due))
-            outcomes = [failure_of(operation) for operation in operations]
-            # Some may have been applied. Rebuilt from the ledger, no adapter has a step that failed.
-            for lane, _, _ in due:
-                self._residency.forget(lane.run)
+        with self._engine.in_hand.holding([operation.id for operation in operations]):
+            outcomes = await self._outcomes_of(due)
         telemetry.steps_done(operations, seconds=perf_counter() - started)
         for (lane, operation, _), outcome in zip(due, outcomes, strict=True):
             self._outcomes.complete(lane, operation, outcome)
         return True
 
-    def _due(self) -> list[tuple[Lane, ReadyOperation, OptimStep]]:
-        due: list[tuple[Lane, ReadyOperation, OptimStep]] = []
+    async def _outcomes_of(self, due: Sequence[_Due]) -> Sequence[Result | WeftError]:
+        try:
+            steps = [(lane.run, step) for lane, _, step in due]
+            outcomes = await self._engine.compute.run(partial(self._engine.trainer.optim_steps, steps))
+            if has_failed_whole(outcomes):
+                await self._engine.check_device()
+        except Exception:
+            log.exception("optimizer step failed base=%s operations=%d", self._engine.base_model, len(due))
+            await self._engine.check_device()
+            # Some may have been applied. Rebuilt from the ledger, no adapter has a step that failed.
+            for lane, _, _ in due:
+                self._residency.forget(lane.run)
+            return [failure_of(operation) for _, operation, _ in due]
+        return outcomes
+
+    def _due(self) -> list[_Due]:
+        due: list[_Due] = []
         for lane in self._lanes:
             head = lane.head
             if head is None or lane.is_busy or not self._residency.is_at(lane.run, lane.next_seq_id):

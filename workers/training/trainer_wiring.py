@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from engine.model.base import BaseModel
+from engine.model.device import SelfTest
 from engine.training.budgets import default_pass_token_budget
 from engine.training.executors.group import TrainerGroup
 from engine.training.trainer import Trainer
 from ledger.runtime import Runtime
 from workers.compute_thread import ComputeThread
+from workers.leases.base_weights import WeightsCheck
 from workers.leases.processes import ProcessKind, new_identity
 from workers.leases.runs import RunLeases
 from workers.training.training_engine import TrainingEngine
@@ -37,7 +39,8 @@ def wire_trainer(runtime: Runtime, base: BaseModel, group: TrainerGroup | None =
     token_budget = settings.pass_token_budget or ranks * default_pass_token_budget(base)
     trainer = Trainer(base, pass_token_budget=token_budget, executor=group)
     compute = ComputeThread(f"trainer-{base.facts.name}")
-    engine = TrainingEngine(trainer, compute, runtime.telemetry.training(base.facts.name), token_budget)
+    self_test = SelfTest(base) if group is None else None
+    engine = TrainingEngine(trainer, compute, runtime.telemetry.training(base.facts.name), token_budget, self_test)
     worker = wire_worker(runtime, engine)
     runtime.telemetry.metrics.watch_residents(base.facts.name, lambda: len(worker.residency.residents()))
     return TrainingParts(worker, worker.leases, compute)
@@ -45,5 +48,8 @@ def wire_trainer(runtime: Runtime, base: BaseModel, group: TrainerGroup | None =
 
 def wire_worker(runtime: Runtime, engine: TrainingEngine) -> TrainingWorker:
     """Build the worker of ``engine``'s base model, with a new identity among the trainers."""
-    leases = RunLeases(new_identity(ProcessKind.TRAINER, engine.base_model), runtime)
+    limit, clock = runtime.settings.stall_limit.total_seconds(), engine.compute.clock
+    identity = new_identity(ProcessKind.TRAINER, engine.base_model)
+    weights = WeightsCheck(runtime, engine.base_model, engine.trainer.base.facts.path)
+    leases = RunLeases(identity, runtime, may_renew=lambda: clock.longest() <= limit, weights=weights)
     return TrainingWorker(runtime, engine, leases)

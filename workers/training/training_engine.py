@@ -1,7 +1,10 @@
 """Record of one base model's trainer, the one thread that may change the trainer's states, and the trainer's telemetry."""
 
+import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
+from engine.model.device import DeviceFailed, SelfTest
 from engine.training.trainer import Trainer
 from telemetry.training import TrainingTelemetry
 from workers.compute_thread import ComputeThread
@@ -12,16 +15,29 @@ from workers.leases.work_in_hand import WorkInHand
 class TrainingEngine:
     """Parts that compute one base model's training.
 
-    ``trainer`` is changed on ``compute`` only; ``pass_token_budget`` is the tokens of a pass that has all slots.
+    ``trainer`` is changed on ``compute`` only; ``pass_token_budget`` is the tokens of a pass that has all slots. ``self_test`` is
+    None where one process cannot compute the base alone.
     """
 
     trainer: Trainer
     compute: ComputeThread
     telemetry: TrainingTelemetry
     pass_token_budget: int
+    self_test: SelfTest | None = None
     in_hand: WorkInHand = field(default_factory=WorkInHand)
 
     @property
     def base_model(self) -> str:
         """Served name of the base model."""
         return self.trainer.base.facts.name
+
+    async def check_device(self) -> None:
+        """Run the self-test, after a failure that nobody foresaw. Raises ``DeviceFailed``."""
+        if self.self_test is None:
+            return
+        try:
+            await asyncio.to_thread(partial(self.compute.clock.timed, self.self_test.check))
+        except DeviceFailed:
+            self.telemetry.self_tested(has_passed=False)
+            raise
+        self.telemetry.self_tested(has_passed=True)

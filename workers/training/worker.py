@@ -14,11 +14,13 @@ import logging
 from collections.abc import Awaitable, Sequence
 from time import monotonic
 
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import WeftError
+from contracts.errors import ProcessMustEnd, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import PendingOperation
+from engine.model.device import DeviceFailed
 from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
 from ledger.wakeups import recalls_topic, trainer_topic
@@ -45,6 +47,12 @@ _OVERLAP = 512
 """Positions that are looked at again where several processes accept operations at once."""
 
 
+_LOOKS_A_LIMIT = 4
+"""Looks at the device's progress in the time of one stall limit."""
+_GIVE_UP_SECONDS = 10.0
+"""Longest time that a trainer whose device has failed takes to release its runs."""
+
+
 class TrainingWorker:
     """Runs every training operation of one base model."""
 
@@ -58,6 +66,7 @@ class TrainingWorker:
         self._topic = trainer_topic(leases.identity.id)
         self._recalls_topic = recalls_topic(leases.identity.id)
         self._data_folder = runtime.data_folder
+        self._stall_limit = runtime.settings.stall_limit.total_seconds()
         self._lanes = Lanes()
         self._turns = Turns(self._lanes, engine.in_hand, most_attempts=runtime.settings.max_attempts, again=self._go_on)
         self._writer = CompletionWriter(runtime)
@@ -80,26 +89,60 @@ class TrainingWorker:
         self._swept = monotonic()
 
     async def run(self) -> None:
-        """Work until ``stop``; then finish what is under way, and release each run as its snapshot is written."""
+        """Work until ``stop``; then finish what is under way, and release each run as its snapshot is written.
+
+        Raises ``ProcessMustEnd``: the device has failed, or the group. The runs are released then, and what was in hand stays
+        pending.
+        """
         await asyncio.to_thread(self._engine.in_hand.open, self._data_folder, self.leases.identity.id)
         writing = asyncio.create_task(self.outcomes.write(), name=f"completions {self._base_model}")
         leasing = asyncio.create_task(self.leases.run(), name=f"leases {self._base_model}")
+        working = asyncio.create_task(self._work_to_the_end(writing), name=f"work {self._base_model}")
+        watching = asyncio.create_task(self._watch(), name=f"watch {self._base_model}")
+        tasks = (working, watching, leasing, writing)
         try:
-            await self._work()
-            await self._passes.finished()
-            await self._tasks.finished()
-            await self._writer.drain()
-            await self._give_up_runs()
-            self._writer.close()
-            await writing
+            await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+            await (watching if watching.done() else working)
             self.leases.stop()
             await leasing
+        except ProcessMustEnd as failure:
+            self._engine.telemetry.device_failed(str(failure))
+            await _cancelled(tasks)
+            await self._abandon()
+            raise
         finally:
-            # After an error the lease must not be renewed: other trainers claim the runs once it has expired.
-            leasing.cancel()
+            # After another error the lease must not be renewed: other trainers claim the runs once it has expired.
+            for task in tasks:
+                task.cancel()
         await self.leases.releases.release_all()
         self._engine.in_hand.close()
         await asyncio.to_thread(remove_record, self._data_folder, self.leases.identity.id)
+
+    async def _work_to_the_end(self, writing: asyncio.Task[None]) -> None:
+        await self._work()
+        await self._passes.finished()
+        await self._tasks.finished()
+        await self._writer.drain()
+        await self._give_up_runs()
+        self._writer.close()
+        await writing
+
+    async def _watch(self) -> None:
+        """Raise ``DeviceFailed`` once a call to the device has run for longer than it may."""
+
+        async def look() -> None:
+            if (longest := self._engine.compute.clock.longest()) > self._stall_limit:
+                raise DeviceFailed(f"a call to the device has made no progress for {longest:.0f} s")
+
+        failed = f"progress of base={self._base_model} could not be looked at"
+        await repeat(look, seconds=self._stall_limit / _LOOKS_A_LIMIT, failed=failed)
+
+    async def _abandon(self) -> None:
+        try:
+            async with asyncio.timeout(_GIVE_UP_SECONDS):
+                await self.leases.releases.give_up()
+        except (WeftError, SQLAlchemyError, TimeoutError) as failure:
+            log.error("the runs could not be released, they are free once the lease has ended: %s", failure)
 
     async def _give_up_runs(self) -> None:
         """Release the runs, so that others go on with them: those that are saved at once, each other one once it is saved."""
@@ -264,3 +307,10 @@ class TrainingWorker:
             lane = self._lanes.get(run)
             if (lane is not None and lane.lease != lease) or self.residency.lease_of(run) not in (None, lease):
                 self.outcomes.drop(run)
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel ``tasks`` and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from engine.model.device import device_errors
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.in_process.batch import DecodeBatch, Join
 from engine.sampling.in_process.forward_pass import ForwardPass
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 
 class ContinuousBatcher:
-    """All sampling work on one model. Not thread-safe. A failure ends the jobs it concerns and is never raised.
+    """All sampling work on one model. Not thread-safe. A failure ends the jobs it concerns and is not raised, except
+    for ``DeviceFailed``.
 
     One owner alone has at most ``max_sequences`` in the batch. An eighth more is kept for owners that come beside it.
     """
@@ -32,6 +34,8 @@ class ContinuousBatcher:
         self._prefilled: dict[Job, Prefilled] = {}
         """Prompts in the cache whose sequences have not all begun."""
         self._batch = DecodeBatch(forward)
+        self.failed_steps = 0
+        """Steps that failed for all their jobs."""
 
     @property
     def busy(self) -> bool:
@@ -63,6 +67,7 @@ class ContinuousBatcher:
             self._batch.step()
 
     def _decoding_failed(self, jobs: Sequence[Job], error: Exception) -> None:
+        self.failed_steps += 1
         self._batch.clear()
         _fail_all("decoding", jobs, error)
 
@@ -128,6 +133,7 @@ class ContinuousBatcher:
     def _prefill_failed(self, prefill: Prefill, error: Exception) -> None:
         self._prefills.remove(prefill)
         if len(prefill.jobs) == 1:
+            self.failed_steps += 1
             _fail_all("reading the prompt", prefill.jobs, error)
         else:
             # One job may be the cause. Each gets a prefill of its own, so that only that one fails.
@@ -153,9 +159,10 @@ class ContinuousBatcher:
 
 
 def _contain(work: Callable[[], T], failed: Callable[[Exception], None]) -> T | None:
-    """Return the result of ``work``; hand any error that it raises to ``failed`` and return None."""
+    """Return the result of ``work``; hand any error that it raises to ``failed`` and return None. Raises ``DeviceFailed``."""
     try:
-        return work()
+        with device_errors():
+            return work()
     except Exception as error:  # noqa: BLE001 - the edge of one step: only its jobs fail, the loop goes on
         failed(error)
         return None

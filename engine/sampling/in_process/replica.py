@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from time import monotonic
 
 import torch
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.model.adapter_folder import read_lora_weights
 from engine.model.base import BaseModel
+from engine.model.device import DeviceFailed, SelfTest
 from engine.model.lora import LoraWeights
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.in_process.adapter_store import AdapterStore
@@ -29,6 +31,7 @@ from engine.sampling.replica import AdapterVersion, GenerateEvent, GenerateReque
 from engine.sampling.request_checks import check_request
 
 DEFAULT_CACHE_BYTES = 4 << 30
+DEFAULT_STALL_SECONDS = 600.0
 ONE_CORE_PARAMETERS = 100_000_000
 """Number of parameters below which a CPU decodes on one core. In so small a model the barriers of a step cost more than the
 other cores gain (``bench.sampling``), and the trainer can use those cores."""
@@ -50,6 +53,7 @@ class TorchReplica:
         max_sequences: int = 64,
         max_adapters: int = 64,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        stall_seconds: float = DEFAULT_STALL_SECONDS,
     ) -> None:
         self._base = base
         self._name = name or f"torch:{base.facts.name}"
@@ -66,6 +70,9 @@ class TorchReplica:
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closing = False
+        self._stall_seconds = stall_seconds
+        self._turn_began: float | None = None
+        self._device_failure: DeviceFailed | None = None
 
     @property
     def name(self) -> str:
@@ -75,7 +82,9 @@ class TorchReplica:
     async def start(self) -> None:
         """See ``SamplerReplica.start``."""
         self._outbox = Outbox(asyncio.get_running_loop())
-        self._worker = threading.Thread(target=self._work, args=(self._outbox,), name="weft-sampler", daemon=True)
+        self_test = await asyncio.to_thread(SelfTest, self._base)
+        work = partial(self._work, self._outbox, self_test)
+        self._worker = threading.Thread(target=work, name="weft-sampler", daemon=True)
         self._worker.start()
         # A worker that still computes at the interpreter's exit would crash the process.
         atexit.register(self._stop)
@@ -145,7 +154,12 @@ class TorchReplica:
         """See ``SamplerReplica.wake_up``. This replica never sleeps."""
 
     async def health(self) -> ReplicaHealth:
-        """See ``SamplerReplica.health``."""
+        """See ``SamplerReplica.health``. A turn that takes longer than the stall limit is a failure of the device."""
+        if self._device_failure is not None:
+            raise self._device_failure
+        began = self._turn_began
+        if began is not None and monotonic() - began > self._stall_seconds:
+            raise DeviceFailed(f"the sampler has made no progress for {monotonic() - began:.0f} s")
         waiting = sum(job.live and not job.begun for job in self._jobs.values())
         return ReplicaHealth(self._alive, self._batcher.running, waiting, self._adapters.names())
 
@@ -192,23 +206,41 @@ class TorchReplica:
 
     # The methods below run on the worker's thread.
 
-    def _work(self, outbox: Outbox) -> None:
+    def _work(self, outbox: Outbox, self_test: SelfTest) -> None:
         cores = torch.get_num_threads()
         threads = 1 if self._fits_one_core() else cores
         with torch.inference_mode():
             while self._has_work():
+                self._turn_began = monotonic()
                 try:
-                    while self._calls:
-                        self._calls.popleft()()
-                    # Before the turn: the answer to a cut must not wait for the other sequences' step.
+                    self._turn(outbox, threads=threads, self_test=self_test)
+                except DeviceFailed as failure:
+                    self._device_failure = failure
+                    self._start_over(EngineFailure("the sampler's device has failed"))
                     outbox.flush()
-                    # MKL has one thread count for the whole process, and the trainer sets it too.
-                    torch.set_num_threads(threads)
-                    self._batcher.turn()
+                    return
+                finally:
+                    self._turn_began = None
                     torch.set_num_threads(cores)
-                except Exception as error:  # noqa: BLE001 - the thread's edge: the worker must outlive any turn
-                    self._start_over(as_weft_error(error, "sampling"))
                 outbox.flush()
+
+    def _turn(self, outbox: Outbox, *, threads: int, self_test: SelfTest) -> None:
+        """Make the calls that wait, and run one turn of the batch. Raises ``DeviceFailed``."""
+        failed_before = self._batcher.failed_steps
+        try:
+            while self._calls:
+                self._calls.popleft()()
+            # Before the turn: the answer to a cut must not wait for the other sequences' step.
+            outbox.flush()
+            # MKL has one thread count for the whole process, and the trainer sets it too.
+            torch.set_num_threads(threads)
+            self._batcher.turn()
+        except Exception as error:  # noqa: BLE001 - the thread's edge: the worker must outlive any turn
+            self._start_over(as_weft_error(error, "sampling"))
+            self_test.check()
+        else:
+            if self._batcher.failed_steps > failed_before:
+                self_test.check()
 
     def _fits_one_core(self) -> bool:
         parameters = sum(parameter.numel() for parameter in self._base.model.parameters())

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from contracts.base_model import BaseModelFacts
+from contracts.errors import ProcessMustEnd
 from engine.model.base import BaseModel, read_model
 from engine.training.executors.group_messages import Heartbeat, Message, SentResult, Stop, Work
 from engine.training.executors.sharding import ShardedLayers
@@ -38,11 +39,10 @@ TIMEOUT_SECONDS = 600.0
 _HEARTBEATS_A_TIMEOUT = 5
 
 
-class GroupLost(BaseException):
+class GroupLost(ProcessMustEnd):
     """Error of a group whose ranks can no longer work together: every process of the group must end and be started again.
 
-    It is no ``Exception``, so that code which catches the failure of an operation does not catch a lost group. The
-    operation has not failed: the next group computes it again.
+    No operation has failed: the next group computes it again.
     """
 
 

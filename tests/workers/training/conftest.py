@@ -32,6 +32,7 @@ from contracts.operations import (
 )
 from contracts.paths import parse_path
 from engine.model.base import BaseModel
+from engine.model.device import SelfTest
 from engine.training.adapter_state import AdapterState
 from engine.training.trainer import PassItem, Trainer
 from ledger.ledger import Ledger
@@ -74,6 +75,7 @@ class Rig:
     residency: AdapterResidency
     worker: TrainingWorker
     counts: TrainingCounts
+    data_folder: DataFolder
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -266,6 +268,6 @@ def _compose(
     ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder))
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
     trainer, compute = Trainer(base, pass_token_budget=token_budget), ComputeThread("t")
-    engine = TrainingEngine(trainer, compute, telemetry.training(BASE), token_budget)
+    engine = TrainingEngine(trainer, compute, telemetry.training(BASE), token_budget, SelfTest(base))
     worker = wire_worker(runtime, engine)
-    return Rig(database, ledger, trainer, compute, worker.residency, worker, engine.telemetry.counts)
+    return Rig(database, ledger, trainer, compute, worker.residency, worker, engine.telemetry.counts, data_folder)

@@ -1,0 +1,59 @@
+"""A fingerprint tells weights apart, and nothing else: other files of the same weights have the same one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from contracts.errors import InvalidRequest
+from engine.model.fingerprint import weights_fingerprint
+from engine.model.tiny_model import write_tiny_model
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model that a test may change."""
+    return Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+
+
+def test_the_same_weights_in_other_files_have_the_same_fingerprint(folder: Path, tiny_model_dir: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    for number, some in enumerate((names[:10], names[10:])):
+        save_file({name: tensors[name] for name in some}, folder / f"model-{number}.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "transformers_version": "0", "_name_or_path": "elsewhere"})
+    )
+    (folder / "tokenizer.json").unlink()
+    assert weights_fingerprint(folder, dtype="auto") == weights_fingerprint(tiny_model_dir, dtype="auto")
+
+
+@pytest.mark.parametrize("change", ["seed", "one tensor's end", "type", "config", "dtype"])
+def test_other_weights_have_another_fingerprint(folder: Path, tiny_model_dir: Path, change: str) -> None:
+    dtype = "bfloat16" if change == "dtype" else "auto"
+    if change == "seed":
+        write_tiny_model(folder, seed=1)
+    elif change == "config":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    elif change != "dtype":
+        tensors = load_file(folder / WEIGHTS)
+        name = "model.embed_tokens.weight"
+        if change == "type":
+            tensors[name] = tensors[name].bfloat16()
+        else:
+            tensors[name][-1, -1] += 1
+        save_file(tensors, folder / WEIGHTS)
+    assert weights_fingerprint(folder, dtype=dtype) != weights_fingerprint(tiny_model_dir, dtype="auto")
+
+
+def test_a_folder_that_cannot_be_read_says_so(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"nothing of the kind")
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        weights_fingerprint(folder, dtype="auto")

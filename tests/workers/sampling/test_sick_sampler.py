@@ -1,0 +1,93 @@
+"""A sick sampling device gives the samples back: they stay pending, and the next process draws them."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+from sqlalchemy import func, select
+from torch import Tensor
+
+from contracts.base_model import read_base_model_facts
+from contracts.ledger_records import OperationState
+from engine.model.base import BaseModel
+from engine.model.device import DeviceFailed
+from engine.sampling.in_process.forward_pass import ForwardPass
+from ledger.runtime import Runtime
+from store.clock import utc_now
+from store.database import Database, create_engine
+from store.tables import SampleInFlight, WorkerProcess
+from tests.workers.runtimes import make_runtime
+from tests.workers.sampling.bare_samples import BASE, SECONDS, make_drawer, make_sampling
+
+Forward = Callable[..., Tensor]
+
+
+@pytest.fixture
+async def runtime(migrated_database: Path, tmp_path: Path) -> AsyncIterator[Runtime]:
+    """A runtime on SQLite whose devices may take a second for a turn."""
+    shutil.copy(migrated_database, tmp_path / "weft.db")
+    database = Database(create_engine(f"sqlite+aiosqlite:///{tmp_path}/weft.db"))
+    made = make_runtime(database, tmp_path, utc_now)
+    yield replace(made, settings=made.settings.model_copy(update={"stall_limit": timedelta(seconds=1)}))
+    await database.close()
+
+
+@pytest.mark.parametrize("fault", ["accelerator error", "wrong numbers", "hang"])
+async def test_a_sick_sampling_device_gives_its_samples_back(
+    runtime: Runtime, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    base = BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
+    one, other = await make_drawer(runtime), await make_drawer(runtime)
+    release, logits = Event(), base.logits
+    monkeypatch.setattr("workers.sampling.replica_pool.WATCH_SECONDS", 0.2)
+
+    def fail(_self: ForwardPass, *_: object) -> Tensor:
+        if fault == "accelerator error":
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+        if fault == "wrong numbers":
+            raise RuntimeError("probability tensor contains inf or nan")
+        release.wait(SECONDS)
+        raise RuntimeError("released")
+
+    sampling = make_sampling(runtime, base, tiny_model_dir)
+    await sampling.pool.start()
+    working, failing = (
+        asyncio.create_task(sampling.worker.run()),
+        asyncio.create_task(sampling.pool.until_failed()),
+    )
+    try:
+        assert len((await one.result(await one.send(5))).sequences[0].tokens) <= 8
+        monkeypatch.setattr(ForwardPass, "__call__", fail)
+        if fault == "wrong numbers":
+            monkeypatch.setattr(base, "logits", lambda tokens: logits(tokens) * 2)
+        sent = [(drawer, await drawer.send(5)) for drawer in (one, other)]
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(DeviceFailed):
+                await failing
+        await sampling.heartbeat.give_up()
+        for drawer, request in sent:
+            row = await drawer.row(request)
+            assert (row.state, row.attempts) == (OperationState.PENDING, 1)
+        async with runtime.database.read() as session:
+            for table in (SampleInFlight, WorkerProcess):
+                assert await session.scalar(select(func.count()).select_from(table)) == 0
+    finally:
+        release.set()
+        monkeypatch.undo()
+        sampling.worker.stop()
+        await working
+        await sampling.pool.close()
+    healthy = make_sampling(runtime, base, tiny_model_dir)
+    await healthy.pool.start()
+    working = asyncio.create_task(healthy.worker.run())
+    for drawer, request in sent:
+        assert await drawer.result(request)
+    healthy.worker.stop()
+    await working
+    await healthy.pool.close()

@@ -57,6 +57,8 @@ class TrainingIntake:
         self._hold_seconds = min(hold_seconds, HOLD_SECONDS)
         self._near: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
         """Locks of the tenants that are near a limit: each occupies one connection of this process at most."""
+        self._waiting: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
+        """Locks of the tenants whose requests wait for room, which go in order of arrival."""
 
     async def accept(self, new: NewOperation, limits: Limits, opening: Opening | None = None) -> RequestId:
         """Record ``new`` and return its request id; a repeated request gets its first id. Committed on return.
@@ -74,6 +76,22 @@ class TrainingIntake:
         ends = monotonic() + self._hold_seconds
         if (accepted := await self._accept_far(new, limits, opening)) is not None:
             return accepted
+        outcome = await self._accept_near(new, opening)
+        if not isinstance(outcome, _NoRoom):
+            return outcome
+        # One of the tenant's requests looks for room, and the next one after it: each look is a transaction.
+        queue = self._waiting.setdefault(new.tenant, asyncio.Lock())
+        try:
+            await asyncio.wait_for(queue.acquire(), max(0.0, ends - monotonic()))
+        except TimeoutError:
+            raise TooManyOperations(_refusal(outcome.use)) from None
+        try:
+            return await self._accept_with_room(new, opening, ends)
+        finally:
+            queue.release()
+
+    async def _accept_with_room(self, new: NewOperation, opening: Opening | None, ends: float) -> RequestId:
+        """Record ``new`` as soon as there is room for it. Raises ``TooManyOperations`` at ``ends``."""
         while isinstance(outcome := await self._accept_near(new, opening), _NoRoom):
             left = ends - monotonic()
             if left <= 0 or outcome.oldest is None or self._ledger.wakeups.is_closed:

@@ -77,10 +77,13 @@ class SampleIntake:
         # Sorted by key, so that two processes that insert the same keys cannot deadlock.
         ordered = sorted(samples, key=lambda sample: (sample.lane, sample.seq_id))
         rows = {id(sample): new_row(sample, now, OperationState.PENDING) for sample in ordered}
-        statement = sql.INSERT_MANY_UNLESS_PRESENT[transaction.get_bind().dialect.name]
-        await transaction.execute(statement, list(rows.values()))
-        ids = few_lengths([row["id"] for row in rows.values()])
-        inserted = set((await transaction.execute(sql.PRESENT, {"ids": ids})).scalars())
+        dialect = transaction.get_bind().dialect.name
+        if len(rows) == 1:
+            inserted = set(await transaction.scalars(sql.INSERT_UNLESS_PRESENT[dialect], *rows.values()))
+        else:
+            await transaction.execute(sql.INSERT_MANY_UNLESS_PRESENT[dialect], list(rows.values()))
+            ids = few_lengths([row["id"] for row in rows.values()])
+            inserted = set((await transaction.execute(sql.PRESENT, {"ids": ids})).scalars())
         new = {key: RequestId(str(row["id"])) for key, row in rows.items() if row["id"] in inserted}
         payloads = [payload_row(sample) for sample in ordered if id(sample) in new]
         if payloads:

@@ -19,6 +19,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from store.inline_sqlite import InlineConnection
 from store.outages import outages_as_unavailable
+from store.statement_parameters import clean_parameters
 
 SQLITE_BUSY_SECONDS = 10
 """Longest wait for another process, such as an admin command, to commit. It blocks the event loop."""
@@ -72,6 +73,7 @@ def create_engine(url: str, *, pool_size: int = DEFAULT_POOL) -> AsyncEngine:
             },
         )
         _ping_idle_connections(engine)
+        clean_parameters(engine)
         return engine
     path = parsed.database or ":memory:"
 
@@ -79,6 +81,7 @@ def create_engine(url: str, *, pool_size: int = DEFAULT_POOL) -> AsyncEngine:
         return await InlineConnection(path, busy_seconds=SQLITE_BUSY_SECONDS)
 
     engine = create_async_engine(url, pool_size=8, max_overflow=0, async_creator=connect)
+    clean_parameters(engine)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _set_pragmas(connection: Any, _record: ConnectionPoolEntry) -> None:

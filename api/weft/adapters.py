@@ -60,7 +60,7 @@ class PauseRequest(RequestModel):
 class ResumeRequest(RequestModel):
     """End of a pause. With ``generation``, only the pause of that generation ends, not a later one by another controller."""
 
-    generation: int | None = None
+    generation: Annotated[int, Field(ge=0, le=2**62)] | None = None
 
 
 class ReloadRequest(RequestModel):

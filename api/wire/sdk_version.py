@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from contracts.paths import Segment
 
-_VERSION = re.compile(r"(\d+)\.(\d+)")
+_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _EXTERNAL_SINCE = (0, 28)
 
 

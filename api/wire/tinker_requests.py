@@ -3,10 +3,10 @@
 Bodies are read leniently: SDKs from 0.3 to 0.38 leave out defaults, send nulls for them, or leave out ``type``.
 """
 
+import json
 from typing import Annotated, Any
 
 import msgspec
-import orjson
 from pydantic import ConfigDict, Field
 
 from api.wire.json_counts import DATA
@@ -79,7 +79,7 @@ def model_key(body: bytes) -> ModelKey:
         found = msgspec.json.decode(body, type=_KeyAlone)
     except (msgspec.DecodeError, RecursionError):
         return parse_json(ModelKey, body, DATA)
-    return parse_json(ModelKey, orjson.dumps({"model_id": found.model_id, "seq_id": found.seq_id}))
+    return parse_json(ModelKey, json.dumps(msgspec.structs.asdict(found)).encode())
 
 
 class OptimizerConfig(DefaultingModel):

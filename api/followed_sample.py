@@ -1,19 +1,25 @@
 """A sample that its client follows on one connection, token by token, until it ends."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from api.sample_submission import SampleSubmission, accept_sample
 from api.services import ApiServices
-from contracts.errors import FutureGone, Unavailable
-from contracts.ids import RequestId, TenantId
+from api.token_order import TokenOrder
+from contracts.errors import FutureGone, Unavailable, WeftError
+from contracts.ids import RequestId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import SampleOutput
-from ledger.ledger import Ledger
 from ledger.runtime import Runtime
 from ledger.token_feed import TokensMade
+from ledger.wakeups import saved_tokens_topic, unsaved_tokens_topic
+from store.repeat import wait_for
+from tenants.sample_progress import complete_progress
 from tenants.sessions import keep_session_alive
+
+log = logging.getLogger(__name__)
 
 _BEATS = 4
 """Times that a followed sample's session is kept alive within its time limit."""
@@ -22,37 +28,74 @@ SILENCE_SECONDS = 15.0
 
 
 class FollowedSample:
-    """An accepted sample and the feed of its tokens.
-
-    A client that reconnects may have missed tokens of the feed; ``output`` has every token.
-    """
+    """An accepted sample and the feed of its tokens."""
 
     def __init__(
         self,
-        ledger: Ledger,
-        caller: TenantId,
+        runtime: Runtime,
+        submission: SampleSubmission,
         request_id: RequestId,
         queue: "asyncio.Queue[Sequence[TokensMade]]",
         ending: "asyncio.Task[OperationStatus]",
     ) -> None:
         """``queue`` receives the feed, ``ending`` returns the final status."""
         self.request_id = request_id
-        self._ledger = ledger
-        self._caller = caller
+        self._runtime = runtime
+        self._submission = submission
         self._queue = queue
         self._ending = ending
+        self._order = TokenOrder(submission.sample.num_samples)
+        self._ready: list[TokensMade] = []
 
     async def tokens(self) -> AsyncIterator[Sequence[TokensMade]]:
-        """Yield tokens as they are made, until the sample has ended; an empty part after ``SILENCE_SECONDS`` of silence."""
-        while not self._ending.done() or not self._queue.empty():
-            try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    made = await self._queue.get()
-            except TimeoutError:
-                yield ()
-                continue
-            if made:
+        """Yield tokens as they are made, until the sample has ended; an empty part after ``SILENCE_SECONDS`` of silence.
+
+        No token is left out between two others. Tokens that the feed has lost come late, at the latest with ``output``.
+        """
+        while True:
+            self._receive()
+            if self._ready:
+                made, self._ready = self._ready, []
                 yield made
+            elif self._ending.done():
+                return
+            else:
+                try:
+                    async with asyncio.timeout(SILENCE_SECONDS):
+                        self._take(await self._queue.get())
+                except TimeoutError:
+                    yield ()
+
+    def _receive(self) -> None:
+        """Take in everything that the feed has brought."""
+        while not self._queue.empty():
+            self._take(self._queue.get_nowait())
+
+    def _take(self, made: Sequence[TokensMade]) -> None:
+        self._ready += self._order.take(made)
+        if self._order.has_gap:
+            self._runtime.feed.ask_again(self._submission.key)
+
+    async def hand_over(self) -> None:
+        """Save the tokens for the next sampling process whenever the sample's process has died; until cancelled."""
+        wakeups, sample = self._runtime.wakeups, self._submission.sample
+        if sample.topk_sample_logprobs or sample.prompt_logprobs or sample.topk_prompt_logprobs:
+            # The feed has only tokens and their logprobs.
+            return
+        with wakeups.listen(unsaved_tokens_topic(self.request_id)) as asked:
+            while await wait_for(asked, None):
+                try:
+                    await self._save()
+                except WeftError as failure:
+                    log.warning("operation=%s is drawn again from its start: %s", self.request_id, failure.message)
+
+    async def _save(self) -> None:
+        self._receive()
+        progress = self._order.progress()
+        if progress.output.drawn:
+            async with self._runtime.database.write() as transaction:
+                await complete_progress(transaction, self._submission.tenant, self.request_id, progress)
+        self._runtime.wakeups.announce(saved_tokens_topic(self.request_id))
 
     async def status(self) -> OperationStatus:
         """Wait for the end of the sample and return its final status. Raises ``Unavailable`` when this process ends first."""
@@ -63,7 +106,7 @@ class FollowedSample:
 
     async def output(self) -> SampleOutput:
         """Return the result of a sample that succeeded. Raises ``Unavailable``, and ``FutureGone`` for a pruned result."""
-        result = await self._ledger.result(self._caller, await self.status())
+        result = await self._runtime.ledger.result(self._submission.tenant, await self.status())
         if not isinstance(result, SampleOutput):
             raise FutureGone("the result was kept for its grace time and is gone; send a new request")
         return result
@@ -75,18 +118,22 @@ async def followed(services: ApiServices, submission: SampleSubmission) -> Async
 
     Leaving before the sample has ended ends it (``api.departures``).
     """
-    ledger, key = services.runtime.ledger, (submission.sampler, submission.seq_id)
-    with services.runtime.feed.follow(key) as queue:
+    with services.runtime.feed.follow(submission.key) as queue:
         request_id = await accept_sample(services, submission)
         ending = asyncio.create_task(_final(services.runtime, submission, request_id))
         # An empty part wakes the reader of the queue when the sample ends.
         ending.add_done_callback(lambda _: queue.put_nowait(()))
+        sample = FollowedSample(services.runtime, submission, request_id, queue, ending)
+        handing_over = asyncio.create_task(sample.hand_over())
         try:
-            yield FollowedSample(ledger, submission.tenant, request_id, queue, ending)
+            yield sample
         finally:
             if not ending.done():
-                services.departures.left(key, submission.tenant, request_id, may_return=submission.may_return)
+                services.departures.left(
+                    submission.key, submission.tenant, request_id, may_return=submission.may_return
+                )
             ending.cancel()
+            handing_over.cancel()
 
 
 async def _final(runtime: Runtime, submission: SampleSubmission, request_id: RequestId) -> OperationStatus:

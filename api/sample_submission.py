@@ -12,6 +12,7 @@ from contracts.ledger_records import NewOperation, new_request_id
 from contracts.operations import OperationKind, SampleRequest
 from contracts.sample_demand import demand_of
 from ledger.payload_files import PayloadFiles
+from ledger.token_feed import FeedKey
 from telemetry.context import current_work
 
 
@@ -32,6 +33,11 @@ class SampleSubmission:
     body: bytes
     obstacle: SessionEnded | NotFound | None = None
     may_return: bool = True
+
+    @property
+    def key(self) -> FeedKey:
+        """Key under which the sample's tokens are followed."""
+        return self.sampler, self.seq_id
 
     async def operation(self, payloads: PayloadFiles, context_length: int) -> NewOperation:
         """Store the payload and return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""

@@ -132,6 +132,8 @@ class ReadyOperation:
     """Weight of the operation's tenant in the scheduler."""
     attempts: int = 0
     """Number of processes that ended while they computed the operation. Above 0 the operation is a suspect."""
+    has_progress: bool = False
+    """True for a sample that another sampling process has begun (``tenants.sample_progress``)."""
 
 
 def lease_of(operation: ReadyOperation) -> RunLease:

@@ -208,6 +208,12 @@ class Ledger:
             found |= set((await session.execute(sql.ENDED, {"ids": some})).scalars())
         return found
 
+    async def claimed(self, transaction: AsyncSession, ids: Sequence[str], *, process: str) -> set[str]:
+        """Return those of the samples that are pending and claimed by ``process``, and lock them."""
+        query = select(Operation.id).where(Operation.id.in_(ids), Operation.taken_by == process)
+        pending = query.where(Operation.state == OperationState.PENDING).order_by(Operation.id)
+        return set(await transaction.scalars(pending.with_for_update()))
+
     async def operations_to_replay(
         self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int
     ) -> list[ReadyOperation]:

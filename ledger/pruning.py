@@ -14,6 +14,7 @@ from ledger.statements import operations, payloads, results, runs
 from store.batcher import few_lengths
 from store.tables import RunState
 from store.tables.runs import HAS_COVERED_PAYLOADS
+from tenants.sample_progress import prune_progress
 from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up
 
@@ -65,6 +66,7 @@ async def prune(transaction: AsyncSession, *, finished_before: datetime, now: da
         await roll_up(transaction, stale)
         await transaction.execute(_DROP_RESULTS, ids)
         await prune_reports(transaction, stale)
+        await prune_progress(transaction, stale)
         await transaction.execute(_MARK_PRUNED, {**ids, "now": now})
         await transaction.execute(_DROP_PAYLOADS, ids)
     return len(stale)

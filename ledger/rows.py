@@ -119,6 +119,7 @@ def _ready(row: Row[Any], files: PayloadFiles) -> ReadyOperation:
         accepted_at=row.created_at,
         share=row.share,
         attempts=row.attempts,
+        has_progress=bool(row.has_progress),
     )
 
 

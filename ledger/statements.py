@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
 from store.pending_operations import IS_PENDING, IS_TRAINING
-from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, Tenant
+from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, SampleProgress, Tenant
 from tenants.limit_use import training_use
 from tenants.limits import Counted
 
@@ -28,6 +28,7 @@ results = cast(Table, OperationResult.__table__)
 runs = cast(Table, Run.__table__)
 placements = cast(Table, Placement.__table__)
 tenants = cast(Table, Tenant.__table__)
+progresses = cast(Table, SampleProgress.__table__)
 
 FIND = select(operations.c.id, operations.c.body_digest).where(
     operations.c.lane == bindparam("lane"), operations.c.seq_id == bindparam("seq_id")
@@ -94,6 +95,10 @@ _READY_COLUMNS = (
     payloads.c.body,
     payloads.c.file_digest,
     tenants.c.share,
+    select(progresses.c.operation_id)
+    .where(progresses.c.operation_id == operations.c.id)
+    .exists()
+    .label("has_progress"),
 )
 _READY: Select[Any] = (
     select(*_READY_COLUMNS)

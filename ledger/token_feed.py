@@ -16,8 +16,8 @@ FeedKey = tuple[str, int]
 class TokensMade:
     """New tokens of one sequence, all drawn from one version.
 
-    ``start`` is the number of tokens published before, except after a restart of the sample: then it is smaller, and
-    these tokens replace the earlier ones from ``start`` on.
+    ``start`` is mostly the number of tokens published before. It is smaller when tokens are published again, because a
+    follower missed some, and after a restart: then these tokens replace the earlier ones.
     """
 
     sequence: int
@@ -28,6 +28,8 @@ class TokensMade:
     tokens: list[int]
     logprobs: list[float]
     """Natural logarithms, one for each of ``tokens``."""
+    restarts: int = 0
+    """Times that the sample was begun anew."""
 
 
 class TokenFeed:
@@ -35,6 +37,7 @@ class TokenFeed:
 
     def __init__(self) -> None:
         self._followers: dict[FeedKey, list[asyncio.Queue[Sequence[TokensMade]]]] = {}
+        self._missed: set[FeedKey] = set()
 
     @contextmanager
     def follow(self, key: FeedKey) -> Iterator[asyncio.Queue[Sequence[TokensMade]]]:
@@ -56,6 +59,17 @@ class TokenFeed:
     def is_followed(self, key: FeedKey) -> bool:
         """Return whether the sample has followers."""
         return key in self._followers
+
+    def ask_again(self, key: FeedKey) -> None:
+        """Have the sampler publish the sample from its first token on: a follower has missed tokens."""
+        self._missed.add(key)
+
+    def take_asked_again(self, key: FeedKey) -> bool:
+        """Return whether a follower has missed tokens of the sample, once for each time that it asked."""
+        if key not in self._missed:
+            return False
+        self._missed.discard(key)
+        return True
 
     def publish(self, key: FeedKey, made: Sequence[TokensMade]) -> None:
         """Put ``made`` into the queue of each follower of the sample."""

@@ -63,6 +63,16 @@ def version_command_topic(command: str) -> str:
     return f"version-order:{command}"
 
 
+def unsaved_tokens_topic(request_id: str) -> str:
+    """Topic: a sample goes on whose last process died; its followers may have tokens that nobody else has."""
+    return f"unsaved:{request_id}"
+
+
+def saved_tokens_topic(request_id: str) -> str:
+    """Topic: a follower has saved the tokens that it has of a sample."""
+    return f"saved:{request_id}"
+
+
 def operation_topic(request_id: str) -> str:
     """Topic: the operation has finished."""
     return f"operation:{request_id}"

@@ -119,7 +119,7 @@ class Generation:
             for part in made:
                 if part.start < said.get(part.sequence, 0):
                     raise StaleSample(
-                        "the sample began anew on a newer version, so the streamed text is void; send the request again"
+                        "the sample began anew, so the text that was streamed is void; send the request again"
                     )
                 said[part.sequence] = part.start + len(part.tokens)
                 queue.put_nowait((first + part.sequence, part))

@@ -13,7 +13,14 @@ from store.tables.processes import PoolState, WorkerProcess
 from store.tables.run_directives import DirectedRun
 from store.tables.run_events import RunEvent
 from store.tables.runs import Checkpoint, DownloadLink, Placement, Run, RunState
-from store.tables.sampling import AdapterGate, DirectedReplica, SampleInFlight, SampleReport, VersionCommand
+from store.tables.sampling import (
+    AdapterGate,
+    DirectedReplica,
+    SampleInFlight,
+    SampleProgress,
+    SampleReport,
+    VersionCommand,
+)
 from store.tables.sessions import Sampler, Session
 from store.tables.tenancy import ApiKey, Tenant, UsageDay
 
@@ -37,6 +44,7 @@ __all__ = [
     "RunEvent",
     "RunState",
     "SampleInFlight",
+    "SampleProgress",
     "SampleReport",
     "Sampler",
     "ServicePresence",

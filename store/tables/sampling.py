@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, String, Text, text
+from sqlalchemy import BigInteger, ForeignKey, String, Text, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base, partial_index
@@ -67,6 +67,20 @@ class SampleReport(Base):
     operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
+
+
+class SampleProgress(Base):
+    """An unfinished sample's tokens as ``contracts.sample_progress`` bytes, from a sampling process that has ended.
+
+    ``is_stale``: that process died with further tokens, or with all of them (``body`` is empty).
+    """
+
+    __tablename__ = "sample_progress"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    body: Mapped[bytes]
+    is_stale: Mapped[bool] = mapped_column(server_default=false())
 
 
 class VersionCommand(Base):

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _TOLD_AGAIN_SECONDS = 5.0
 _FORGOTTEN_SECONDS = 3 * _TOLD_AGAIN_SECONDS
+_MOST_MISSED = 10_000
+"""Most samples to publish again that are remembered; another process may draw them."""
 
 
 class _Made(msgspec.Struct):
@@ -37,10 +39,11 @@ class _Follows(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """One message: either ``made`` or ``follows``."""
+    """One message: ``made``, ``follows`` or ``missed``, the sample whose tokens a follower has missed in part."""
 
     made: _Made | None = None
     follows: _Follows | None = None
+    missed: FeedKey | None = None
 
 
 class RedisTokenFeed(TokenFeed):
@@ -71,6 +74,11 @@ class RedisTokenFeed(TokenFeed):
         if self._followed.get(key, 0.0) > monotonic() and made:
             self._send(_Message(made=_Made(key[0], key[1], list(made))))
 
+    def ask_again(self, key: FeedKey) -> None:
+        """See ``TokenFeed``."""
+        super().ask_again(key)
+        self._send(_Message(missed=key))
+
     async def run(self) -> None:
         """Send and receive until cancelled."""
         telling = repeat(
@@ -92,6 +100,8 @@ class RedisTokenFeed(TokenFeed):
             return
         if message.made is not None:
             super().publish((message.made.lane, message.made.seq_id), message.made.made)
+        if message.missed is not None and len(self._missed) < _MOST_MISSED:
+            super().ask_again(message.missed)
         if message.follows is not None:
             for lane, seq_id in message.follows.keys:
                 self._followed[(lane, seq_id)] = monotonic() + _FORGOTTEN_SECONDS
@@ -104,5 +114,7 @@ class RedisTokenFeed(TokenFeed):
         """Tell other processes which samples this process follows, and forget followers that have not told again in time."""
         now = monotonic()
         self._followed = {key: ends for key, ends in self._followed.items() if ends > now}
+        # Samples that are drawn elsewhere, or have ended. Whoever misses tokens still asks again.
+        self._missed.clear()
         if keys := self.followed_here():
             self._send(_Message(follows=_Follows(keys)))

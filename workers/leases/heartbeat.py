@@ -40,6 +40,13 @@ class Heartbeat:
         return monotonic() - self._renewed < self._lease.total_seconds()
 
     @property
+    def is_sure(self) -> bool:
+        """True while no other process can count this one as dead for at least the time of one renewal. True before the first."""
+        return self._renewed == float("-inf") or monotonic() - self._renewed < (
+            self._lease.total_seconds() - self.renewal_seconds
+        )
+
+    @property
     def may_declare_dead(self) -> bool:
         """True when this process may declare dead a process whose lease has ended.
 
@@ -50,9 +57,10 @@ class Heartbeat:
 
     async def renew(self) -> None:
         """Renew the lease. Raises ``Unavailable``."""
+        # Taken before: the lease is written with an earlier time than that of the answer.
+        now = monotonic()
         async with self._database.write() as transaction:
             await renew(transaction, self.identity, lease=self._lease, clock=self._clock)
-        now = monotonic()
         if now - self._renewed >= self._lease.total_seconds():
             self._unbroken_since = now
         self._renewed = now

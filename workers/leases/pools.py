@@ -40,6 +40,11 @@ class PoolHeartbeat:
     def _pause(self) -> float | None:
         return None if self._heartbeat.is_alone and self.has_looked.is_set() else self._heartbeat.renewal_seconds
 
+    @property
+    def may_draw(self) -> bool:
+        """False once other processes may soon count this one as dead and draw its samples."""
+        return self._heartbeat.is_sure
+
     def stop(self) -> None:
         """End ``run``. The process keeps its samples until ``leave``, or until its lease ends."""
         self._stopping.set()

@@ -21,6 +21,7 @@ from store.tables import VersionCommand
 from tenants.gates import clear_all_in_flight, samples_in_flight_of
 from tenants.run_history import RunEventKind
 from tenants.run_leases import release_all_runs
+from tenants.sample_progress import mark_stale
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import ProcessKind, database_now, lock_dead, lock_expired, remove_processes
 from workers.leases.work_in_hand import read_record, remove_record
@@ -99,6 +100,8 @@ async def reap_pools(transaction: AsyncSession, dead: Sequence[str], base_model:
             ", ".join(dead),
             len(suspects),
         )
+        for process in dead:
+            await mark_stale(transaction, process)
         await remove_pools(transaction, dead, base_model, runtime)
 
 

@@ -4,6 +4,7 @@ Pure: no input or output and no clock. The caller sends the requests to a replic
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
@@ -87,6 +88,8 @@ class Continuation:
         self._scored: PromptScored | None = None
         self._sequences = [_Sequence(StopCheck(stop)) for _ in range(sample.num_samples)]
         self._asked: dict[str, tuple[int, ...]] = {}
+        self.restarts = 0
+        """Times that the sample was begun anew."""
 
     @property
     def unfinished(self) -> int:
@@ -174,9 +177,15 @@ class Continuation:
                 start = max(span.start, sequence.published)
                 if start < span.end:
                     part = slice(start, span.end)
-                    made.append(TokensMade(index, start, span.version, sequence.tokens[part], sequence.logprobs[part]))
+                    tokens, logprobs = sequence.tokens[part], sequence.logprobs[part]
+                    made.append(TokensMade(index, start, span.version, tokens, logprobs, self.restarts))
             sequence.published = len(sequence.tokens)
         return made
+
+    def publish_again(self) -> None:
+        """Have the next ``new_tokens`` return every token so far."""
+        for sequence in self._sequences:
+            sequence.published = 0
 
     def has_ended(self, request: GenerateRequest) -> bool:
         """Return whether all sequences of ``request`` have ended."""
@@ -204,6 +213,7 @@ class Continuation:
 
     def restart(self) -> None:
         """Drop every token and keep the prompt's scores."""
+        self.restarts += 1
         self._sequences = [_Sequence(StopCheck(self._stop)) for _ in range(self._sample.num_samples)]
 
     def abandon(self) -> None:
@@ -214,11 +224,27 @@ class Continuation:
 
     def output(self) -> SampleOutput:
         """Return the sample's result. Raises ``EngineFailure`` while a sequence has not ended."""
+        if not self.finished:
+            raise EngineFailure("the sample is not finished")
+        return self._output([self._sampled(sequence, sequence.reason or "length") for sequence in self._sequences])
+
+    def _output(self, sequences: list[SampledSequence]) -> SampleOutput:
         return SampleOutput(
-            sequences=[self._sampled(sequence) for sequence in self._sequences],
+            sequences=sequences,
             prompt_logprobs=self._scored.logprobs if self._scored else None,
             topk_prompt_logprobs=self._scored.topk if self._scored else None,
         )
+
+    def so_far(self) -> SampleOutput:
+        """Return the tokens so far. The stop reason of a sequence that has not ended means nothing."""
+        return self._output([self._sampled(sequence, "length") for sequence in self._sequences])
+
+    def resume(self, output: SampleOutput, reports: Sequence[SequenceReport], *, restarts: int) -> None:
+        """Go on from what ``so_far`` and ``reports`` of an earlier continuation of this sample returned."""
+        self.restarts = restarts
+        self._sequences = [_resumed(self._stop, *one) for one in zip(output.sequences, reports, strict=True)]
+        if self._scoring is not None and self.made:
+            self._scored = PromptScored(output.prompt_logprobs, output.topk_prompt_logprobs)
 
     def spans(self) -> list[list[VersionSpan]]:
         """Return the version spans of each sequence so far: without gaps, neighbours of different versions."""
@@ -228,12 +254,10 @@ class Continuation:
         """Return each sequence's stop reason and version spans. The reason is empty while the sequence has not ended."""
         return [SequenceReport(sequence.reason or "", sequence.spans()) for sequence in self._sequences]
 
-    def _sampled(self, sequence: _Sequence) -> SampledSequence:
-        if sequence.reason is None:
-            raise EngineFailure("the sample is not finished")
+    def _sampled(self, sequence: _Sequence, reason: StopReason | Literal["abort"]) -> SampledSequence:
         return SampledSequence(
             # Tinker's wire has no other stop reason for a sequence that could have gone on.
-            stop_reason="length" if sequence.reason == "abort" else sequence.reason,
+            stop_reason="length" if reason == "abort" else reason,
             tokens=np.array(sequence.tokens, np.int32),
             logprobs=np.array(sequence.logprobs, np.float32),
             topk_logprobs=self._topk_table(sequence) if self._sample.topk_sample_logprobs > 0 else None,
@@ -245,6 +269,21 @@ class Continuation:
             table.token_ids[position, : len(ids)] = ids
             table.logprobs[position, : len(ids)] = logprobs
         return table
+
+
+def _resumed(stop: StopRules, sampled: SampledSequence, report: SequenceReport) -> _Sequence:
+    """Return the sequence that ``sampled`` and ``report`` describe."""
+    sequence = _Sequence(StopCheck(stop), sampled.tokens.tolist(), sampled.logprobs.tolist())
+    sequence.changes = [(span.start, span.version) for span in report.spans]
+    if sampled.topk_logprobs is not None:
+        sequence.topk = list(zip(sampled.topk_logprobs.token_ids, sampled.topk_logprobs.logprobs, strict=True))
+    length = len(sequence.tokens)
+    # Stop strings are searched in the text as it grows.
+    for end in range(1 if stop.strings else max(1, length), length + 1):
+        sequence.reason = sequence.stop_check.after(sequence.tokens[:end])
+    if report.stop_reason:
+        sequence.reason = sampled.stop_reason
+    return sequence
 
 
 def segment_seed(seed: int | None, index: int, start: int) -> int | None:

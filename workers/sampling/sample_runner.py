@@ -15,6 +15,7 @@ from time import monotonic
 from contracts.errors import EngineFailure, PoisonOperation, StaleSample
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import SampleOutput
+from contracts.sample_progress import SampleProgress
 from contracts.sample_report import SampleReport
 from ledger.runtime import Runtime
 from telemetry.sampling import SamplingTelemetry
@@ -47,8 +48,8 @@ class History:
     deaths: int = 0
     """Replicas that died while they drew the sample."""
     decode_seconds: float = 0.0
-    first_publication: int = 0
-    """Publication that the sample's first token was drawn from."""
+    first_publication: int | None = None
+    """Publication that the sample's first token was drawn from; None before the first attempt, or if it is not known."""
     restarts: int = 0
     made_before: int = 0
     """Tokens at the beginning of the attempt, counted after a restart."""
@@ -60,6 +61,15 @@ class History:
         self.attempts += 1
         if attempt.routed.name not in self.replicas[-1:]:
             self.replicas.append(attempt.routed.name)
+
+    def take_up(self, progress: SampleProgress) -> None:
+        """Go on from what another process has saved."""
+        self.attempts = progress.report.attempts
+        self.replicas = list(progress.report.replicas)
+        self.decode_seconds = progress.report.decode_seconds
+        self.claimed_at -= progress.report.queue_seconds + progress.report.decode_seconds
+        self.first_publication = progress.publication
+        self.restarts = progress.restarts
 
     def report(self, continuation: Continuation) -> SampleReport:
         """Return the report of a finished sample."""
@@ -208,7 +218,10 @@ class SampleRunner:
         if history.left_at is not None:
             self._telemetry.swapped(monotonic() - history.left_at)
             history.left_at = None
-        if self._feed.is_followed(attempt.key):
+        # Tokens of a sample that another process may draw by now would mix with that one's.
+        if self._feed.is_followed(attempt.key) and self._claims.heartbeat.may_draw:
+            if self._feed.take_asked_again(attempt.key):
+                continuation.publish_again()
             self._feed.publish(attempt.key, continuation.new_tokens())
         if not attempt.is_row_current:
             self._rows.update_soon(attempt)
@@ -225,7 +238,7 @@ def check_attempts(attempts: int, most: int) -> None:
 
 def _check_age(continuation: Continuation, history: History, source: WeightSource) -> None:
     """Restart a sample that is more versions behind ``source`` than its sampler allows, or raise ``StaleSample``."""
-    if not continuation.made:
+    if not continuation.made or history.first_publication is None:
         history.first_publication = source.publication
     bound = source.staleness
     lag = source.publication - history.first_publication

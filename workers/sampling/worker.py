@@ -1,6 +1,7 @@
 """Worker of one base model's samples: claims pending samples, runs them, and records their outcomes in the ledger.
 
-Samples have no order among each other. A sample that the end of the process cuts stays pending and is sampled again.
+Samples have no order among each other. A sample that the end of the process cuts stays pending. The next process goes on
+with its tokens.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from tenants.sample_reports import record_reports
 from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.gate_cuts import GateCuts
+from workers.sampling.resumption import Resumption, Unfinished
 from workers.sampling.sample_request import stop_rules
 from workers.sampling.sample_runner import History, SampleRunner
 from workers.sampling.swap import Swap
@@ -37,6 +39,8 @@ T = TypeVar("T")
 Outcome = tuple[SampleOutput, SampleReport] | WeftError
 
 _FIRST_PAUSE_SECONDS = 0.1
+LEASE_LOOK_SECONDS = 0.1
+"""Seconds between two looks at the lease, which ask nobody."""
 SWEEP_SECONDS = 5.0
 """Longest time without a look at the ledger, in case a wake-up is lost."""
 
@@ -69,8 +73,15 @@ class SamplingWorker:
         """Tasks whose samples are dispatched or drawn now; the others record an outcome."""
         self._leaving: set[str] = set()
         """Samples that are being given back."""
+        self._forsaken: set[str] = set()
+        """Samples that are drawn here although other processes may draw them by now."""
+        self._lost: list[Unfinished] = []
+        """Samples that were left for that, with their tokens."""
         self._cancelled: set[str] = set()
         """Samples that are drawn here although their operations have been ended from outside."""
+        self._resumption = Resumption(runtime)
+        self._unfinished: list[Unfinished] = []
+        """Samples that the end of this process has cut."""
         self._has_room = asyncio.Event()
         self._replicas_changed = asyncio.Event()
         self._swept_at = float("-inf")
@@ -86,6 +97,7 @@ class SamplingWorker:
             asyncio.create_task(self._watch(gates_topic(base_model), self._follow_gates, self._gates_seconds)),
             asyncio.create_task(self._watch(versions_topic(base_model), self._swap.leave_outdated)),
             asyncio.create_task(self._watch(cancelled_samples_topic(base_model), self._end_cancelled)),
+            asyncio.create_task(self._watch_lease()),
         ]
         with self._runtime.wakeups.listen(sampling_topic(base_model)) as event:
             self._has_room = event
@@ -98,6 +110,7 @@ class SamplingWorker:
         await asyncio.gather(*ending, return_exceptions=True)
         await self._runner.settle()
         await self._claims.settle()
+        await self._resumption.save(self._unfinished)
         await self._claims.heartbeat.leave()
 
     def stop(self) -> None:
@@ -145,6 +158,30 @@ class SamplingWorker:
                 self._cancelled.add(operation)
                 task.cancel()
 
+    async def _watch_lease(self) -> None:
+        """Draw only while this process counts as alive: others draw the samples of one that does not."""
+        if not self._runtime.database.has_one_service:
+            failed = "samples without a lease could not be left"
+            await repeat(self._mind_lease, seconds=LEASE_LOOK_SECONDS, stopping=self._stopping, failed=failed)
+
+    async def _mind_lease(self) -> None:
+        """Stop drawing while others may count this process as dead. After that, return the samples with their tokens."""
+        if not self._claims.heartbeat.may_draw:
+            for operation, task in self._drawn.items():
+                if operation not in self._forsaken:
+                    self._forsaken.add(operation)
+                    task.cancel()
+        elif self._lost:
+            lost, self._lost = self._lost, []
+            # Those that others have claimed meanwhile are theirs.
+            process = self._claims.heartbeat.identity.id
+            await self._resumption.save(lost, process=process)
+            async with self._runtime.database.write() as transaction:
+                await clear_in_flight(transaction, [operation.id for operation, _, _ in lost], process)
+                self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
+            self._swept_at = float("-inf")
+            self._has_room.set()
+
     async def _look(self) -> None:
         """Sweep if it is time to, and start the samples that wait. After a failure the next look sweeps."""
         await wait_for_any([self._claims.heartbeat.has_looked, self._stopping], None)
@@ -181,8 +218,9 @@ class SamplingWorker:
         tokens = 0
         try:
             outcome = await self._outcome(operation)
-            tokens = 0 if isinstance(outcome, WeftError) else operation.tokens + outcome[0].drawn
-            await self._end(operation, outcome)
+            if outcome is not None:
+                tokens = 0 if isinstance(outcome, WeftError) else operation.tokens + outcome[0].drawn
+                await self._end(operation, outcome)
         except HeldBack as held:
             self._leaving.add(operation.id)
             await _until_available(partial(self._claims.give_back, operation, held.gate))
@@ -194,8 +232,8 @@ class SamplingWorker:
             if self._claims.left_some:
                 self._has_room.set()
 
-    async def _outcome(self, operation: ReadyOperation) -> Outcome:
-        """Run one sample. Raises ``HeldBack``."""
+    async def _outcome(self, operation: ReadyOperation) -> Outcome | None:
+        """Run one sample; None if it is left to other processes. Raises ``HeldBack``."""
         try:
             return await self._sampled(operation)
         except HeldBack:
@@ -212,7 +250,8 @@ class SamplingWorker:
             log.exception("operation=%s kind=%s could not be recorded", operation.id, OperationKind.SAMPLE)
             await _until_available(partial(self._finish, operation, _unrecorded(operation)))
 
-    async def _sampled(self, operation: ReadyOperation) -> Outcome:
+    async def _sampled(self, operation: ReadyOperation) -> Outcome | None:
+        """Draw the sample and return its outcome, None if it is left to other processes."""
         if isinstance(operation.payload, Unreadable):
             return UnreadableOperation(
                 f"this sample was recorded and cannot be read back; send it again ({operation.id})"
@@ -231,26 +270,33 @@ class SamplingWorker:
             owner=operation.tenant,
             share=operation.share,
         )
-        return await self._drawn_to_its_end(operation, continuation, History())
+        history = History()
+        await _until_available(partial(self._resumption.resume, operation, continuation, history))
+        return await self._drawn_to_its_end(operation, continuation, history)
 
     async def _drawn_to_its_end(
         self, operation: ReadyOperation, continuation: Continuation, history: History
-    ) -> Outcome:
+    ) -> Outcome | None:
         task = self._drawn[operation.id] = _this_task()
         try:
             return await _until_available(partial(self._runner.run, operation, continuation, history))
         except WeftError as error:
             return error
         except asyncio.CancelledError:
-            if operation.id not in self._cancelled or self._stopping.is_set():
+            if self._stopping.is_set() or operation.id not in self._cancelled | self._forsaken:
+                self._unfinished.append((operation, continuation, history))
                 raise
             task.uncancel()
+            if operation.id not in self._cancelled:
+                self._lost.append((operation, continuation, history))
+                return None
             # The operation is final, so this outcome is not recorded. Its tokens are counted.
             continuation.abandon()
             return continuation.output(), history.report(continuation)
         finally:
             self._drawn.pop(operation.id, None)
             self._cancelled.discard(operation.id)
+            self._forsaken.discard(operation.id)
 
     async def _finish(self, operation: ReadyOperation, outcome: Outcome) -> None:
         """Record the outcome. Outcomes of one moment, as when a batch of sequences ends, share a transaction."""

@@ -1,0 +1,85 @@
+"""The tokens of a followed sample in order: each once, none missing, whatever the feed loses or repeats."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from contracts.operations import SampledSequence, SampleOutput
+from contracts.sample_progress import SampleProgress
+from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
+from ledger.token_feed import TokensMade
+
+
+class _Heard:
+    """Tokens of one sequence, without a gap."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.changes: list[tuple[int, str | None]] = []
+
+    def extend(self, part: TokensMade) -> None:
+        """Append ``part``, after dropping the tokens from its start on."""
+        del self.tokens[part.start :], self.logprobs[part.start :]
+        self.changes = [change for change in self.changes if change[0] < part.start]
+        if not self.changes or self.changes[-1][1] != part.version:
+            self.changes.append((part.start, part.version))
+        self.tokens += part.tokens
+        self.logprobs += part.logprobs
+
+    def spans(self) -> list[VersionSpan]:
+        """Return the version spans."""
+        ends = [*(start for start, _ in self.changes[1:]), len(self.tokens)]
+        return [VersionSpan(version, start, end) for (start, version), end in zip(self.changes, ends, strict=True)]
+
+
+class TokenOrder:
+    """Record of what one follower has heard of a sample with ``count`` sequences."""
+
+    def __init__(self, count: int) -> None:
+        self._heard = [_Heard() for _ in range(count)]
+        self._restarts = 0
+        self.has_gap = False
+        """True when tokens before the last parts are missing. They come again when they are asked for."""
+
+    def take(self, made: Sequence[TokensMade]) -> list[TokensMade]:
+        """Return what is new in ``made`` and follows what was heard without a gap.
+
+        A part that starts before the end of what was heard replaces it: the sample began anew, or was drawn again.
+        """
+        self.has_gap = False
+        return [new for part in made if (new := self._take(part)) is not None]
+
+    def _take(self, part: TokensMade) -> TokensMade | None:
+        if part.restarts < self._restarts:
+            return None
+        if part.restarts > self._restarts:
+            self._restarts = part.restarts
+            for heard in self._heard:
+                # Kept as heard until the new tokens replace them; nothing of them counts any more.
+                heard.tokens, heard.logprobs, heard.changes = [], [], []
+        heard = self._heard[part.sequence]
+        known = len(heard.tokens)
+        if part.start > known:
+            self.has_gap = True
+            return None
+        overlap = min(known - part.start, len(part.tokens))
+        if heard.tokens[part.start : part.start + overlap] != part.tokens[:overlap]:
+            heard.extend(part)
+            return part
+        if overlap == len(part.tokens):
+            return None
+        tokens, logprobs = part.tokens[overlap:], part.logprobs[overlap:]
+        rest = TokensMade(part.sequence, known, part.version, tokens, logprobs, part.restarts)
+        heard.extend(rest)
+        return rest
+
+    def progress(self) -> SampleProgress:
+        """Return what was heard as a progress, from which a sampling process can go on."""
+        sequences = [
+            SampledSequence("length", np.array(one.tokens, np.int32), np.array(one.logprobs, np.float32), None)
+            for one in self._heard
+        ]
+        reports = [SequenceReport("", one.spans()) for one in self._heard]
+        report = SampleReport(reports, replicas=[], attempts=1, queue_seconds=0.0, decode_seconds=0.0)
+        return SampleProgress(SampleOutput(sequences), report, restarts=self._restarts)

@@ -1,0 +1,68 @@
+"""Progress of samples that a sampling process has left unfinished, kept until the sample's result is pruned."""
+
+from collections.abc import Collection, Sequence
+from typing import cast
+
+from sqlalchemy import Table, delete, insert, literal, select, true, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import RequestId, TenantId
+from contracts.sample_progress import SampleProgress, SavedProgress, decode_progress, encode_progress
+from store.inserts import replacing_insert
+from store.tables import SampleInFlight
+from store.tables import SampleProgress as Row
+
+_rows = cast(Table, Row.__table__)
+_in_flight = cast(Table, SampleInFlight.__table__)
+
+
+async def save_progress(
+    transaction: AsyncSession, progresses: Sequence[tuple[TenantId, RequestId, SampleProgress]]
+) -> None:
+    """Save the progress of samples, in place of what was saved before."""
+    rows = [
+        {"operation_id": operation, "tenant_id": tenant, "body": encode_progress(progress), "is_stale": False}
+        for tenant, operation, progress in progresses
+    ]
+    if rows:
+        await transaction.execute(replacing_insert(transaction, Row), rows)
+
+
+async def mark_stale(transaction: AsyncSession, process: str) -> None:
+    """Mark the samples in flight of a process that has died: it had tokens that it did not save."""
+    drawn = select(_in_flight.c.operation_id).where(_in_flight.c.process == process)
+    await transaction.execute(update(_rows).where(_rows.c.operation_id.in_(drawn)).values(is_stale=true()))
+    known = select(_rows.c.operation_id).where(_rows.c.operation_id == _in_flight.c.operation_id)
+    unknown = select(_in_flight.c.operation_id, _in_flight.c.tenant_id, literal(b""), true()).where(
+        _in_flight.c.process == process, ~known.exists()
+    )
+    columns = ["operation_id", "tenant_id", "body", "is_stale"]
+    await transaction.execute(insert(_rows).from_select(columns, unknown))
+
+
+async def saved_progress(session: AsyncSession, operation: RequestId) -> SavedProgress | None:
+    """Return the sample's saved progress, None if it has none."""
+    query = select(_rows.c.body, _rows.c.is_stale).where(_rows.c.operation_id == operation)
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else SavedProgress(row.body, row.is_stale)
+
+
+async def complete_progress(
+    transaction: AsyncSession, tenant: TenantId, operation: RequestId, progress: SampleProgress
+) -> bool:
+    """Replace the tenant's stale progress by one with more tokens. Return whether it did."""
+    query = select(_rows.c.body).where(
+        _rows.c.operation_id == operation, _rows.c.tenant_id == tenant, _rows.c.is_stale == true()
+    )
+    body = await transaction.scalar(query.with_for_update())
+    if body is None or (body and decode_progress(body).output.drawn >= progress.output.drawn):
+        return False
+    # Still stale: another follower may have more.
+    renewed = update(_rows).where(_rows.c.operation_id == operation).values(body=encode_progress(progress))
+    await transaction.execute(renewed)
+    return True
+
+
+async def prune_progress(transaction: AsyncSession, operations: Collection[str]) -> None:
+    """Delete the operations' progress."""
+    await transaction.execute(delete(_rows).where(_rows.c.operation_id.in_(operations)))

@@ -1,0 +1,298 @@
+"""Samples that change hands while they are drawn: their streams go on, and no token is lost, doubled or mixed up."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from api.followed_sample import FollowedSample, followed
+from api.sample_submission import SampleSubmission
+from api.services import ApiServices
+from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.ids import RequestId, SamplerId, TenantId
+from contracts.operations import SampleRequest, SamplingParams
+from contracts.vocabulary import BaseVocabulary
+from engine.model.base import BaseModel
+from engine.sampling.replica import SamplerReplica
+from ledger.runtime import Runtime
+from ledger.token_feed import TokenFeed
+from migrations.upgrade import upgrade
+from store.clock import utc_now
+from store.database import Database, create_engine
+from telemetry.readiness import Readiness
+from tenants.gates import in_flight, pool_gate
+from tenants.keys import create_tenant
+from tenants.sample_reports import report_of
+from tenants.samplers import NewSampler, create_sampler
+from tenants.sessions import NewSession, create_session
+from testing.cluster_process import RedisProcess
+from tests.workers.runtimes import make_runtime
+from workers.cluster.redis_channel import open_redis
+from workers.cluster.redis_feed import RedisTokenFeed
+from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
+from workers.torch_source import TorchSource
+
+BASE = "weft/tiny"
+SECONDS = 60.0
+LENGTH = 300
+VOCABULARY = BaseVocabulary(frozenset(), None)
+
+
+class HeldReplica:
+    """A replica whose tokens stand still while ``running`` is clear, as those of a frozen process do."""
+
+    def __init__(self, replica: SamplerReplica) -> None:
+        self._replica = replica
+        self.running = asyncio.Event()
+        self.running.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replica, name)
+
+    async def generate(self, request: Any) -> AsyncIterator[Any]:
+        async for events in self._replica.generate(request):
+            await self.running.wait()
+            yield events
+
+
+class HeldSource(TorchSource):
+    """Starts a held replica."""
+
+    replica: HeldReplica
+
+    async def start(self) -> Any:
+        self.replica = HeldReplica(await super().start())
+        return self.replica
+
+
+@dataclass
+class Pool:
+    """A sampling process in this process."""
+
+    sampling: BaseSampling
+    source: HeldSource
+    task: asyncio.Task[None]
+
+    async def end(self) -> None:
+        """End in order, as at SIGTERM."""
+        self.source.replica.running.set()
+        self.sampling.worker.stop()
+        async with asyncio.timeout(SECONDS):
+            await self.task
+        await self.sampling.pool.close()
+
+
+@dataclass
+class Stream:
+    """A sample that is streamed: its tokens in the order in which they came."""
+
+    sample: FollowedSample
+    tokens: list[int] = field(default_factory=list)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self) -> list[int]:
+        """Read to the end; return the tokens of the recorded result."""
+        async for made in self.sample.tokens():
+            for part in made:
+                assert part.start == len(self.tokens), "a hole, or tokens that were streamed before"
+                self.tokens += part.tokens
+            self.came.set()
+        return (await self.sample.output()).sequences[0].tokens.tolist()
+
+    async def until(self, count: int) -> None:
+        """Wait for so many tokens."""
+        async with asyncio.timeout(SECONDS):
+            while len(self.tokens) < count:
+                self.came.clear()
+                await self.came.wait()
+
+
+@dataclass
+class Rig:
+    """A database, an API and pools of one base model."""
+
+    runtime: Runtime
+    base: BaseModel
+    services: ApiServices
+    samplers: list[tuple[TenantId, SamplerId]]
+    pools: list[Pool] = field(default_factory=list)
+
+    @property
+    def facts(self) -> BaseModelFacts:
+        return self.base.facts
+
+    async def pool(self, feed: TokenFeed | None = None) -> Pool:
+        """Start a pool. ``feed``: its own end of the token feed."""
+        settings = self.runtime.settings.model_copy(update={"pool_name": f"pool-{len(self.pools)}"})
+        runtime = replace(self.runtime, settings=settings, feed=feed or self.runtime.feed)
+        source = HeldSource(self.base, settings)
+        sampling = wire_sampling(runtime, self.facts, VOCABULARY, [source])
+        await sampling.pool.start()
+        self.pools.append(Pool(sampling, source, asyncio.create_task(sampling.worker.run())))
+        return self.pools[-1]
+
+    @asynccontextmanager
+    async def stream(self, owner: int, *, temperature: float = 1.0) -> AsyncIterator[Stream]:
+        """A stream of the tenant's next sample."""
+        tenant, sampler = self.samplers[owner]
+        params = SamplingParams(max_tokens=LENGTH, temperature=temperature, stop_tokens=[])
+        submission = SampleSubmission(
+            tenant, sampler, 0, BASE, SampleRequest(np.array([5, 6, 7]), 1, params), body=b"a sample"
+        )
+        async with followed(self.services, submission) as sample:
+            yield Stream(sample)
+
+    async def attempts(self, owner: int, sample: RequestId) -> int:
+        """How often the sample was dispatched."""
+        async with self.runtime.database.read() as session:
+            report, _ = await report_of(session, self.samplers[owner][0], sample)
+        return report.attempts
+
+    async def in_flight(self) -> int:
+        async with self.runtime.database.read() as session:
+            return await in_flight(session, pool_gate(BASE))
+
+
+@asynccontextmanager
+async def rig_on(url: str, base: BaseModel, folder: Path, feed: TokenFeed | None = None) -> AsyncIterator[Rig]:
+    database = Database(create_engine(url))
+    runtime = make_runtime(database, folder, utc_now, lease=timedelta(seconds=1.5))
+    if feed is not None:
+        runtime = replace(runtime, feed=feed)
+    samplers = []
+    async with database.write() as transaction:
+        for name in ("cat", "dog"):
+            tenant = await create_tenant(transaction, name=name, clock=utc_now)
+            session = await create_session(transaction, tenant, NewSession([], None, "", None, None), utc_now)
+            samplers.append((tenant, await create_sampler(transaction, tenant, NewSampler(session, 0, BASE), utc_now)))
+    services = ApiServices.over(runtime, {BASE: base.facts}, {BASE: VOCABULARY}, Readiness())
+    rig = Rig(runtime, base, services, samplers)
+    try:
+        yield rig
+    finally:
+        for pool in rig.pools:
+            if not pool.task.done():
+                await pool.end()
+        await database.close()
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model_dir: Path) -> BaseModel:
+    return BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
+
+
+@pytest_asyncio.fixture
+async def rig(database_url: str, base: BaseModel, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig_on(database_url, base, tmp_path) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def cluster(postgres_url: str, base: BaseModel, tmp_path: Path) -> AsyncIterator[Rig]:
+    upgrade(postgres_url)
+    async with rig_on(postgres_url, base, tmp_path) as made:
+        yield made
+
+
+async def test_the_next_pool_goes_on_with_the_tokens_of_one_that_ended(rig: Rig) -> None:
+    """As at a rolling restart: no token that was drawn is drawn again."""
+    first = await rig.pool()
+    async with rig.stream(0) as mine, rig.stream(1, temperature=0.0) as beside:
+        reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
+        await mine.until(20)
+        await beside.until(20)
+        await first.end()
+        kept = len(mine.tokens)
+        assert kept < LENGTH
+        await rig.pool()
+        async with asyncio.timeout(SECONDS):
+            whole, greedy = await asyncio.gather(*reading)
+        assert mine.tokens == whole
+        assert beside.tokens == greedy
+        assert await rig.attempts(0, mine.sample.request_id) == 2
+
+
+async def test_a_stream_goes_on_where_its_pool_froze_and_the_frozen_pool_does_not_disturb_it(
+    cluster: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool stands still for longer than its lease, is taken for dead, and comes back."""
+    frozen = await cluster.pool()
+    async with cluster.stream(0) as mine, cluster.stream(1) as beside:
+        reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
+        await mine.until(20)
+        await beside.until(20)
+        frozen.source.replica.running.clear()
+        heartbeat, thawed = frozen.sampling.heartbeat._heartbeat, asyncio.Event()
+        renew = heartbeat.renew
+
+        async def stand_still() -> None:
+            await thawed.wait()
+            await renew()
+
+        monkeypatch.setattr(heartbeat, "renew", stand_still)
+        had = [len(mine.tokens), len(beside.tokens)]
+        await cluster.pool()
+        for stream, count in zip((mine, beside), had, strict=True):
+            await stream.until(count + 20)
+        thawed.set()
+        frozen.source.replica.running.set()
+        async with asyncio.timeout(SECONDS):
+            ends = await asyncio.gather(*reading)
+        assert [mine.tokens, beside.tokens] == ends
+
+
+async def test_a_message_that_redis_loses_leaves_no_hole_in_a_stream(
+    postgres_url: str, base: BaseModel, tmp_path: Path
+) -> None:
+    """One message with tokens does not reach the API. The tokens come all the same, before the sample has ended."""
+    upgrade(postgres_url)
+    with RedisProcess(tmp_path / "redis") as server:
+        clients = [open_redis(server.url) for _ in range(2)]
+        api, pool = (LosingFeed(client, "weft") for client in clients)
+        running = [asyncio.create_task(feed.run()) for feed in (api, pool)]
+        async with rig_on(postgres_url, base, tmp_path, feed=api) as rig:
+            await rig.pool(feed=pool)
+            async with rig.stream(0) as mine, rig.stream(1) as beside:
+                api.loses = mine.sample
+                reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
+                await mine.until(40)
+                assert api.lost
+                assert not mine.sample._ending.done()
+                async with asyncio.timeout(SECONDS):
+                    ends = await asyncio.gather(*reading)
+                # What was streamed late comes with the result.
+                assert [mine.tokens, beside.tokens] == [
+                    end[: len(stream.tokens)] for end, stream in zip(ends, (mine, beside), strict=True)
+                ]
+                assert set(api.lost) <= set(range(len(mine.tokens)))
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for client in clients:
+            await client.aclose()
+
+
+class LosingFeed(RedisTokenFeed):
+    """Loses the first message that brings the sample's tokens from the 20th on; ``lost`` are their places."""
+
+    loses: FollowedSample | None = None
+    lost: tuple[int, ...] = ()
+
+    def _receive(self, part: bytes) -> None:
+        if self.loses is not None and not self.lost:
+            made = msgspec.json.decode(part).get("made")
+            submission = self.loses._submission
+            if made is not None and (made["lane"], made["seq_id"]) == submission.key:
+                places = tuple(one["start"] + at for one in made["made"] for at in range(len(one["tokens"])))
+                if min(places) >= 20:
+                    self.lost = places
+                    return
+        super()._receive(part)

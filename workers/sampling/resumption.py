@@ -1,0 +1,86 @@
+"""Resumption of samples that another sampling process has begun: their tokens are saved at its end, and found here.
+
+A process that ends in order saves the tokens of its samples. One that dies does not; then the followers of a sample's
+stream have the tokens that clients have read. They are asked for them before the sample goes on.
+"""
+
+import logging
+from collections.abc import Collection
+
+from contracts.errors import WeftError
+from contracts.ledger_records import ReadyOperation
+from contracts.sample_progress import SampleProgress, SavedProgress, decode_progress
+from ledger.runtime import Runtime
+from ledger.wakeups import saved_tokens_topic, unsaved_tokens_topic
+from store.repeat import wait_for
+from tenants.sample_progress import save_progress, saved_progress
+from workers.sampling.continuation import Continuation
+from workers.sampling.sample_runner import History
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS = 3.0
+"""Longest wait for a follower's tokens."""
+
+Unfinished = tuple[ReadyOperation, Continuation, History]
+
+
+class Resumption:
+    """Saves and finds the progress of one process's samples."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def resume(self, operation: ReadyOperation, continuation: Continuation, history: History) -> None:
+        """Give ``continuation`` and ``history`` what is saved of the sample, if anything is. Raises ``Unavailable``."""
+        if not operation.has_progress:
+            return
+        saved = await self._saved(operation)
+        if saved is not None and saved.is_stale and self._runtime.feed.is_followed((operation.lane, operation.seq_id)):
+            saved = await self._asked(operation)
+        if saved is None or not saved.body:
+            return
+        try:
+            progress = decode_progress(saved.body)
+            continuation.resume(progress.output, progress.report.sequences, restarts=progress.restarts)
+        except ValueError as error:
+            log.error("operation=%s is drawn again, its progress cannot be read: %s", operation.id, error)
+            return
+        history.take_up(progress)
+        log.info("operation=%s goes on after %d tokens", operation.id, continuation.made)
+
+    async def _saved(self, operation: ReadyOperation) -> SavedProgress | None:
+        async with self._runtime.database.read() as session:
+            return await saved_progress(session, operation.id)
+
+    async def _asked(self, operation: ReadyOperation) -> SavedProgress | None:
+        """Ask the sample's followers for their tokens, and return what is saved then."""
+        with self._runtime.wakeups.listen(saved_tokens_topic(operation.id)) as event:
+            self._runtime.wakeups.announce(unsaved_tokens_topic(operation.id))
+            await wait_for(event, ASK_SECONDS)
+        return await self._saved(operation)
+
+    async def save(self, unfinished: Collection[Unfinished], *, process: str | None = None) -> None:
+        """Save the tokens of samples that this process leaves, for the next one. Without a database they are lost.
+
+        With ``process``, only those of samples that this process has claimed still.
+        """
+        progresses = [
+            (operation.tenant, operation.id, _progress(continuation, history))
+            for operation, continuation, history in unfinished
+            if continuation.made
+        ]
+        try:
+            async with self._runtime.database.write() as transaction:
+                if process is not None:
+                    ids = [operation for _, operation, _ in progresses]
+                    mine = await self._runtime.ledger.claimed(transaction, ids, process=process)
+                    progresses = [one for one in progresses if one[1] in mine]
+                await save_progress(transaction, progresses)
+        except WeftError as failure:
+            log.warning("the tokens of %d samples are drawn again elsewhere: %s", len(progresses), failure.message)
+
+
+def _progress(continuation: Continuation, history: History) -> SampleProgress:
+    report = history.report(continuation)
+    return SampleProgress(continuation.so_far(), report, history.first_publication, continuation.restarts)

@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from sqlalchemy import create_engine as create_sync_engine
 from sqlalchemy import select, text
@@ -17,7 +18,7 @@ from cli.base_models import read_base_models
 from cli.doctor_services import examine_services
 from cli.finding import Finding
 from contracts.base_model import BaseModelFacts
-from contracts.errors import InvalidRequest, WeftError
+from contracts.errors import WeftError
 from engine.model.fingerprint import weights_fingerprint
 from migrations.upgrade import current_is_head, is_newer, sync_url
 from store.database import create_engine
@@ -130,9 +131,7 @@ def _base_models(settings: Settings) -> list[Finding]:
     except WeftError as error:
         return [Finding("base model", False, error.message)]
     loaded = [_attempt(f"base model {name}", partial(_load, facts, settings)) for name, facts in bases.items()]
-    return loaded + [
-        _attempt(f"weights of {name}", partial(_weights, facts, settings)) for name, facts in bases.items()
-    ]
+    return loaded + [finding for facts in bases.values() for finding in _weights(facts, settings)]
 
 
 def _attempt(part: str, look: Callable[[], str]) -> Finding:
@@ -142,26 +141,32 @@ def _attempt(part: str, look: Callable[[], str]) -> Finding:
         return Finding(part, False, error.message)
 
 
-def _weights(facts: BaseModelFacts, settings: Settings) -> str:
-    """Compare the base's weights with those that its name stands for. Raises ``InvalidRequest`` when they differ."""
-    own = weights_fingerprint(facts.path, dtype=settings.base_dtype)
-    engine = create_sync_engine(sync_url(settings.resolved_database_url()))
+def _weights(facts: BaseModelFacts, settings: Settings) -> list[Finding]:
+    """Compare the base's weights with those that its name stands for; no finding before their first use."""
+    url = make_url(sync_url(settings.resolved_database_url()))
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        return []
+    engine = create_sync_engine(url)
     try:
         with engine.connect() as connection:
-            accepted = connection.scalar(select(BaseWeights.fingerprint).where(BaseWeights.base_model == facts.name))
-    except SQLAlchemyError:
-        # No database, or an old schema: another finding says so.
-        accepted = None
+            query = select(BaseWeights.fingerprint).where(BaseWeights.base_model == facts.name)
+            accepted = connection.scalar(query)
+        own = weights_fingerprint(facts.path, dtype=settings.base_dtype)
+    except (SQLAlchemyError, WeftError):
+        # No database, an old schema, or no files: another finding says so.
+        return []
     finally:
         engine.dispose()
+    part = f"weights of {facts.name}"
     if accepted is None:
-        return f"{own[:12]}, recorded at their first use"
-    if accepted != own:
-        raise InvalidRequest(
-            f"{own[:12]} in {facts.path}, its runs were trained on {accepted[:12]}: give the folder those, or, if the change is "
-            f"meant, run `weft base accept {facts.name}`"
-        )
-    return f"{own[:12]}, as its runs were trained on"
+        return []
+    if accepted == own:
+        return [Finding(part, True, f"{own[:12]}, as its runs were trained on")]
+    told = (
+        f"{own[:12]} in {facts.path}, its runs were trained on {accepted[:12]}: give the folder those, or, if the change is "
+        f"meant, run `weft base accept {facts.name}`"
+    )
+    return [Finding(part, False, told)]
 
 
 def _load(facts: BaseModelFacts, settings: Settings) -> str:

@@ -10,11 +10,13 @@ import pytest
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
+from cli.doctor import examine
 from cli.main import app
 from engine.model.tiny_model import write_tiny_model
 from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.database import Database, create_engine
+from store.settings import Settings
 from store.tables import WorkerProcess
 from telemetry.readiness import NotReady
 from tests.workers.runtimes import make_runtime
@@ -71,6 +73,9 @@ async def test_a_process_with_other_base_weights_gets_no_work_until_they_are_acc
     for process in (other_trainer, other_pool):
         with pytest.raises(NotReady, match="weft base accept weft/tiny"):
             await process.check()
+    given = Settings(data_dir=tmp_path, base_models=(f"{BASE}={other_folder}",), port=0)
+    (finding,) = [one for one in await asyncio.to_thread(examine, given) if one.part == f"weights of {BASE}"]
+    assert not finding.is_well
     command = ["base", "accept", BASE, "--base-model", f"{BASE}={other_folder}", "--data", str(tmp_path)]
     accepted = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert accepted.exit_code == 0, accepted.output

@@ -68,7 +68,8 @@ def _waiting() -> dict[str, Select[Any]]:
         .order_by(heads.c.position)
         .limit(bindparam("each"))
     )
-    columns = (operations.c.id, owners.c.value.label("tenant_id"), tenants.c.share, *_OF_SAMPLE)
+    owner = (owners.c.value.label("tenant_id"), tenants.c.share, tenants.c.suspended_at)
+    columns = (operations.c.id, *owner, *_OF_SAMPLE)
     of_tenant = oldest.correlate(owners)
     by_row = select(*columns).join_from(owners, tenants, tenants.c.id == owners.c.value)
     lateral = of_tenant.lateral("oldest")
@@ -151,14 +152,18 @@ _RELEASE = (
 async def waiting_samples(
     session: AsyncSession, base_model: str, *, of_each: int, after_tenant: str = ""
 ) -> dict[str, list[WaitingSample]]:
-    """Return the oldest ``of_each`` waiting samples of each tenant of ``base_model`` behind ``after_tenant``, oldest first."""
+    """Return the oldest ``of_each`` waiting samples of each tenant of ``base_model`` behind ``after_tenant``, oldest first.
+
+    A suspended tenant has none: its samples wait until it is resumed.
+    """
     keys = {"base": base_model, "after": after_tenant, "each": of_each}
     found: dict[str, list[WaitingSample]] = {}
     for row in await session.execute(_WAITING[session.get_bind().dialect.name], keys):
         tenant = TenantId(row.tenant_id)
-        cost = max(1, row.reserved_tokens)
-        sample = WaitingSample(RequestId(row.id), tenant, row.share, cost, row.created_at)
-        found.setdefault(tenant, []).append(sample)
+        samples = found.setdefault(tenant, [])
+        if row.suspended_at is None:
+            cost = max(1, row.reserved_tokens)
+            samples.append(WaitingSample(RequestId(row.id), tenant, row.share, cost, row.created_at))
     return found
 
 

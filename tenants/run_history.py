@@ -82,6 +82,13 @@ async def run_history(session: AsyncSession, run: str, *, most: int = MOST_EVENT
     return [PastEvent(RunEventKind(row.kind), row.trainer, row.lease_token, row.detail, row.at) for row in rows]
 
 
+async def was_restored(session: AsyncSession, run: str, lease_token: int) -> bool:
+    """Return whether the history has a restore of the run under this fencing token already."""
+    kinds = [RunEventKind.RESTORED, RunEventKind.REPLAYED]
+    which = (RunEvent.run_id == run, RunEvent.lease_token == lease_token, RunEvent.kind.in_(kinds))
+    return await session.scalar(select(RunEvent.id).where(*which).limit(1)) is not None
+
+
 async def delete_run_events(transaction: AsyncSession, *, before: datetime, most: int) -> int:
     """Delete at most ``most`` events older than ``before``; return how many."""
     oldest = select(RunEvent.id).where(RunEvent.at < before).order_by(RunEvent.at).limit(most)

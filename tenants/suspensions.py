@@ -52,11 +52,11 @@ async def suspension_of(session: AsyncSession, tenant: TenantId) -> Suspension |
     return Suspension(row.suspended_at, row.suspend_reason)
 
 
-async def suspended_tenants(session: AsyncSession) -> frozenset[TenantId]:
-    """Return every suspended tenant."""
-    return frozenset(
-        TenantId(one) for one in await session.scalars(select(Tenant.id).where(Tenant.suspended_at.is_not(None)))
-    )
+async def suspensions(session: AsyncSession) -> dict[TenantId, Suspension]:
+    """Return every suspended tenant with its suspension."""
+    columns = select(Tenant.id, Tenant.suspended_at, Tenant.suspend_reason).where(Tenant.suspended_at.is_not(None))
+    rows = await session.execute(columns)
+    return {TenantId(row.id): Suspension(row.suspended_at, row.suspend_reason) for row in rows}
 
 
 async def _named(session: AsyncSession, name: str) -> Tenant:

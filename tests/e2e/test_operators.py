@@ -1,10 +1,13 @@
 """An operator's commands on a running service take effect within seconds, and a second tenant notices nothing."""
 
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
+import httpx
 import pytest
 
 from testing.operator_command import weft
@@ -14,6 +17,7 @@ from tests.e2e.raw_client import RawClient, pass_message
 
 SECONDS = 60.0
 TOKENS = [72, 101, 108, 108, 111]
+LONG = 400
 
 
 class Client(RawClient):
@@ -24,6 +28,7 @@ class Client(RawClient):
         self.name = name
         self.session_id = self.session()
         self.run = self.model(BASE_NAME, self.session_id)
+        self.sampler: str | None = None
 
     def trains(self, seq_id: int) -> float:
         """Make a step from ``seq_id`` on; return the loss before it."""
@@ -31,6 +36,20 @@ class Client(RawClient):
         self.result(self.step(self.run, seq_id + 1, learning_rate=1e-3))
         loss: float = self.result(computed)["metrics"]["loss:sum"]
         return loss
+
+    def samples(self, seq_id: int, tokens: int) -> httpx.Response:
+        """POST a greedy sample of the bare base; return the promise."""
+        if self.sampler is None:
+            made = self.post(
+                "/create_sampling_session", session_id=self.session_id, sampling_session_seq_id=0, base_model=BASE_NAME
+            )
+            self.sampler = made.json()["sampling_session_id"]
+        asked = {"sampling_session_id": self.sampler, "seq_id": seq_id, "num_samples": 1}
+        prompt = {"chunks": [{"tokens": TOKENS}]}
+        params = {"max_tokens": tokens, "temperature": 0.0, "stop": []}
+        answer = self.post("/asample", **asked, prompt=prompt, sampling_params=params)
+        assert answer.status_code == 200, answer.text
+        return answer
 
 
 @pytest.fixture
@@ -66,6 +85,33 @@ def test_a_suspended_tenants_work_waits_with_a_reason_and_goes_on(
     assert neighbour.name not in listed
     weft(service.data, "tenant", "resume", treated.name)
     assert treated.result(promise)["metrics"]["loss:sum"] == expected
+
+
+def test_a_suspended_tenants_samples_are_cut_and_go_on(service: Service, pair: tuple[Client, Client]) -> None:
+    treated, neighbour = pair
+    expected = neighbour.result(neighbour.samples(0, LONG))
+    begun = treated.samples(0, LONG)
+    show = ("operation", "show", begun.json()["request_id"])
+    until(lambda: "in_flight" in weft(service.data, *show) or "done" in weft(service.data, *show), "it is not drawn")
+    weft(service.data, "tenant", "suspend", treated.name, "--reason", "unpaid")
+    waiting = treated.samples(1, 8)
+    until(lambda: not in_flight(service, treated.name), "a replica draws on")
+    neighbour.result(neighbour.samples(1, 8))
+    listed = weft(service.data, "operation", "list", "--tenant", treated.name, "--kind", "sample")
+    assert "suspended: " in listed
+    weft(service.data, "tenant", "resume", treated.name)
+    (drawn,), (uncut,) = treated.result(begun)["sequences"], expected["sequences"]
+    assert drawn["tokens"] == uncut["tokens"]
+    assert drawn["logprobs"] == pytest.approx(uncut["logprobs"], abs=1e-4)
+    assert len(treated.result(waiting)["sequences"][0]["tokens"]) == 8
+
+
+def in_flight(service: Service, tenant: str) -> int:
+    """Return how many of the tenant's samples a replica draws."""
+    query = "SELECT count(*) FROM samples_in_flight s JOIN tenants t ON t.id = s.tenant_id WHERE t.name = ?"
+    with closing(sqlite3.connect(service.data / "weft.db")) as database:
+        ((found,),) = database.execute(query, [tenant]).fetchall()
+    return int(found)
 
 
 def test_operations_are_shown_ended_and_begun_anew(service: Service, pair: tuple[Client, Client]) -> None:

@@ -11,7 +11,7 @@ from contracts.ids import RunId, TenantId
 from store.tables import Run, WorkerProcess
 from tenants.placements import MOST_RUNS
 from tenants.run_directives import RunDirective, directives_for
-from tenants.suspensions import suspended_tenants
+from tenants.suspensions import suspensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +48,5 @@ async def read_directives(session: AsyncSession, trainer: str) -> Directives:
         is_drained=is_drained,
         leaving=leaving,
         evicted=frozenset(one.run for one in standing if one.directive is RunDirective.EVICT),
-        suspended=await suspended_tenants(session),
+        suspended=frozenset(await suspensions(session)),
     )

@@ -104,6 +104,7 @@ class SampleClaims:
         is_cut = len(waiting) >= MOST_TENANTS
         self._tenants = max(1, len(waiting))
         self._after = max(waiting) if is_cut else ""
+        waiting = {tenant: samples for tenant, samples in waiting.items() if samples}
         chosen = self._choose(waiting, room)
         claimed = await self._claim(chosen)
         counts: Counter[str] = Counter(sample.tenant for sample in chosen)

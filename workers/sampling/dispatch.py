@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from contracts.errors import EngineFailure, NotFound, WeftError
-from contracts.ids import RunId
+from contracts.ids import RunId, TenantId
 from contracts.ledger_records import ReadyOperation
 from ledger.runtime import Runtime
 from store.batcher import Batcher
@@ -107,18 +107,18 @@ class Dispatcher:
                 raise HeldBack(run if run is not None and self._gate_cache.is_closed(run) else None)
             else:
                 with waiting():
-                    await self._wait(run)
+                    await self._wait(run, operation.tenant)
 
-    async def _wait(self, run: RunId | None) -> None:
-        """Wait until the gates before ``run`` are open, or else until a replica takes work."""
-        if not self._gate_cache.closed_before(run):
+    async def _wait(self, run: RunId | None, tenant: TenantId) -> None:
+        """Wait until the tenant's gates before ``run`` are open, or else until a replica takes work."""
+        if not self._gate_cache.closed_before(run, tenant):
             try:
                 await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
             except EngineFailure as none:
                 raise HeldBack from none
-        while self._gate_cache.closed_before(run):
+        while self._gate_cache.closed_before(run, tenant):
             # The change may be of other gates. The cache tells so from memory, without another round.
-            await self._gate_cache.wait_for_change(run)
+            await self._gate_cache.wait_for_change(run, tenant)
 
     async def settle(self) -> None:
         """Wait until no round runs: a round continues although its callers are cancelled."""

@@ -26,7 +26,7 @@ class GateCuts:
         await self._gate_cache.refresh()
         cuts = []
         for attempt in self._attempts:
-            wanted = _state_behind(self._gate_cache.closed_before(attempt.source.run))
+            wanted = _state_behind(self._gate_cache.closed_before(attempt.source.run, attempt.operation.tenant))
             if wanted is None or not attempt.may_move(wanted):
                 continue
             was_running = attempt.state is AttemptState.RUNNING

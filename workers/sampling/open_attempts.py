@@ -27,7 +27,7 @@ class OpenAttempts:
         The attempt is added before the sample is in flight, so a gate that closes from now on finds it. Return None
         when a gate before the sample is closed or no replica takes work.
         """
-        is_closed = self._gate_cache.closed_before(source.run)
+        is_closed = self._gate_cache.closed_before(source.run, operation.tenant)
         routed = None if is_closed else self._router.choose(operation.lane, source.name)
         if routed is None:
             return None

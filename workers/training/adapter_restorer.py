@@ -7,11 +7,12 @@ again, in order of seq_id.
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, WeftError
+from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from contracts.ledger_records import ReadyOperation, RunLease, lease_of
 from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch, Unreadable
@@ -24,6 +25,7 @@ from ledger.runtime import Runtime
 from store.tables import Run, RunState
 from tenants.checkpoint_holds import held_checkpoint
 from tenants.checkpoints import directory_of, find_checkpoint
+from tenants.run_history import RunEventKind, note_run_events, was_restored
 from tenants.runs import get_run, lora_settings
 from workers.training.training_engine import TrainingEngine
 
@@ -81,11 +83,25 @@ class AdapterRestorer:
             replay = await self._ledger.operations_to_replay(
                 session, run_id, after_seq_id=run.snapshot_seq_id, before_seq_id=run.next_seq_id
             )
+            is_told = not replay and await was_restored(session, run_id, run.lease_token)
         started = perf_counter()
         log.debug("restoring run=%s snapshot_seq=%d replay=%d", run.id, run.snapshot_seq_id, len(replay))
         state = await self._rebuild(run, replay)
         self._telemetry.restored(replayed=len(replay), seconds=perf_counter() - started)
+        if not is_told:
+            await self._note(run, len(replay))
         return RestoredAdapter(state, run.next_seq_id - 1, run.snapshot_seq_id)
+
+    async def _note(self, run: Run, replayed: int) -> None:
+        """Note the restore in the run's history: the first under a lease, and every one that replays operations."""
+        kind = RunEventKind.REPLAYED if replayed else RunEventKind.RESTORED
+        detail = f"snapshot of seq_id {run.snapshot_seq_id}, {replayed} operations after it"
+        # The history is not worth a failed restore.
+        with suppress(Unavailable):
+            async with self._database.write() as transaction:
+                await note_run_events(
+                    transaction, [run.id], kind, trainer=run.trainer_id, now=self._clock(), detail=detail
+                )
 
     async def put_fresh(self, run: RunId, settings: LoraSettings) -> AdapterState:
         """Put a fresh adapter into the trainer and return its state. Raises ``InvalidRequest``."""

@@ -114,6 +114,12 @@ async def test_an_evicted_adapter_goes_to_disk_and_comes_back_with_its_next_oper
         assert rig.residency.holds(other.run)
         await steps(evicted, [2])
         assert_undisturbed(rig, base, evicted, [1, 2])
+        assert (await kinds(rig, evicted))[-1] is RunEventKind.RESTORED
+        # As after a refused completion: what the snapshot does not cover is computed again.
+        rig.worker.outcomes.drop(evicted.run)
+        await steps(evicted, [3])
+        assert (await kinds(rig, evicted))[-1] is RunEventKind.REPLAYED
+        assert RunEventKind.REPLAYED not in await kinds(rig, other)
 
 
 async def _has(rig: Rig, client: Client, kind: RunEventKind) -> bool:

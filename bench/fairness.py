@@ -2,7 +2,8 @@
 
 A ``weft serve`` process on the base ``small`` and real SDK clients, every tenant with its own key. Three light tenants train
 alone, beside many normal tenants, and beside one that floods; how long one full pass takes is measured on the trainer
-itself. Prints a table and, last, one JSON line. Nothing else should run meanwhile: clients and service share the machine.
+itself. Then a light tenant draws short samples, alone and beside 4,096 long ones of another. Prints a table and, last, one
+JSON line. Nothing else should run meanwhile: clients and service share the machine.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from bench.bases import write_base
 from bench.clients.sdk_clients import LoadReport, SdkClients
 from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.report import print_figures
+from bench.sample_fairness import measure_samples
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
 from contracts.base_model import read_base_model_facts
@@ -204,6 +206,17 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def samples(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of ``bench.sample_fairness`` on a service of its own, with ``--vllm`` on a vLLM server."""
+    model = folder / f"{options.base}-samples"
+    in_fresh_process(write_base, options.base, model, dtype="float32")
+    environment = {"WEFT_VLLM_REPLICAS": "1"} if options.vllm else {}
+    with started_service(
+        data=folder / "samples", base_models=[f"{BASE}={model}"], tenants=["light", "flood"], environment=environment
+    ) as (service, keys):
+        return measure_samples(service.base_url, keys, BASE, seconds=options.seconds)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,10 +225,13 @@ def main() -> None:
     parser.add_argument("--normal", type=int, default=NORMAL.tenants, help="number of normal tenants")
     parser.add_argument("--pass-tokens", type=int, default=None, help="tokens of one full pass [the service's budget]")
     parser.add_argument("--cluster", action="store_true", help="the service is `weft up`, not `weft serve`")
+    parser.add_argument("--samples", action="store_true", help="measure samples only, not training")
+    parser.add_argument("--vllm", action="store_true", help="samples are drawn on a vLLM server, not in process")
     options = parser.parse_args()
     prepare()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        figures = measure(Path(folder), options)
+        trained = {} if options.samples else measure(Path(folder), options)
+        figures = trained | samples(Path(folder), options)
     print_figures(figures)
 
 

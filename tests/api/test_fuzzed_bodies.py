@@ -1,0 +1,115 @@
+"""Made-up requests and bodies: no answer is 5xx and the event loop never stands still."""
+
+from typing import Any
+
+import httpx
+import schemathesis
+import zstandard
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.generation.case import Case
+
+from api.wire import weft_wire_pb2 as pb
+from tests.api.conftest import Service, Tenant
+from tests.api.stalls import no_stall
+
+EXAMPLES, BODIES = 3, 60
+NO_HEALTH = list(HealthCheck)
+
+NUMBERS = st.one_of(st.sampled_from([0, 1, -1, 2**31 - 1, 2**62, -(2**63)]), st.integers(-(2**63), 2**63 - 1))
+PIECES = st.one_of(st.binary(max_size=64), st.just(b"\1\0\0\0" * 16))
+TENSORS = st.builds(
+    pb.Tensor, dense=PIECES, dtype=st.sampled_from([0, 1, 2, 3, 4, 99]), shape=st.lists(NUMBERS, max_size=12)
+) | st.builds(
+    pb.Tensor,
+    sparse_csr=st.builds(pb.SparseCsr, values=PIECES, crow_indices=PIECES, col_indices=PIECES),
+    dtype=st.sampled_from([1, 2, 3]),
+    shape=st.lists(NUMBERS, max_size=3),
+)
+NAMES = st.sampled_from(["target_tokens", "weights", "logprobs", "advantages", "\0", "x" * 300])
+DATA = st.builds(
+    pb.Datum,
+    model_input=st.lists(st.builds(pb.Chunk, encoded_text=st.builds(pb.EncodedTextChunk, tokens=PIECES)), max_size=3),
+    loss_fn_inputs=st.dictionaries(NAMES, TENSORS, max_size=4),
+)
+REQUESTS = st.builds(
+    pb.ForwardBackwardRequest,
+    seq_id=st.integers(-(2**31), 2**31 - 1),
+    data=st.lists(DATA, max_size=4),
+    loss_fn=st.sampled_from(["cross_entropy", "ppo", "", "\0"]),
+    loss_fn_config=st.dictionaries(st.sampled_from(["clip_low_threshold", "\0"]), st.floats(), max_size=2),
+)
+
+
+def _spoilt(message: bytes, at: int, by: bytes, times: int, packed: bool) -> tuple[bytes, bool]:
+    """The message with something put in its middle many times, as zstd or plain."""
+    place = at % (len(message) + 1)
+    body = message[:place] + by * times + message[place:]
+    return (zstandard.ZstdCompressor().compress(body), True) if packed else (body, False)
+
+
+SPOILS = st.tuples(
+    st.integers(0, 2**16),
+    st.sampled_from([b"", b"\x1a\x00", b"\x1a\x02\x0a\x00", b"\xff", b"\x0b", b"\x00", b"\x22\x01\x00"])
+    | st.binary(max_size=8),
+    st.sampled_from([1, 1, 1, 1000, 2_000_000]),
+    st.booleans(),
+)
+
+
+async def test_fuzzed_protobuf_and_zstd_bodies_are_never_5xx(cats: Tenant, dogs: Tenant) -> None:
+    run, theirs = await cats.run(), await dogs.session()
+    cases: list[tuple[pb.ForwardBackwardRequest, Any]] = []
+
+    @settings(max_examples=BODIES, derandomize=True, database=None, deadline=None, suppress_health_check=NO_HEALTH)
+    @given(REQUESTS, SPOILS)
+    def collect(message: pb.ForwardBackwardRequest, spoil: Any) -> None:
+        cases.append((message, spoil))
+
+    collect()
+    async with no_stall():
+        for message, spoil in cases:
+            message.model_id = run
+            body, is_packed = _spoilt(message.SerializeToString(), *spoil)
+            headers = {"Content-Type": "application/x-protobuf", **({"Content-Encoding": "zstd"} if is_packed else {})}
+            answer = await cats.http.post("/forward_backward", content=body, headers=headers)
+            assert answer.status_code < 500, (message, spoil, answer.text)
+            assert (await dogs.http.post("/session_heartbeat", json={"session_id": theirs})).status_code == 200
+
+
+async def test_made_up_requests_to_every_documented_route_are_never_5xx(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    theirs, cases = await dogs.session(), []
+    schema = schemathesis.openapi.from_dict(service.app.openapi())
+    for operation in (one.ok() for one in schema.get_all_operations()):
+        if "/auth/" in operation.path:
+            # A made-up revocation would end the key of all other requests.
+            continue
+
+        @settings(
+            max_examples=EXAMPLES,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=NO_HEALTH,
+        )
+        @given(operation.as_strategy())
+        def collect(case: Case) -> None:
+            cases.append(case)
+
+        collect()
+    assert len({case.operation.label for case in cases}) > 40
+    async with no_stall(), httpx.AsyncClient(base_url=service.url, timeout=40) as http:
+        for case in cases:
+            asked = case.as_transport_kwargs(base_url=service.url, headers={"X-API-Key": cats.key})
+            answer = await http.request(
+                asked["method"],
+                asked["url"],
+                params=asked.get("params"),
+                headers=dict(asked["headers"]),
+                content=asked.get("data") if isinstance(asked.get("data"), bytes | str) else b"{}",
+            )
+            assert answer.status_code < 500, (case, answer.text)
+        assert (await dogs.http.post("/session_heartbeat", json={"session_id": theirs})).status_code == 200

@@ -215,10 +215,10 @@ class Ledger:
         return set(await transaction.scalars(pending.with_for_update()))
 
     async def operations_to_replay(
-        self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int
+        self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int, most: int = sql.MAX_READY
     ) -> list[ReadyOperation]:
-        """Return the done operations of ``run`` with seq_ids between both bounds (exclusive), by seq_id."""
-        keys = {"lane": run, "after_seq_id": after_seq_id, "before_seq_id": before_seq_id}
+        """Return the first ``most`` done operations of ``run`` with seq_ids between both bounds (exclusive), by seq_id."""
+        keys = {"lane": run, "after_seq_id": after_seq_id, "before_seq_id": before_seq_id, "most": most}
         return await ready_operations(session, sql.TO_REPLAY, keys, self.payloads)
 
     async def complete(

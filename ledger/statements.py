@@ -149,12 +149,16 @@ LANE_POSITIONS = select(runs.c.id, runs.c.next_seq_id, _last_done.label("done"))
     runs.c.id.in_(bindparam("lanes", expanding=True))
 )
 
-TO_REPLAY = _READY.where(
-    operations.c.lane == bindparam("lane"),
-    operations.c.seq_id > bindparam("after_seq_id"),
-    operations.c.seq_id < bindparam("before_seq_id"),
-    operations.c.state == OperationState.DONE,
-).order_by(operations.c.seq_id)
+TO_REPLAY = (
+    _READY.where(
+        operations.c.lane == bindparam("lane"),
+        operations.c.seq_id > bindparam("after_seq_id"),
+        operations.c.seq_id < bindparam("before_seq_id"),
+        operations.c.state == OperationState.DONE,
+    )
+    .order_by(operations.c.seq_id)
+    .limit(bindparam("most"))
+)
 
 FINISH = (
     update(operations)

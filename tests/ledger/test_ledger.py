@@ -596,5 +596,5 @@ async def test_a_sample_that_cannot_be_read_does_not_hide_the_others(bench: Benc
             update(OperationPayload).where(OperationPayload.operation_id == damaged).values(body=b"\xc1")
         )
     async with bench.database.read() as session:
-        found = await bench.ledger.pending_samples(session, BASE, after_position=0)
+        found = await bench.ledger.load(session, [damaged, whole])
     assert [(one.id, isinstance(one.payload, SampleRequest)) for one in found] == [(damaged, False), (whole, True)]

@@ -6,7 +6,6 @@ again, in order of seq_id.
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,13 @@ from workers.training.training_engine import TrainingEngine
 log = logging.getLogger(__name__)
 
 
+MAX_REPLAYS_AT_ONCE = 2
+"""Runs that are replayed at the same time. So a step of a run in memory waits for two replayed passes at most.
+
+With two, one computes while the other's payloads are read.
+"""
+_READ_AT_ONCE = 4
+"""Operations of a replay whose payloads are in memory at the same time."""
 _WITHOUT_EFFECT = (OperationKind.FORWARD, OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER)
 
 
@@ -65,6 +71,7 @@ class AdapterRestorer:
         self._compute = engine.compute
         self._telemetry = engine.telemetry
         self._files = files
+        self._replays = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
         self._in_hand = engine.in_hand
         self._most_attempts = runtime.settings.max_attempts
 
@@ -80,16 +87,15 @@ class AdapterRestorer:
                 raise RunUnloaded(f"model {run_id} was unloaded, or never made")
             if RunLease(run.trainer_id or "", run.lease_token) != lease_of(operation):
                 raise LeaseLost(f"model {run_id} is trained elsewhere by now")
-            replay = await self._ledger.operations_to_replay(
-                session, run_id, after_seq_id=run.snapshot_seq_id, before_seq_id=run.next_seq_id
-            )
-            is_told = not replay and await was_restored(session, run_id, run.lease_token)
+            is_told = await was_restored(session, run_id, run.lease_token)
         started = perf_counter()
-        log.debug("restoring run=%s snapshot_seq=%d replay=%d", run.id, run.snapshot_seq_id, len(replay))
-        state = await self._rebuild(run, replay)
-        self._telemetry.restored(replayed=len(replay), seconds=perf_counter() - started)
-        if not is_told:
-            await self._note(run, len(replay))
+        log.debug("restoring run=%s snapshot_seq=%d next_seq=%d", run.id, run.snapshot_seq_id, run.next_seq_id)
+        await self._put_snapshot(run)
+        replayed = await self._replay(run) if run.snapshot_seq_id < run.next_seq_id - 1 else 0
+        state = await self._compute.run(partial(self._trainer.state, run_id))
+        self._telemetry.restored(replayed=replayed, seconds=perf_counter() - started)
+        if replayed or not is_told:
+            await self._note(run, replayed)
         return RestoredAdapter(state, run.next_seq_id - 1, run.snapshot_seq_id)
 
     async def _note(self, run: Run, replayed: int) -> None:
@@ -135,23 +141,39 @@ class AdapterRestorer:
             found = loaded_state(self._trainer.state(run_id), found)
         return LoadedCheckpoint(checkpoint, found)
 
-    async def _rebuild(self, run: Run, replay: Sequence[ReadyOperation]) -> AdapterState:
-        run_id = RunId(run.id)
+    async def _put_snapshot(self, run: Run) -> None:
         if run.snapshot_dir is not None:
             directory = self._data_folder.path(run.snapshot_dir)
             async with self._files:
                 state = await asyncio.to_thread(read_state, directory, self._trainer.base)
-            await self._compute.run(partial(self._trainer.put, run_id, state))
-        for operation in replay:
-            if operation.attempts >= self._most_attempts:
-                raise PoisonOperation(
-                    f"{operation.attempts} trainers ended at operation {operation.seq_id}, also later"
-                )
-            with self._in_hand.holding([operation.id]):
-                await self._apply_again(run, operation)
-        return await self._compute.run(partial(self._trainer.state, run_id))
+            await self._compute.run(partial(self._trainer.put, RunId(run.id), state))
+
+    async def _replay(self, run: Run) -> int:
+        """Apply the operations after the run's snapshot again; return how many. Few runs do so at a time.
+
+        The payloads are read a few at a time, when their turn has come.
+        """
+        replayed, reached = 0, run.snapshot_seq_id
+        async with self._replays:
+            while True:
+                async with self._database.read() as session:
+                    some = await self._ledger.operations_to_replay(
+                        session, RunId(run.id), after_seq_id=reached, before_seq_id=run.next_seq_id, most=_READ_AT_ONCE
+                    )
+                for operation in some:
+                    await self._apply_again(run, operation)
+                    reached = operation.seq_id
+                replayed += len(some)
+                if len(some) < _READ_AT_ONCE:
+                    return replayed
 
     async def _apply_again(self, run: Run, operation: ReadyOperation) -> None:
+        if operation.attempts >= self._most_attempts:
+            raise PoisonOperation(f"{operation.attempts} trainers ended at operation {operation.seq_id}, also later")
+        with self._in_hand.holding([operation.id]):
+            await self._apply(run, operation)
+
+    async def _apply(self, run: Run, operation: ReadyOperation) -> None:
         run_id = RunId(run.id)
         match operation.payload:
             case TrainingBatch() as batch if operation.kind is OperationKind.FORWARD_BACKWARD:

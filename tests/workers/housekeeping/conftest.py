@@ -20,7 +20,7 @@ from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
-from store.tables import Checkpoint
+from store.tables import Checkpoint, DiscardedFolder
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
@@ -120,10 +120,11 @@ class House:
             return await session.scalar(select(func.count()).select_from(table)) or 0
 
     async def checkpoints(self) -> set[str]:
-        """Return the recorded checkpoints; fail unless exactly their folders are there."""
+        """Return the recorded checkpoints; fail unless exactly their folders, and those in the trash, are there."""
         async with self.database.read() as session:
             rows = set(await session.scalars(select(Checkpoint.id)))
-        assert {folder.rpartition("/")[2] for folder in self.folder.folders("checkpoints")} == rows
+            discarded = set(await session.scalars(select(DiscardedFolder.checkpoint_id)))
+        assert {folder.rpartition("/")[2] for folder in self.folder.folders("checkpoints")} == rows | discarded
         return rows
 
 

@@ -75,6 +75,8 @@ class SamplingWorker:
         """Samples that are being given back."""
         self._forsaken: set[str] = set()
         """Samples that are drawn here although other processes may draw them by now."""
+        self._is_off = False
+        """True while this process draws nothing because others may count it as dead."""
         self._lost: list[Unfinished] = []
         """Samples that were left for that, with their tokens."""
         self._cancelled: set[str] = set()
@@ -167,11 +169,13 @@ class SamplingWorker:
     async def _mind_lease(self) -> None:
         """Stop drawing while others may count this process as dead. After that, return the samples with their tokens."""
         if not self._claims.heartbeat.may_draw:
+            self._is_off = True
             for operation, task in self._drawn.items():
                 if operation not in self._forsaken:
                     self._forsaken.add(operation)
                     task.cancel()
-        elif self._lost:
+        elif self._is_off:
+            self._is_off = False
             lost, self._lost = self._lost, []
             # Those that others have claimed meanwhile are theirs.
             process = self._claims.heartbeat.identity.id
@@ -200,7 +204,8 @@ class SamplingWorker:
     async def _start_samples(self) -> None:
         """Claim and start the samples that may run now, as long as there is room."""
         is_more = True
-        while is_more and not self._stopping.is_set():
+        # A process that may count as dead would take samples that nobody returns for it.
+        while is_more and not self._stopping.is_set() and self._claims.heartbeat.may_draw:
             operations, is_more = await self._claims.claim()
             for operation in operations:
                 if operation.id in self._in_flight and operation.id not in self._leaving:

@@ -18,11 +18,11 @@ from tenants.sample_progress import prune_progress
 from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up
 
-PRUNE_BATCH = 500
+PRUNE_BATCH = 250
 """Most operations pruned by one transaction: a larger one would block other writers for long."""
-SEEN_BATCH = 2000
+SEEN_BATCH = 1000
 """Most rows that a transaction of ``forget_operations`` looks at."""
-_MOST_RUNS = 64
+_MOST_RUNS = 16
 _MOST_SEQ_IDS = 500
 """Most operations of one run whose payloads a transaction deletes."""
 

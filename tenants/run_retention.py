@@ -10,9 +10,15 @@ from sqlalchemy import delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RunId
+from contracts.ledger_records import OperationState
 from store.tables import AdapterGate, Checkpoint, Operation, Placement, Run, RunState, Sampler, Session
 from store.tables.runs import HAS_FORGOTTEN_SNAPSHOT, IS_ENDED, IS_OPEN
 from store.walk import Place
+
+# All before ``next_seq_id`` is final: naming it spares a read of the whole lane.
+_HAS_PENDING = exists().where(
+    Operation.lane == Run.id, Operation.seq_id >= Run.next_seq_id, Operation.state == OperationState.PENDING
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +31,24 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that its session has outlived, and why the session ended."""
+    """A run whose session has ended: why it has, and whether operations of the run are pending."""
 
     id: RunId
     reason: str
+    has_pending: bool
 
 
 async def end_runs(transaction: AsyncSession, *, ended_before: datetime, most: int) -> list[EndedRun]:
     """Unload at most ``most`` open runs whose session ended before ``ended_before``. The caller ends their operations."""
     found = await transaction.execute(
-        select(Run.id, Session.end_reason)
+        select(Run.id, Session.end_reason, _HAS_PENDING.label("has_pending"))
         .join(Session, Session.id == Run.session_id)
         .where(IS_OPEN, Session.ended_at < ended_before)
         .order_by(Run.id)
         .limit(most)
         .with_for_update(skip_locked=True, of=Run)
     )
-    ended = [EndedRun(RunId(row.id), row.end_reason or "ended") for row in found]
+    ended = [EndedRun(RunId(row.id), row.end_reason or "ended", row.has_pending) for row in found]
     ids = [one.id for one in ended]
     if ids:
         await transaction.execute(

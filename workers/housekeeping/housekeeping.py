@@ -18,7 +18,7 @@ from workers.housekeeping.steps import HousekeepingSteps
 
 log = logging.getLogger(__name__)
 
-RUN_SECONDS = 1.0
+RUN_SECONDS = 0.8
 """Seconds after which a run begins no further batch. What is left waits for the next run, which follows soon."""
 TASK_SECONDS = 20.0
 """Seconds after which a task begins no further run of its step."""

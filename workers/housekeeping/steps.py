@@ -89,6 +89,8 @@ class HousekeepingSteps:
         async with self._runtime.database.write() as transaction:
             runs = await end_runs(transaction, ended_before=ended_before, most=SMALL)
             for run in runs:
+                if not run.has_pending:
+                    continue
                 error = SessionEnded(f"the session of model {run.id} has ended ({run.reason}); open a new one")
                 await self._runtime.ledger.fail_pending(transaction, run.id, error, unloads=True)
         return again(len(runs), SMALL)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import delete, text
 
 from contracts.errors import Unavailable
-from store.tables import DownloadLink, VersionCommand
+from store.tables import Checkpoint, DownloadLink, VersionCommand
 from tests.workers.housekeeping.conftest import House
 from workers.housekeeping import housekeeping
 from workers.housekeeping.housekeeping import Housekeeping
@@ -44,7 +44,7 @@ async def test_a_step_that_fails_stops_no_other_and_is_known_to_fail(house: Hous
     outcomes = await house.keeping.sweep()
     failed = {step for step, outcome in outcomes.items() if isinstance(outcome, BaseException)}
     assert failed == {StepName.END_SESSIONS}
-    assert await house.checkpoints() == set()
+    assert await house.count(Checkpoint) == 0
     assert await house.count(DownloadLink) == 0
     async with house.database.read() as session:
         records = await read_records(session)

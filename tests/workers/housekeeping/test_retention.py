@@ -46,6 +46,7 @@ async def test_of_the_versions_of_each_step_only_the_newest_and_the_used_stay(ei
     house.now += timedelta(minutes=20)
     await _everybody_beats(house)
     await house.sweep()
+    await house.empty_trash()
     newest = {version for version, _ in versions[-house.runtime.settings.retention_sampler_versions :]}
     assert await house.checkpoints() == newest | {waiting[0], used[0], named, theirs}
 

@@ -1,11 +1,12 @@
 """Settings of a weft process. Command-line options win over ``WEFT_*`` environment variables, and these over ``weft.toml``."""
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, IPvAnyNetwork, model_validator
+from pydantic import Field, IPvAnyNetwork, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -305,6 +306,16 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
         """Return the sources, the strongest first: options, the environment, the file."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=settings_file())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_seconds(cls, given: object, info: ValidationInfo) -> object:
+        """Return a number of seconds that came as text, as from the environment, as a number."""
+        field = cls.model_fields.get(info.field_name or "")
+        if field is not None and field.annotation is timedelta and isinstance(given, str):
+            with suppress(ValueError):
+                return float(given)
+        return given
 
     @model_validator(mode="after")
     def _check_hold(self) -> Self:

@@ -42,3 +42,14 @@ def test_a_setting_that_is_not_one_is_refused_by_name(here: Path) -> None:
     (here / "weft.toml").write_text("max_ranc = 16\n")
     with pytest.raises(ValidationError, match="max_ranc"):
         Settings()
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("10", 10.0), ("0.5", 0.5), ("PT9S", 9.0)])
+def test_a_duration_is_read_from_the_environment_in_seconds_or_iso_8601(
+    here: Path, monkeypatch: pytest.MonkeyPatch, given: str, seconds: float
+) -> None:
+    assert not (here / "weft.toml").exists()
+    monkeypatch.setenv("WEFT_LEASE", given)
+    monkeypatch.setenv("WEFT_RETENTION_RUNS", given)
+    settings = Settings()
+    assert (settings.lease.total_seconds(), settings.retention_runs.total_seconds()) == (seconds, seconds)

@@ -3,7 +3,8 @@
 Three rules, all pure:
 
 - Order: free seats go round by ``engine.round_robin``, by tokens. What an item did not use of its cost is credited.
-- Bound: a tenant holds at most ``share * seats / spare`` times the free seats, and ``seats`` at most. So some seats are
+- Bound: a tenant holds at most ``share * seats / spare`` times the free seats, and ``seats`` at most. Its share is taken
+  relative to the largest one among the tenants that wait or hold. So some seats are
   always free for a tenant that comes, and several floods divide the seats between them by their shares (Choudhury and
   Hahne 1998, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches").
 - Work: one tenant alone can hold all ``seats``. The ``spare`` seats come on top.
@@ -69,12 +70,14 @@ def hand_out(
     given: list[Item] = []
     holding = Counter(held)
     free = seats.total - holding.total()
+    present = items.keys() | {tenant for tenant, number in held.items() if number > 0}
+    largest = max((shares.get(tenant, 1.0) for tenant in present), default=1.0)
 
     def offer(tenant: str, item: Item) -> Verdict:
         nonlocal free
         if free <= 0:
             return Verdict.FULL
-        if holding[tenant] >= seats.bound(free, shares.get(tenant, 1.0)):
+        if holding[tenant] >= seats.bound(free, shares.get(tenant, 1.0) / largest):
             return Verdict.LATER
         if not fits(item):
             return Verdict.FULL

@@ -17,6 +17,7 @@ from contracts.ids import CheckpointId, RunId
 from ledger.publication import Prepare, Withdraw
 from ledger.runtime import Runtime
 from ledger.wakeups import version_command_topic, version_commands_topic
+from store.batcher import Batcher
 from store.database import after_commit
 from store.repeat import repeat
 from store.tables import VersionCommand
@@ -44,6 +45,7 @@ class VersionCommandRunner:
         self._withdraw = withdraw
         self._runtime = runtime
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._withdrawn: Batcher[tuple[str, str | None], None] = Batcher(self._record_withdrawn)
 
     async def run(self) -> None:
         """Run commands until cancelled."""
@@ -82,9 +84,22 @@ class VersionCommandRunner:
             del self._running[command]
 
     async def _withdraw_all(self, commands: Sequence[VersionCommand]) -> None:
-        """Drop the commands' versions, many at once, and record them with one statement."""
-        await asyncio.gather(*(self._withdraw(CheckpointId(command.version)) for command in commands))
-        await self._record([command.id for command in commands], None)
+        """Drop the commands' versions, many at once. Those that end at one moment are recorded with one statement."""
+        await asyncio.gather(*(self._run_withdraw(command) for command in commands))
+
+    async def _run_withdraw(self, command: VersionCommand) -> None:
+        """Drop one version. A version that cannot be dropped, or not yet, holds up no other."""
+        failure: str | None = None
+        try:
+            await self._withdraw(CheckpointId(command.version))
+        except WeftError as error:
+            failure = error.message
+        await self._withdrawn.ask((command.id, failure))
+
+    async def _record_withdrawn(self, ended: Sequence[tuple[str, str | None]]) -> list[None]:
+        for failure in {failure for _, failure in ended}:
+            await self._record([command for command, why in ended if why == failure], failure)
+        return [None] * len(ended)
 
     async def _run_prepare(self, command: VersionCommand) -> None:
         failure: str | None = None

@@ -82,6 +82,8 @@ class SampleClaims:
         self._costs: dict[RequestId, int] = {}
         self._after = ""
         """Tenant behind whom the next look begins, when there are more than one look can read."""
+        self._round_claimed = 0
+        """Samples claimed since the last look that began with the first tenant."""
         self._tenants = 1
         """Number of tenants that the last look found."""
         self._told = PoolState.WORKING
@@ -110,7 +112,12 @@ class SampleClaims:
         counts: Counter[str] = Counter(sample.tenant for sample in chosen)
         self.left_some = any(counts[tenant] < len(samples) for tenant, samples in waiting.items())
         is_more = any(counts[tenant] == len(samples) == each for tenant, samples in waiting.items())
-        return claimed, is_more or is_cut or began_late or len(claimed) < len(chosen)
+        self._round_claimed += len(claimed)
+        found = self._round_claimed
+        if not is_cut:
+            self._round_claimed = 0
+        # A round over more tenants than one look can read ends when it has claimed nothing.
+        return claimed, is_more or is_cut or (began_late and found > 0) or len(claimed) < len(chosen)
 
     def _choose(self, waiting: dict[str, list[WaitingSample]], room: int) -> list[WaitingSample]:
         left = room
@@ -133,7 +140,9 @@ class SampleClaims:
         try:
             async with self._runtime.database.write() as transaction:
                 ids = await claim_samples(transaction, [one.id for one in chosen], process=self._process)
-                claimed = await self._runtime.ledger.load(transaction, ids) if ids else []
+                loaded = await self._runtime.ledger.load(transaction, ids) if ids else []
+            # Only what is committed takes room: nobody would free the room of the others.
+            claimed = loaded
         finally:
             mine = {operation.id for operation in claimed}
             for sample in chosen:

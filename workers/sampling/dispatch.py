@@ -107,10 +107,13 @@ class Dispatcher:
                 raise HeldBack(run if run is not None and self._gate_cache.is_closed(run) else None)
             else:
                 with waiting():
-                    await self._wait(run, operation.tenant)
+                    await self.wait(run, operation.tenant)
 
-    async def _wait(self, run: RunId | None, tenant: TenantId) -> None:
-        """Wait until the tenant's gates before ``run`` are open, or else until a replica takes work."""
+    async def wait(self, run: RunId | None, tenant: TenantId) -> None:
+        """Wait until the tenant's gates before ``run`` are open, or else until a replica takes work.
+
+        Raises ``HeldBack`` when no replica is alive for ``REPLICA_WAIT_SECONDS``.
+        """
         if not self._gate_cache.closed_before(run, tenant):
             try:
                 await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)

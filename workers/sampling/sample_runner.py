@@ -21,7 +21,7 @@ from ledger.runtime import Runtime
 from telemetry.sampling import SamplingTelemetry
 from tenants.samplers import OnStale
 from workers.sampling.attempt import Attempt, AttemptState
-from workers.sampling.claims import SampleClaims
+from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.in_flight_rows import InFlightRows
@@ -121,20 +121,34 @@ class SampleRunner:
         while not continuation.finished:
             attempts = operation.attempts + history.deaths
             check_attempts(attempts, self._most_attempts)
-            async with self._suspects.turn(attempts):
-                await self._draw(operation, continuation, history, patience)
+            try:
+                async with self._suspects.turn(attempts):
+                    await self._draw(operation, continuation, history, patience, is_suspect=attempts > 0)
+            except HeldBack as held:
+                if not (attempts and continuation.made):
+                    raise
+                # A suspect waits without its turn: the other suspects need it.
+                with self._claims.waiting(operation):
+                    await self._dispatcher.wait(held.gate, operation.tenant)
         return continuation.output(), history.report(continuation)
 
     async def _draw(
-        self, operation: ReadyOperation, continuation: Continuation, history: History, patience: RetryPatience
+        self,
+        operation: ReadyOperation,
+        continuation: Continuation,
+        history: History,
+        patience: RetryPatience,
+        *,
+        is_suspect: bool,
     ) -> None:
-        """Draw the sample to its end, or until a replica dies. Raises as ``run``."""
+        """Draw the sample to its end, or until a replica dies. Raises as ``run``. A suspect that has to wait is held back."""
         deaths, newer = history.deaths, None
         while not continuation.finished and history.deaths == deaths:
             attempt = self._swap.resume(operation, continuation.unfinished, newer) if newer is not None else None
             if attempt is None:
                 # Tokens are in this process's memory only, so a sample that has some waits here.
-                waiting = partial(self._claims.waiting, operation) if continuation.made else None
+                may_wait = continuation.made and not is_suspect
+                waiting = partial(self._claims.waiting, operation) if may_wait else None
                 attempt = await self._dispatcher.dispatch(operation, continuation.unfinished, waiting=waiting)
             if attempt is None:
                 continuation.abandon()

@@ -39,6 +39,8 @@ T = TypeVar("T")
 Outcome = tuple[SampleOutput, SampleReport] | WeftError
 
 _FIRST_PAUSE_SECONDS = 0.1
+_RECORD_SECONDS = 5.0
+"""Longest time in which an ending process records what it has drawn."""
 LEASE_LOOK_SECONDS = 0.1
 """Seconds between two looks at the lease, which ask nobody."""
 SWEEP_SECONDS = 5.0
@@ -71,6 +73,8 @@ class SamplingWorker:
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._drawn: dict[str, asyncio.Task[object]] = {}
         """Tasks whose samples are dispatched or drawn now; the others record an outcome."""
+        self._recording: set[asyncio.Task[object]] = set()
+        """Tasks that record an outcome."""
         self._leaving: set[str] = set()
         """Samples that are being given back."""
         self._forsaken: set[str] = set()
@@ -106,10 +110,14 @@ class SamplingWorker:
             failed = f"sampling dispatch failed base={base_model}"
             await repeat(self._look, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=event, failed=failed)
         self._claims.heartbeat.stop()
+        if self._recording:
+            # What is drawn to its end is recorded rather than drawn again.
+            await asyncio.wait(self._recording, timeout=_RECORD_SECONDS)
         ending = [*watching, *self._in_flight.values()]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self._endings.settle()
         await self._runner.settle()
         await self._claims.settle()
         await self._resumption.save(self._unfinished)
@@ -175,14 +183,15 @@ class SamplingWorker:
                     self._forsaken.add(operation)
                     task.cancel()
         elif self._is_off:
-            self._is_off = False
-            lost, self._lost = self._lost, []
+            lost = list(self._lost)
             # Those that others have claimed meanwhile are theirs.
             process = self._claims.heartbeat.identity.id
             await self._resumption.save(lost, process=process)
             async with self._runtime.database.write() as transaction:
                 await clear_in_flight(transaction, [operation.id for operation, _, _ in lost], process)
                 self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
+            self._is_off = False
+            del self._lost[: len(lost)]
             self._swept_at = float("-inf")
             self._has_room.set()
 
@@ -249,11 +258,15 @@ class SamplingWorker:
 
     async def _end(self, operation: ReadyOperation, outcome: Outcome) -> None:
         """Record the outcome of one sample."""
+        task = _this_task()
+        self._recording.add(task)
         try:
             await _until_available(partial(self._finish, operation, outcome))
         except Exception:
             log.exception("operation=%s kind=%s could not be recorded", operation.id, OperationKind.SAMPLE)
             await _until_available(partial(self._finish, operation, _unrecorded(operation)))
+        finally:
+            self._recording.discard(task)
 
     async def _sampled(self, operation: ReadyOperation) -> Outcome | None:
         """Draw the sample and return its outcome, None if it is left to other processes."""
@@ -285,6 +298,11 @@ class SamplingWorker:
         task = self._drawn[operation.id] = _this_task()
         try:
             return await _until_available(partial(self._runner.run, operation, continuation, history))
+        except HeldBack:
+            # The next process goes on from its tokens.
+            process = self._claims.heartbeat.identity.id
+            await self._resumption.save([(operation, continuation, history)], process=process)
+            raise
         except WeftError as error:
             return error
         except asyncio.CancelledError:

@@ -55,9 +55,10 @@ class Hall:
 
 
 @checked
-@given(st.integers(1, 40), st.integers(1, 3000))
-def test_one_tenant_alone_gets_every_seat_but_the_spare_ones(seats: int, cost: int) -> None:
-    hall = Hall(Seats.of(seats), {})
+@given(st.integers(1, 40), st.integers(1, 3000), st.sampled_from([0.01, 0.5, 1.0, 10.0]))
+def test_one_tenant_alone_gets_every_seat_but_the_spare_ones(seats: int, cost: int, share: float) -> None:
+    """A small share counts beside others only."""
+    hall = Hall(Seats.of(seats), {"flood": share})
     for _ in range(3 * seats):
         hall.add("flood", cost)
     assert len(hall.hand_out()) == seats

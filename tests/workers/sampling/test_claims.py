@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from contracts.base_model import read_base_model_facts
+from contracts.errors import Unavailable
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest, SamplingParams
@@ -148,6 +151,26 @@ async def test_a_flood_stands_before_nobody_and_leaves_room_for_who_comes(pools:
     await pools.send("late", 1)
     assert pools.counts(await pools.one.claim()) == {"late": 1}
     assert first["flood"] + 4 <= ROOM
+
+
+async def test_commits_that_fail_take_no_room(pools: Pools) -> None:
+    """Otherwise a few outages of the database would leave a process without room for ever."""
+    await pools.send("cats", 2 * ROOM)
+    await pools.send("dogs", 2)
+
+    def fail(_session: Session) -> None:
+        raise Unavailable("the database went away")
+
+    event.listen(Session, "before_commit", fail)
+    try:
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await pools.one.claim()
+    finally:
+        event.remove(Session, "before_commit", fail)
+    claimed = pools.counts(await pools.one.claim())
+    assert claimed["dogs"] == 2
+    assert claimed.total() > ROOM // 2
 
 
 async def test_tenants_get_turns_by_tokens_and_not_by_samples(pools: Pools) -> None:

@@ -39,6 +39,11 @@ class SampleSubmission:
         """Key under which the sample's tokens are followed."""
         return self.sampler, self.seq_id
 
+    @property
+    def digest(self) -> bytes:
+        """Digest that tells a repeat of the request from a conflict."""
+        return request_digest(OperationKind.SAMPLE, self.body)
+
     async def operation(self, payloads: PayloadFiles, context_length: int) -> NewOperation:
         """Store the payload and return the operation to record. A repeat has the same lane, ``seq_id`` and digest."""
         request_id = new_request_id()
@@ -50,7 +55,7 @@ class SampleSubmission:
             kind=OperationKind.SAMPLE,
             base_model=self.base_model,
             payload=await payloads.store(request_id, self.sample),
-            digest=request_digest(OperationKind.SAMPLE, self.body),
+            digest=self.digest,
             tokens=len(self.sample.prompt),
             demand=demand_of(self.sample, context_length),
             trace_id=current_work().trace_id,
@@ -78,15 +83,12 @@ async def accept_sample(services: ApiServices, submission: SampleSubmission) -> 
     beyond its tenant's limits, and ``TooManySamples`` (the SDK waits and sends it again) when the tenant has too many pending.
     """
     payloads = services.runtime.ledger.payloads
-    operation = await submission.operation(payloads, services.base(submission.base_model).context_length)
     if submission.obstacle is None:
-        request_id = await services.sample_intake.accept(operation)
-        if request_id != operation.id:
-            await payloads.remove([operation.id])
-        return request_id
+        operation = await submission.operation(payloads, services.base(submission.base_model).context_length)
+        return await payloads.recorded(operation, services.sample_intake.accept(operation))
     async with services.runtime.database.read() as session:
         earlier = await services.runtime.ledger.find(
-            session, lane=operation.lane, seq_id=operation.seq_id, digest=operation.digest
+            session, lane=submission.sampler, seq_id=submission.seq_id, digest=submission.digest
         )
     if earlier is None:
         raise submission.obstacle

@@ -44,23 +44,23 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     """
     async with services.runtime.database.read() as session:
         run = await run_standing(session, caller, submission.model_id)
-    operation = await _operation(services, caller, run, submission)
     ledger = services.runtime.ledger
     try:
         run.check_open()
     except (RunUnloaded, SessionEnded):
+        digest = await off_loop(services, caller, len(submission.body), _identity, submission)
         async with services.runtime.database.read() as session:
-            earlier = await ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=operation.digest)
+            earlier = await ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=digest)
         if earlier is None:
             raise
         return promise(earlier, model_id=run.id)
+    operation = await _operation(services, caller, run, submission)
     if isinstance(operation, NewOperation):
-        request_id = await services.training_intake.accept(operation, services.limits.with_own(run.own_limits))
+        limits = services.limits.with_own(run.own_limits)
+        request_id = await ledger.payloads.recorded(operation, services.training_intake.accept(operation, limits))
     else:
         async with services.runtime.database.write() as transaction:
             request_id = await ledger.reject(transaction, operation)
-    if request_id != operation.id:
-        await ledger.payloads.remove([operation.id])
     return promise(request_id, model_id=run.id)
 
 

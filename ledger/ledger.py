@@ -187,8 +187,8 @@ class Ledger:
         return [pending_operation(row, trainer) for row in (await session.execute(sql.PENDING_TRAINING, keys)).all()]
 
     async def load(self, session: AsyncSession, ids: Sequence[RequestId]) -> list[ReadyOperation]:
-        """Return the operations with their payloads decoded, oldest first."""
-        return await ready_operations(session, sql.BY_ID, {"ids": list(ids)}, self.payloads)
+        """Return the operations with their payloads decoded, oldest first. One whose file cannot be read now is left out."""
+        return await ready_operations(session, sql.BY_ID, {"ids": list(ids)}, self.payloads, skips=True)
 
     async def lane_positions(self, session: AsyncSession, lanes: Sequence[str]) -> dict[str, LanePosition]:
         """Return how far each of the runs' lanes has come."""

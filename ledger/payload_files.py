@@ -8,21 +8,22 @@ share could be removed for one while it is written for the other.
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from time import time
+from tempfile import TemporaryFile
 from typing import TypeVar, cast
 from uuid import UUID
 
 from sqlalchemy import Table, bindparam, select
 
 from contracts.codec import pack
-from contracts.errors import Unavailable
+from contracts.errors import Unavailable, WeftError
 from contracts.ids import RequestId
-from contracts.ledger_records import StoredPayload
+from contracts.ledger_records import NewOperation, StoredPayload
 from contracts.operations import Payload, SampleRequest, TrainingBatch
 from store.batcher import few_lengths
 from store.data_folder import DataFolder
@@ -87,26 +88,60 @@ class PayloadFiles:
         if operations:
             await self.off_loop(partial(self._remove, operations))
 
-    async def remove_forgotten(self, database: Database, *, unchanged: timedelta = _SETTLED) -> int:
-        """Remove files whose operations have no payload row any more; return how many. Raises ``Unavailable``.
+    async def recorded(self, operation: NewOperation, accepting: Awaitable[RequestId]) -> RequestId:
+        """Return what ``accepting`` returns, and remove the operation's file if the operation was not recorded.
 
-        A file that has changed within ``unchanged`` stays: its row may not be committed yet.
+        Raises what ``accepting`` raises. After ``Unavailable`` the file stays: the operation may have been recorded.
         """
-        removed = 0
-        for folder in await asyncio.to_thread(self._folder.folders, PAYLOADS):
-            written = await asyncio.to_thread(self._written_before, folder, time() - unchanged.total_seconds())
-            for begin in range(0, len(written), _LOOKED_UP):
-                some = written[begin : begin + _LOOKED_UP]
-                async with database.read() as session:
-                    kept = set(await session.scalars(_WITH_ROW, {"ids": few_lengths(some)}))
-                forgotten = [operation for operation in some if operation not in kept]
-                await self.remove(forgotten)
-                removed += len(forgotten)
-        return removed
+        try:
+            request_id = await accepting
+        except Unavailable:
+            raise
+        except WeftError:
+            await self._remove_of(operation)
+            raise
+        if request_id != operation.id:
+            await self._remove_of(operation)
+        return request_id
 
-    def _written_before(self, folder: str, time_limit: float) -> list[str]:
+    async def _remove_of(self, operation: NewOperation) -> None:
+        if operation.payload.file_digest is not None:
+            await self.remove([operation.id])
+
+    async def remove_forgotten(
+        self, database: Database, *, after: str = "", unchanged: timedelta = _SETTLED
+    ) -> tuple[int, str | None]:
+        """Remove files of the next folder after ``after`` whose operations have no payload row any more.
+
+        Return how many, and the folder, None after the last one. A file that has changed within ``unchanged`` stays: its row
+        may not be committed yet. Raises ``Unavailable``.
+        """
+        folders = sorted(await asyncio.to_thread(self._folder.folders, PAYLOADS))
+        folder = next((one for one in folders if one > after), None)
+        if folder is None:
+            return 0, None
+        removed, written = 0, await asyncio.to_thread(self._written_before, folder, unchanged.total_seconds())
+        for begin in range(0, len(written), _LOOKED_UP):
+            some = written[begin : begin + _LOOKED_UP]
+            async with database.read() as session:
+                kept = set(await session.scalars(_WITH_ROW, {"ids": few_lengths(some)}))
+            forgotten = [operation for operation in some if operation not in kept]
+            await self.remove(forgotten)
+            removed += len(forgotten)
+        return removed, folder
+
+    def _written_before(self, folder: str, seconds: float) -> list[str]:
+        """Return the names of the folder's files that have not changed for so long, by the clock that dates the files."""
+        found = []
+        with TemporaryFile(dir=self._folder.path(PAYLOADS)) as newest:
+            now = os.fstat(newest.fileno()).st_mtime
         with os.scandir(self._folder.path(folder)) as entries:
-            return [entry.name for entry in entries if entry.stat().st_mtime < time_limit]
+            for entry in entries:
+                # A file may be removed meanwhile.
+                with suppress(FileNotFoundError):
+                    if entry.stat().st_mtime < now - seconds:
+                        found.append(entry.name)
+        return found
 
     def _store(self, operation: RequestId, payload: Payload) -> StoredPayload:
         body = pack(payload)

@@ -1,6 +1,7 @@
 """Conversion between the ledger's database rows and its typed records."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ from sqlalchemy import Row, Select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.codec import decode_payload
-from contracts.errors import WeftError
+from contracts.errors import Unavailable, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import (
     Completion,
@@ -61,13 +62,26 @@ def payload_row(new: NewOperation) -> dict[str, object]:
 
 
 async def ready_operations(
-    session: AsyncSession, query: Select[Any], keys: dict[str, object], files: PayloadFiles
+    session: AsyncSession, query: Select[Any], keys: dict[str, object], files: PayloadFiles, *, skips: bool = False
 ) -> list[ReadyOperation]:
-    """Run ``query`` and return its rows with their payloads decoded, off the event loop when they are large."""
+    """Run ``query`` and return its rows with their payloads decoded, off the event loop when they are large.
+
+    With ``skips`` an operation whose file cannot be read now is left out. Raises ``Unavailable`` otherwise.
+    """
     rows = (await session.execute(query, keys)).all()
     if sum(len(row.body or b"") for row in rows) > _INLINE_BYTES or any(row.file_digest is not None for row in rows):
-        return await files.off_loop(lambda: [_ready(row, files) for row in rows])
-    return [_ready(row, files) for row in rows]
+        return await files.off_loop(lambda: list(_readable(rows, files, skips=skips)))
+    return list(_readable(rows, files, skips=skips))
+
+
+def _readable(rows: Sequence[Row[Any]], files: PayloadFiles, *, skips: bool) -> Iterator[ReadyOperation]:
+    for row in rows:
+        try:
+            yield _ready(row, files)
+        except Unavailable as outage:
+            if not skips:
+                raise
+            log.warning("operation=%s waits: %s", row.id, outage.message)
 
 
 def status_of(row: Row[Any]) -> OperationStatus:

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import InvalidRequest, TooManyOperations
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation
+from contracts.operations import OperationKind
 from ledger import statements as sql
 from ledger.ledger import Ledger
 from store.database import Database, undo
@@ -120,7 +121,9 @@ class TrainingIntake:
         async with lock, self._database.write() as transaction:
             await hold_count(transaction, Counted.TRAINING, [new.tenant])
             use = await TRAINING_USE.of(transaction, new.tenant, self._defaults)
-            if use.room("pending_operations") < 1 or use.room("pending_bytes") < new.payload.stored_bytes:
+            is_full = use.room("pending_operations") < 1 or use.room("pending_bytes") < new.payload.stored_bytes
+            # An unload makes room, and each run has one at most.
+            if is_full and new.kind is not OperationKind.UNLOAD_MODEL:
                 lane, seq_id = new.lane, new.seq_id
                 earlier = await self._ledger.find(transaction, lane=lane, seq_id=seq_id, digest=new.digest)
                 if earlier is not None:

@@ -132,7 +132,8 @@ async def open_run(
         key_id=current_work().key_id,
         loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
     )
-    return promise(await services.training_intake.accept(operation, limits, opening), model_id=run_id)
+    accepting = services.training_intake.accept(operation, limits, opening)
+    return promise(await services.runtime.ledger.payloads.recorded(operation, accepting), model_id=run_id)
 
 
 async def earlier_opening(

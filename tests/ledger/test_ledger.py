@@ -26,6 +26,7 @@ from contracts.ledger_records import (
     OperationState,
     ReadyOperation,
     RejectedOperation,
+    StoredPayload,
 )
 from contracts.operations import (
     CreateModel,
@@ -354,6 +355,18 @@ async def test_second_completion_is_ignored(bench: Bench) -> None:
     status = await bench.ledger.status(bench.tenant, request)
     assert await bench.ledger.result(bench.tenant, status) == OptimStepped({"lr": 1.0})
     assert await bench.next_seq_id() == 2
+
+
+async def test_a_payload_that_cannot_be_read_now_holds_up_no_other(bench: Bench, tmp_path: Path) -> None:
+    """A disk's fault at one file, which a folder in the file's place stands for."""
+    kind, missing = OperationKind.FORWARD_BACKWARD, StoredPayload(b"", file_digest=b"d" * 16, file_bytes=9)
+    new = NewOperation(bench.tenant, bench.run, 1, kind, BASE, missing, b"d" * 16)
+    (tmp_path / "payloads" / new.id[:2] / new.id).mkdir(parents=True)
+    async with bench.database.write() as transaction:
+        await bench.ledger.accept(transaction, new)
+    other = await bench.accept(2)
+    async with bench.database.read() as session:
+        assert [one.id for one in await bench.ledger.load(session, [new.id, other])] == [other]
 
 
 async def test_a_repeat_over_an_upgrade_is_no_conflict(bench: Bench) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 
 from contracts.errors import StorageFull, TooManyOperations, TooManySamples
 from contracts.ids import RequestId, RunId, TenantId
-from contracts.ledger_records import Completion, NewOperation, OperationState, StoredPayload
+from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState, StoredPayload
 from contracts.operations import (
     LoraSettings,
     OperationKind,
@@ -233,6 +233,16 @@ async def test_a_gap_can_be_closed_at_the_limit(processes: list[Process]) -> Non
     found = await steps(processes, [step(cats, run, seq_id) for seq_id in range(2, MOST + 3)])
     assert found == {"accepted": MOST, TooManyOperations.__name__: 1}
     assert await steps(processes, [step(cats, run, 1)]) == {"accepted": 1}
+
+
+async def test_a_run_can_be_unloaded_at_the_limit(processes: list[Process]) -> None:
+    """Otherwise a tenant whose work waits for room could not make any."""
+    cats = await tenant(processes, "cats")
+    run = await ready_run(processes[0], cats)
+    found = await steps(processes, [step(cats, run, seq_id) for seq_id in range(1, MOST + 2)])
+    assert found == {"accepted": MOST, TooManyOperations.__name__: 1}
+    unload = replace(step(cats, run, UNLOAD_SEQ_ID), kind=OperationKind.UNLOAD_MODEL)
+    assert await steps(processes, [unload]) == {"accepted": 1}
 
 
 async def test_a_request_beyond_the_limit_is_accepted_as_soon_as_another_has_ended(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest_asyncio
 from sqlalchemy import delete, func, select
 
 from contracts.codec import decode_payload, encode, pack, request_digest
-from contracts.errors import Unavailable
-from contracts.ledger_records import StoredPayload, new_request_id
+from contracts.errors import SequenceConflict, Unavailable, WeftError
+from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import NewOperation, StoredPayload, new_request_id
 from contracts.losses import LossName
 from contracts.operations import Datum, LossSpec, OperationKind, TrainingBatch
 from ledger.payload_files import PayloadFiles
@@ -106,6 +108,26 @@ async def test_a_full_disk_has_the_client_repeat_the_request(files: PayloadFiles
         await files.store(new_request_id(), batch())
 
 
+async def test_a_refused_request_leaves_no_file(files: PayloadFiles, tmp_path: Path) -> None:
+    """Otherwise one key could fill the disk with requests that are refused."""
+
+    def new(request: RequestId, payload: StoredPayload) -> NewOperation:
+        return NewOperation(TenantId("cats"), "a run", 1, KIND, "base", payload, b"", id=request)
+
+    async def answer(outcome: RequestId | WeftError) -> RequestId:
+        if isinstance(outcome, WeftError):
+            raise outcome
+        return outcome
+
+    refused, repeated, unsure, taken = (new_request_id() for _ in range(4))
+    outcomes = {refused: SequenceConflict("no"), repeated: taken, unsure: Unavailable("?"), taken: taken}
+    for place, (request, outcome) in enumerate(outcomes.items()):
+        stored = await files.store(request, batch(seed=place))
+        with suppress(WeftError):
+            await files.recorded(new(request, stored), answer(outcome))
+    assert {path.name for path in on_disk(tmp_path)} == {unsure, taken}
+
+
 async def test_a_file_goes_once_its_row_is_gone(files: PayloadFiles, database: Database, tmp_path: Path) -> None:
     kept, gone, young = new_request_id(), new_request_id(), new_request_id()
     stored = {request: await files.store(request, batch(seed=place)) for place, request in enumerate((kept, gone))}
@@ -116,7 +138,14 @@ async def test_a_file_goes_once_its_row_is_gone(files: PayloadFiles, database: D
     for path in on_disk(tmp_path):
         os.utime(path, (0, 0))
     await files.store(young, batch(seed=2))
-    assert await files.remove_forgotten(database, unchanged=timedelta(minutes=10)) == 1
+    removed, after = 0, ""
+    while True:
+        number, folder = await files.remove_forgotten(database, after=after, unchanged=timedelta(minutes=10))
+        removed += number
+        if folder is None:
+            break
+        after = folder
+    assert removed == 1
     assert {path.name for path in on_disk(tmp_path)} == {kept, young}
     async with database.read() as session:
         assert await session.scalar(select(func.count()).select_from(OperationPayload)) == 1

@@ -165,8 +165,11 @@ class HousekeepingSteps:
             runs = await drop_covered_payloads(transaction)
         return Batch(runs, "more" if runs else None)
 
-    async def _remove_payload_files(self, _place: str | None) -> Batch:
-        return Batch(await self._runtime.ledger.payloads.remove_forgotten(self._runtime.database))
+    async def _remove_payload_files(self, place: str | None) -> Batch:
+        removed, folder = await self._runtime.ledger.payloads.remove_forgotten(
+            self._runtime.database, after=place or ""
+        )
+        return Batch(removed, folder)
 
     async def _forget_operations(self, place: str | None) -> Batch:
         before = self._runtime.clock() - self._runtime.settings.retention_operations

@@ -67,14 +67,10 @@ def upgrade() -> None:
         build_index(name, table, columns, where=condition)
     drop_index("ix_sessions_last_seen_at", "sessions")
     drop_index("ix_operation_payloads_kept", "operation_payloads")
-    op.drop_column("operation_payloads", "kept_for_replay")
 
 
 def downgrade() -> None:
     """Revert. Payloads that outlived their results are found again by their operations."""
-    op.add_column(
-        "operation_payloads", sa.Column("kept_for_replay", sa.Boolean(), server_default=sa.false(), nullable=False)
-    )
     op.execute(
         "UPDATE operation_payloads SET kept_for_replay = true "
         "WHERE operation_id IN (SELECT id FROM operations WHERE pruned_at IS NOT NULL)"

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, ForeignKey, Integer, String, Text, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contracts.ledger_records import OperationState
@@ -86,6 +86,8 @@ class OperationPayload(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     body: Mapped[bytes]
     file_digest: Mapped[bytes | None]
+    kept_for_replay: Mapped[bool] = mapped_column(server_default=false())
+    """Written by processes of an older version only, which may still run during an upgrade."""
 
 
 class OperationResult(Base):

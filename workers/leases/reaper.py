@@ -73,8 +73,9 @@ async def reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime:
     """
     for trainer in dead:
         suspects = await asyncio.to_thread(read_record, runtime.data_folder, trainer)
-        await count_attempts(transaction, suspects)
+        # Runs before operations, as everywhere: in another order two transactions would wait for each other.
         runs = await release_all_runs(transaction, trainer, runtime.clock(), kind=RunEventKind.LOST)
+        await count_attempts(transaction, suspects)
         for _ in range(runs):
             after_commit(transaction, partial(runtime.telemetry.metrics.lease_moved, "expired"))
         after_commit(transaction, partial(runtime.telemetry.metrics.operations_suspected, len(suspects)))

@@ -6,19 +6,29 @@ again, in order of seq_id.
 
 import asyncio
 import logging
+from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from time import perf_counter
 
 from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from contracts.ledger_records import ReadyOperation, RunLease, lease_of
-from contracts.operations import LoadWeights, LoraSettings, OperationKind, OptimStep, TrainingBatch, Unreadable
+from contracts.operations import (
+    ForwardBackwardOutput,
+    LoadWeights,
+    LoraSettings,
+    OperationKind,
+    OptimStep,
+    TrainingBatch,
+    Unreadable,
+)
 from contracts.paths import Segment, parse_path
 from engine.training.adapter_state import AdapterState, read_state
 from engine.training.checkpoint_files import read_checkpoint
-from engine.training.pass_operation import PassItem
+from engine.training.pass_operation import PassOperation
 from engine.training.trainer import fresh_state, loaded_state
 from ledger.runtime import Runtime
 from store.tables import Run, RunState
@@ -69,6 +79,7 @@ class AdapterRestorer:
         self._clock = runtime.clock
         self._trainer = engine.trainer
         self._compute = engine.compute
+        self._pass_token_budget = engine.pass_token_budget
         self._telemetry = engine.telemetry
         self._files = files
         self._replays = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
@@ -167,6 +178,14 @@ class AdapterRestorer:
                 if len(some) < _READ_AT_ONCE:
                     return replayed
 
+    async def _pass_again(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:
+        """Compute the operation in pieces of a pass's tokens, as at first: other runs' passes go between them."""
+        while operation.outcome is None and (lengths := operation.lengths_left):
+            tokens = list(accumulate(lengths))
+            sequences = max(1, bisect_right(tokens, self._pass_token_budget))
+            await self._compute.run(partial(self._trainer.advance, [operation.next_piece(sequences)]))
+        return operation.outcome or EngineFailure("the pass left out a sequence")
+
     async def _apply_again(self, run: Run, operation: ReadyOperation) -> None:
         if operation.attempts >= self._most_attempts:
             raise PoisonOperation(f"{operation.attempts} trainers ended at operation {operation.seq_id}, also later")
@@ -177,8 +196,7 @@ class AdapterRestorer:
         run_id = RunId(run.id)
         match operation.payload:
             case TrainingBatch() as batch if operation.kind is OperationKind.FORWARD_BACKWARD:
-                item = PassItem(run=run_id, batch=batch, backward=True)
-                outcome = (await self._compute.run(partial(self._trainer.run_pass, [item])))[0]
+                outcome = await self._pass_again(PassOperation(run_id, batch, backward=True))
                 if isinstance(outcome, WeftError):
                     raise EngineFailure(f"replay of operation {operation.seq_id} failed: {outcome.message}")
             case OptimStep() as step:

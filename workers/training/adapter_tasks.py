@@ -17,7 +17,7 @@ from contracts.errors import (
     UnreadableOperation,
     WeftError,
 )
-from contracts.ids import RunId
+from contracts.ids import RunId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
 from ledger.runtime import Runtime
@@ -68,6 +68,8 @@ class AdapterTasks:
         self._arriving = 0
         self._creating = asyncio.Lock()
         self._limits = CreationLimits(runtime, engine.base_model)
+        self._openers: set[TenantId] = set()
+        """Tenants whose runs are being created."""
         self._failure: BaseException | None = None
 
     def begin(self) -> None:
@@ -91,8 +93,11 @@ class AdapterTasks:
             elif is_unreadable(head):
                 self._start(lane, head, self._refuse_unreadable(lane, head))
             elif creates(head):
-                if not self._limits.holds_back(lane.tenant) and self._make_room(lane.run, head.position):
+                # One at a time: whether the tenant has room for a run is known only once its creation has begun.
+                waits = lane.tenant in self._openers or self._limits.holds_back(lane.tenant)
+                if not waits and self._make_room(lane.run, head.position):
                     self._arriving += 1
+                    self._openers.add(lane.tenant)
                     self._start(lane, head, self._create(lane, head))
             elif not self._residency.holds(lane.run):
                 if self._make_room(lane.run, head.position):
@@ -206,7 +211,7 @@ class AdapterTasks:
                 lane = self._lanes.get(run)
                 if lane is None or not (lane.is_busy or lane.started or lane.has_work):
                     idle.append(run)
-                elif lane.is_busy or lane.started or lane.has_just_arrived:
+                elif lane.is_busy or lane.started or (lane.has_just_arrived and not lane.is_held):
                     continue
                 elif lane.head is None or lane.head.position > position:
                     younger.append(run)
@@ -258,6 +263,7 @@ class AdapterTasks:
                 self._limits.hold_back(lane.tenant)
             return has_run
         finally:
+            self._openers.discard(lane.tenant)
             self._arriving -= 1
 
     async def _refuse_unreadable(self, lane: Lane, head: ReadyOperation) -> bool:

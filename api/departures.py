@@ -16,6 +16,9 @@ from store.repeat import wait_for
 
 log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 5.0
+"""Time between two looks at a sample that somebody else may follow."""
+
 
 class Departures:
     """Samples of one API process whose clients have gone."""
@@ -36,7 +39,10 @@ class Departures:
     async def _end(self, key: FeedKey, tenant: TenantId, request_id: RequestId, may_return: bool) -> None:
         if may_return:
             await wait_for(asyncio.Event(), self._grace)
-        if self._runtime.feed.is_followed(key) or self._runtime.wakeups.is_closed:
+        while self._runtime.feed.is_followed(key) and not self._runtime.wakeups.is_closed:
+            # Whoever follows it may have left before: another process tells so only some time later.
+            await wait_for(asyncio.Event(), _LOOK_SECONDS)
+        if self._runtime.wakeups.is_closed:
             return
         error = Cancelled("cancelled: the client that followed this sample has left")
         try:

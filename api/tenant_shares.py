@@ -50,7 +50,7 @@ class TenantShares:
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self.give_back(tenant, amount)
-            else:
+            elif (amount, turn) in share.waiting:
                 share.waiting.remove((amount, turn))
                 self._go_on(tenant, share)
             if isinstance(error, TimeoutError):

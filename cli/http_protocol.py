@@ -77,7 +77,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def _make_room(self) -> bool:
         """End an idle connection; return False if there is none."""
         for other in self.connections:
-            if other is not self and isinstance(other, LimitedProtocol) and other.is_idle:
+            if other is self or not isinstance(other, LimitedProtocol):
+                continue
+            # A connection that is being ended stays in the set for a turn of the event loop: it makes room only once.
+            if other.is_idle and not other.transport.is_closing():
                 other.transport.abort()
                 return True
         return False

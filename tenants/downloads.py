@@ -30,8 +30,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class FollowedLink:
-    """A live link's ``directory``, relative to the data folder, and the key that it was made with."""
+    """A live link's ``directory``, relative to the data folder, its tenant, and the key that it was made with."""
 
+    tenant: TenantId
     directory: str
     key_id: int | None
 
@@ -60,7 +61,7 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
     now = clock()
     row = (
         await session.execute(
-            select(Checkpoint.directory, Checkpoint.expires_at, DownloadLink.key_id)
+            select(Checkpoint.directory, Checkpoint.expires_at, DownloadLink.tenant_id, DownloadLink.key_id)
             .join(DownloadLink, DownloadLink.checkpoint_id == Checkpoint.id)
             .outerjoin(ApiKey, ApiKey.id == DownloadLink.key_id)
             .where(
@@ -72,7 +73,7 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
     ).one_or_none()
     if row is None or (row.expires_at is not None and row.expires_at <= now):
         raise NotFound("this link has expired, or never was; ask for another")
-    return FollowedLink(row.directory, row.key_id)
+    return FollowedLink(TenantId(row.tenant_id), row.directory, row.key_id)
 
 
 async def delete_expired_links(transaction: AsyncSession, *, now: datetime, most: int) -> int:

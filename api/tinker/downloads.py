@@ -70,7 +70,7 @@ async def file_urls(
 @bounded(holding=Holding.STREAM)
 async def download_archive(services: Services, request: Request, secret: PathId) -> Response:
     """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``."""
-    folder, is_ended = await _followed(services, secret)
+    folder, is_ended = await _followed(services, request, secret)
     note_access(request, SecurityEvent.DOWNLOADED, f"{folder.name}/archive.tar")
     return EndableResponse(StreamingResponse(_tar(folder), media_type="application/x-tar"), is_ended)
 
@@ -79,7 +79,7 @@ async def download_archive(services: Services, request: Request, secret: PathId)
 @bounded(holding=Holding.STREAM)
 async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> Response:
     """Download one of the files behind a link. Raises ``NotFound``."""
-    folder, is_ended = await _followed(services, secret)
+    folder, is_ended = await _followed(services, request, secret)
     found = [path for path in _files(folder) if path.name == file]
     if not found:
         raise NotFound(f"the checkpoint has no file {file[:100]!r}; external_weights_urls lists its files")
@@ -98,10 +98,14 @@ async def _link(
     return link
 
 
-async def _followed(services: ApiServices, secret: str) -> tuple[Path, Callable[[], bool]]:
-    """Return the folder behind the link, and a function that tells whether the link's key has been revoked since."""
+async def _followed(services: ApiServices, request: Request, secret: str) -> tuple[Path, Callable[[], bool]]:
+    """Return the folder behind the link, and a function that tells whether the link's key has been revoked since.
+
+    The download counts as a stream of the link's tenant. Raises ``NotFound``, ``TooManyRequests``.
+    """
     async with services.runtime.database.read() as session:
         link = await follow_link(session, secret, services.runtime.clock)
+    await services.admission.enter(link.tenant, request.scope)
     folder = services.runtime.data_folder.path(link.directory)
     return folder, lambda: link.key_id is not None and services.revocations.is_revoked(link.key_id)
 

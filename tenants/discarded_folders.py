@@ -7,7 +7,7 @@ behind. Housekeeping removes what is removable. What a dead process held is free
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.inserts import insert_unless_present
@@ -36,3 +36,10 @@ async def discard(transaction: AsyncSession, checkpoints: Sequence[str], now: da
 async def forget_removed(transaction: AsyncSession, directories: Sequence[str]) -> None:
     """Delete the rows of folders that are removed."""
     await transaction.execute(delete(DiscardedFolder).where(DiscardedFolder.directory.in_(directories)))
+
+
+async def put_last(transaction: AsyncSession, directories: Sequence[str], *, now: datetime) -> None:
+    """Let folders that cannot be removed yet be asked for again after all others: they hold up nothing behind them."""
+    await transaction.execute(
+        update(DiscardedFolder).where(DiscardedFolder.directory.in_(directories)).values(discarded_at=now)
+    )

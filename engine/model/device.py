@@ -38,7 +38,7 @@ class SelfTest:
     """A small forward pass over the bare base, whose numbers are known from the start of the process."""
 
     def __init__(self, base: BaseModel) -> None:
-        """Compute the known numbers, twice. Raises ``DeviceFailed`` when they differ or are not finite."""
+        """Compute the known numbers, twice. Raises ``DeviceFailed`` when they differ."""
         self._base = base
         tokens = torch.arange(_ROWS * _LENGTH, device=base.device) % base.facts.vocabulary_size
         self._tokens = tokens.view(_ROWS, _LENGTH)[:, : base.facts.context_length]
@@ -57,10 +57,15 @@ class SelfTest:
             return
         except RuntimeError as error:
             raise DeviceFailed(f"the self-test could not be computed: {_first_line(error)}") from error
-        if not bool(torch.isfinite(found).all()):
+        # Some bases have tokens whose numbers are not finite, also on a device that works.
+        is_finite = torch.isfinite(self._known)
+        if not torch.equal(torch.isfinite(found), is_finite):
             raise DeviceFailed("the self-test gave numbers that are not finite")
-        largest = float(self._known.abs().max())
-        if (off := float((found - self._known).abs().max())) > _TOLERANCE * max(largest, 1.0):
+        known, found = self._known[is_finite], found[is_finite]
+        if not known.numel():
+            return
+        largest = float(known.abs().max())
+        if (off := float((found - known).abs().max())) > _TOLERANCE * max(largest, 1.0):
             raise DeviceFailed(f"the self-test gave other numbers than at the start: off by {off:.3g} of {largest:.3g}")
 
     @torch.inference_mode()

@@ -8,7 +8,7 @@ from time import time
 
 from ledger.runtime import Runtime
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
-from tenants.discarded_folders import forget_removed
+from tenants.discarded_folders import forget_removed, put_last
 from tenants.recorded_folders import removable, unrecorded_folders
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,10 @@ class FolderRemoval:
         unread = await self._runtime.publication.withdraw([one.checkpoint for one in found])
         folders = [one.directory for one in found if one.checkpoint in unread]
         await self.remove(folders)
+        kept = [one.directory for one in found if one.checkpoint not in unread]
         async with self._runtime.database.write() as transaction:
             await forget_removed(transaction, folders)
+            await put_last(transaction, kept, now=self._runtime.clock())
         return len(folders)
 
     async def remove(self, folders: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
+from weakref import WeakValueDictionary
 
 from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
@@ -80,6 +81,7 @@ class AdapterRestorer:
         self._trainer = engine.trainer
         self._compute = engine.compute
         self._pass_token_budget = engine.pass_token_budget
+        self._tenant_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._telemetry = engine.telemetry
         self._files = files
         self._replays = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
@@ -165,7 +167,9 @@ class AdapterRestorer:
         The payloads are read a few at a time, when their turn has come.
         """
         replayed, reached = 0, run.snapshot_seq_id
-        async with self._replays:
+        # One run of a tenant at a time, so that a tenant with many runs does not stand before the others.
+        turn = self._tenant_turns.setdefault(run.tenant_id, asyncio.Lock())
+        async with turn, self._replays:
             while True:
                 async with self._database.read() as session:
                     some = await self._ledger.operations_to_replay(

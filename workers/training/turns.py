@@ -17,6 +17,9 @@ PATIENCE_SECONDS = 0.5
 _STUCK_SECONDS = 1.0
 """Time for which a suspect that could not begin gets no turn, as when its adapter finds no room in memory."""
 
+_LONGEST_WAIT_SECONDS = 10.0
+"""Longest time for which nothing begins before a suspect's turn, as while another adapter's file is slow to write."""
+
 
 class Turns:
     """Decides in each round which lanes of one base model may begin work."""
@@ -29,6 +32,8 @@ class Turns:
         self._again = again
         self._alone: tuple[RunId, RequestId] | None = None
         self._is_waiting = False
+        self._waiting_since: float | None = None
+        """Monotonic seconds since which everybody waits for a suspect's turn."""
         self._owes_others = True
         """Other work has the next round, whatever waits."""
         self._begun = 0
@@ -77,10 +82,21 @@ class Turns:
             self._owes_others = False
             self._again_if(is_quiet)
         elif not is_quiet:
-            self._is_waiting = True
+            self._wait_or_give_way(first, now)
         else:
+            self._waiting_since = None
             self._alone = RunId(suspects[first].lane), first
             self._again()
+
+    def _wait_or_give_way(self, suspect: RequestId, now: float) -> None:
+        """Have everybody wait until all is quiet; after ``_LONGEST_WAIT_SECONDS`` let the others go on first."""
+        self._waiting_since = self._waiting_since or now
+        if now - self._waiting_since < _LONGEST_WAIT_SECONDS:
+            self._is_waiting = True
+            return
+        self._stuck_until[suspect] = now + _LONGEST_WAIT_SECONDS
+        self._waiting_since, self._owes_others = None, True
+        self._again()
 
     def _heads(self) -> tuple[dict[RequestId, ReadyOperation], bool]:
         """Return the suspects that are next in their lanes, and whether any other operation is."""

@@ -72,7 +72,7 @@ async def test_a_folder_stays_while_a_replica_keeps_its_version(house: House) ->
     await house.empty_trash()
     assert (is_there(house, kept), is_there(house, let_go)) == (True, False)
     is_kept = False
-    await house.sweep()
+    await house.empty_trash()
     assert not is_there(house, kept)
 
 

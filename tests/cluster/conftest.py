@@ -1,6 +1,7 @@
 """A whole cluster: two APIs, two trainers, two pools on the tiny base, its own Redis, PostgreSQL behind a proxy."""
 
 import gc
+import random
 import shutil
 import socket
 import time
@@ -27,6 +28,7 @@ from tests.conftest import missing_service
 
 BASE = "weft/tiny"
 DEADLINE = 90.0
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
 LEASE_SECONDS = 3.0
 PROCESSES = 6
 """Processes with metrics: two of each kind."""
@@ -100,18 +102,19 @@ class Cluster:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ``count`` free ports in a row."""
-    while True:
+    """Return the first of ``count`` free ports in a row.
+
+    They lie below those that the system gives to clients: a client of another test could take one while its process restarts.
+    """
+    for port in random.sample(range(_FIRST_PORT, _LAST_PORT - count), k=_LAST_PORT - count - _FIRST_PORT):
         with ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
             try:
-                for offset in range(1, count):
+                for offset in range(count):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
             return port
+    raise RuntimeError("no ports in a row are free")
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from api.openai.streamed_response import streamed_response
 from api.request_body import off_loop
 from api.route_bounds import TEXT_BODY, Holding, bounded
 from api.services import Services
-from api.wire.json_counts import TEXT
+from api.wire.json_counts import DATA
 from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
-from api.wire.request_model import ListOf, RequestModel
+from api.wire.request_model import BodyPart, ListOf
 from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 from contracts.operations import SampledSequence
@@ -34,14 +34,14 @@ _BYTES_OF_TURN = 64
 """Bytes of text that take as long to tokenize as the template takes for one turn of a conversation."""
 
 
-class TextPart(RequestModel):
+class TextPart(BodyPart):
     """A piece of a message."""
 
     type: str = "text"
     text: str | None = None
 
 
-class Message(RequestModel):
+class Message(BodyPart):
     """A turn of a conversation."""
 
     role: str
@@ -94,7 +94,7 @@ class ChatRequest(GenerationRequest):
 @router.post("/chat/completions", response_class=Response)
 @bounded(body=TEXT_BODY, holding=Holding.STREAM)
 async def chat_completions(
-    caller: Caller, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, TEXT)]
+    caller: Caller, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, DATA)]
 ) -> Response:
     """Generate the assistant's next turn. Raises ``NotFound`` for the model, ``InvalidRequest``."""
     model = await named_model(services, caller, body.model)

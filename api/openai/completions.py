@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from api.authentication import Caller
 from api.json_body import json_body
@@ -17,7 +17,7 @@ from api.openai.models import named_model
 from api.openai.streamed_response import streamed_response
 from api.route_bounds import PROMPT_BODY, Holding, bounded
 from api.services import Services
-from api.wire.json_counts import TEXT
+from api.wire.json_counts import DATA
 from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
 from api.wire.request_model import ListOf
 from api.wire.sample_checks import FieldNames
@@ -31,7 +31,7 @@ router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 class CompletionRequest(GenerationRequest):
     """Body of ``/v1/completions``. ``prompt`` is one or several texts, or one or several lists of token ids."""
 
-    prompt: str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]]
+    prompt: str | ListOf[str] | ListOf[StrictInt] | ListOf[ListOf[StrictInt]]
     max_tokens: int | None = 16
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
     echo: Literal[False] = False
@@ -63,7 +63,7 @@ async def completions(
     caller: Caller,
     services: Services,
     request: Request,
-    body: Annotated[CompletionRequest, json_body(CompletionRequest, TEXT)],
+    body: Annotated[CompletionRequest, json_body(CompletionRequest, DATA)],
 ) -> Response:
     """Generate ``n`` continuations of each prompt; choices come prompt by prompt.
 

@@ -3,7 +3,7 @@
 A parameter that weft does not offer is refused if it would change the answer. Other unknown parameters are ignored.
 """
 
-from api.wire.request_model import DefaultingModel, ListOf, PlainText
+from api.wire.request_model import DefaultingModel, ListOf, MapOf, PlainText
 from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 
@@ -33,7 +33,7 @@ class GenerationRequest(DefaultingModel):
     stream_options: StreamOptions = StreamOptions()
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: MapOf[float] = {}
 
     @property
     def stops(self) -> list[str]:

@@ -1,6 +1,5 @@
 """Base of every JSON request body, and the text fields that all of them use."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -36,6 +35,8 @@ class _FirstProblem(FailFast):
 
 ListOf = Annotated[list[T], _FirstProblem()]
 """A list whose first bad item is told. Telling all of a million would take minutes and gigabytes."""
+MapOf = Annotated[dict[str, T], _FirstProblem()]
+"""An object of any names whose first bad value is told."""
 
 
 def _plain_json(value: Any) -> Any:
@@ -50,13 +51,16 @@ PlainJson = Annotated[T, AfterValidator(_plain_json)]
 """Any JSON that is stored as it is; a number that is not finite becomes null."""
 
 _SHOWN_PROBLEMS = 3
-_ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
-class RequestModel(BaseModel):
-    """A request body, or a part of one. Unknown fields are ignored: old and new clients send some."""
+class BodyPart(BaseModel):
+    """A part of a request body. Unknown fields are ignored: old and new clients send some."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+class RequestModel(BodyPart):
+    """A request body. A part that comes in thousands is a ``BodyPart``, which takes a tenth of the time to build."""
 
     _sent: bytes = PrivateAttr(b"")
 
@@ -89,7 +93,7 @@ def parse_json(model: type[M], body: bytes, bounds: JsonBounds = SMALL) -> M:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         raise InvalidRequest(describe_problems(problems)) from None
-    if b"u0000" in body and _ESCAPED_NUL.search(body) is not None:
+    if b"\\u0000" in body and b"\\u0000" in body.replace(b"\\\\", b""):
         raise InvalidRequest("the body has text with NUL (\\u0000), which no database holds; leave it out")
     parsed._sent = body
     return parsed

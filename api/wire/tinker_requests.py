@@ -1,62 +1,67 @@
 """Tinker's JSON request bodies that several endpoint files or a codec read.
 
-Bodies are read leniently: SDKs from 0.3 to 0.38 leave out defaults, send nulls for them, or leave out ``type``.
+Bodies are read leniently: SDKs from 0.3 to 0.38 leave out defaults, send nulls for them, or leave out ``type``. Numbers in
+lists are numbers: texts of digits are not read as such.
 """
 
 import json
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StrictFloat, StrictInt
 
 from api.wire.json_counts import DATA
-from api.wire.request_model import DefaultingModel, ListOf, PlainText, RequestModel, parse_json
+from api.wire.request_model import BodyPart, DefaultingModel, ListOf, MapOf, PlainText, RequestModel, parse_json
 
 MAX_SEQ_ID = 2**31 - 1
 """Largest ``seq_id`` of a run: int32 on the wire."""
 SeqId = Annotated[int, Field(ge=0, le=MAX_SEQ_ID)]
 SampleSeqId = Annotated[int, Field(ge=0, le=2**62)]
 """``seq_id`` of a sample. Cloned samplers count from 1e9 times a random id, beyond int32."""
-Metadata = dict[str, str]
+Metadata = MapOf[str]
 
 
-class Chunk(RequestModel):
+class Chunk(BodyPart):
     """A piece of a sequence. Text has ``tokens``; images and audio have other fields and are refused."""
 
-    tokens: ListOf[int] | None = None
+    tokens: ListOf[StrictInt] | None = None
 
 
-class ModelInput(RequestModel):
+class ModelInput(BodyPart):
     """A sequence in pieces."""
 
     chunks: ListOf[Chunk] = []
 
 
-class JsonTensor(RequestModel):
+_NO_INPUT = ModelInput()
+"""Default of a datum. A default that is no factory would be copied in depth for each datum."""
+
+
+class JsonTensor(BodyPart):
     """A dense or CSR tensor as lists."""
 
     model_config = ConfigDict(allow_inf_nan=True)
 
-    data: ListOf[float] = []
+    data: ListOf[StrictFloat] = []
     dtype: str = "float32"
-    shape: ListOf[int] | None = None
-    sparse_crow_indices: ListOf[int] | None = None
-    sparse_col_indices: ListOf[int] | None = None
+    shape: ListOf[StrictInt] | None = None
+    sparse_crow_indices: ListOf[StrictInt] | None = None
+    sparse_col_indices: ListOf[StrictInt] | None = None
 
 
-class JsonDatum(RequestModel):
+class JsonDatum(BodyPart):
     """A sequence and its loss inputs."""
 
-    model_input: ModelInput = ModelInput()
-    loss_fn_inputs: dict[str, JsonTensor] = {}
+    model_input: ModelInput = Field(default_factory=lambda: _NO_INPUT)
+    loss_fn_inputs: MapOf[JsonTensor] = {}
 
 
-class ForwardInput(RequestModel):
+class ForwardInput(BodyPart):
     """Data and loss of a pass."""
 
     data: ListOf[JsonDatum] = []
     loss_fn: str = ""
-    loss_fn_config: dict[str, float | str] | None = None
+    loss_fn_config: MapOf[float | str] | None = None
 
 
 class ModelKey(RequestModel):
@@ -88,7 +93,7 @@ class OptimizerConfig(DefaultingModel):
     type: str = "adamw"
 
 
-class JsonSamplingParams(RequestModel):
+class JsonSamplingParams(BodyPart):
     """Settings for drawing tokens; nulls are defaults."""
 
     max_tokens: int | None = None

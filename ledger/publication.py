@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 Prepare = Callable[[RunId, CheckpointId], Awaitable[None]]
 """Loads a version of a run on the replicas that sample the run. Raises ``WeftError``: then no replica keeps the version."""
 Withdraw = Callable[[CheckpointId], Awaitable[None]]
-"""Unloads a version from every replica, and returns once nothing reads its folder any more.
+"""Unloads a version from every replica, so that nothing reads its folder any more. Waits for no sample.
 
-Raises ``WeftError`` when a living replica keeps it.
+Raises ``WeftError`` when a sample draws from it or a living replica keeps it.
 """
 WITHDRAWAL = timedelta(seconds=10)
 """Longest wait for a withdrawal. What still reads the version then is asked again later."""

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import CheckpointPath, Segment
 from store.clock import Clock
-from store.tables import Checkpoint, Run
+from store.inserts import replacing_insert
+from store.tables import Checkpoint, DeletedCheckpoint, Run
 from tenants.discarded_folders import discard
 
 MAX_TTL = timedelta(days=3653)
@@ -50,6 +51,12 @@ _AT_PATH = (
         Checkpoint.name == bindparam("name"),
         _IS_UNEXPIRED,
     )
+)
+_DELETED = (
+    DeletedCheckpoint.tenant_id,
+    DeletedCheckpoint.run_id,
+    DeletedCheckpoint.segment,
+    DeletedCheckpoint.name,
 )
 _BY_ID = select(Checkpoint).where(
     Checkpoint.id == bindparam("id"), Checkpoint.tenant_id == bindparam("tenant"), _IS_UNEXPIRED
@@ -202,10 +209,38 @@ async def latest_checkpoints(
 
 
 async def delete_checkpoint(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> None:
-    """Delete the row and discard its folder. Raises ``NotFound``."""
-    found, _ = await find_checkpoint(transaction, tenant, path, clock)
+    """Delete the row, discard its folder and remember the deletion. A repeat of a remembered deletion does nothing.
+
+    Raises ``NotFound``.
+    """
+    address = {"tenant_id": tenant, "run_id": path.run_id, "segment": path.segment, "name": path.name}
+    try:
+        found, _ = await find_checkpoint(transaction, tenant, path, clock)
+    except NotFound:
+        if await transaction.get(DeletedCheckpoint, address) is None:
+            raise
+        return
     transaction.expunge(found)
     await discard(transaction, [found.id], clock())
+    await transaction.execute(replacing_insert(transaction, DeletedCheckpoint), {**address, "deleted_at": clock()})
+
+
+async def forget_deletions(transaction: AsyncSession, *, before: datetime, most: int) -> int:
+    """Forget at most ``most`` deletions that were done before ``before``; return how many."""
+    gone = await transaction.execute(
+        delete(DeletedCheckpoint)
+        .where(
+            tuple_(*_DELETED).in_(
+                select(*_DELETED)
+                .where(DeletedCheckpoint.deleted_at < before)
+                .order_by(DeletedCheckpoint.deleted_at)
+                .limit(most)
+            )
+        )
+        .returning(DeletedCheckpoint.name)
+        .execution_options(synchronize_session=False)
+    )
+    return len(gone.all())
 
 
 async def set_ttl(

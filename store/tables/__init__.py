@@ -6,7 +6,7 @@ names it. Times are UTC. ``Base.metadata`` knows every table once this package i
 
 from store.tables.base import Base
 from store.tables.bases import BaseWeights
-from store.tables.folders import CheckpointHold, DiscardedFolder
+from store.tables.folders import CheckpointHold, DeletedCheckpoint, DiscardedFolder
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.operations import Operation, OperationPayload, OperationResult
 from store.tables.processes import PoolState, WorkerProcess
@@ -31,6 +31,7 @@ __all__ = [
     "BaseWeights",
     "Checkpoint",
     "CheckpointHold",
+    "DeletedCheckpoint",
     "DirectedReplica",
     "DirectedRun",
     "DiscardedFolder",

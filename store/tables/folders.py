@@ -1,4 +1,4 @@
-"""Tables of folders that outlive their checkpoints' rows: what still needs them, and which are to go."""
+"""Tables of what outlives checkpoints' rows: their folders, what still needs those, and the addresses that were deleted."""
 
 from datetime import datetime
 
@@ -33,3 +33,15 @@ class DiscardedFolder(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     checkpoint_id: Mapped[str] = mapped_column(String(32))
     discarded_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class DeletedCheckpoint(Base):
+    """An address whose checkpoint its tenant has deleted. By it a repeat of the deletion is known, whose answer was lost."""
+
+    __tablename__ = "deleted_checkpoints"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    segment: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200), primary_key=True)
+    deleted_at: Mapped[datetime] = mapped_column(index=True)

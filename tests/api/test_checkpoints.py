@@ -2,7 +2,7 @@ import pytest
 from tinker import types
 
 from contracts.paths import Segment
-from tenants.checkpoints import MAX_TTL
+from tenants.checkpoints import MAX_TTL, forget_deletions
 
 
 def _url(run: str, checkpoint_id: str, action: str = "") -> str:
@@ -13,6 +13,13 @@ async def _ids(tenant, path: str = "/checkpoints") -> list[str]:
     response = await tenant.http.get(path)
     parsed = types.CheckpointsListResponse.model_validate(response.raise_for_status().json())
     return [checkpoint.checkpoint_id for checkpoint in parsed.checkpoints]
+
+
+async def _forget(tenant) -> None:
+    """As housekeeping does."""
+    runtime = tenant.service.services.runtime
+    async with runtime.database.write() as transaction:
+        await forget_deletions(transaction, before=runtime.clock() - runtime.settings.result_grace, most=10)
 
 
 async def test_checkpoint_shows_what_it_is(cats, clock) -> None:
@@ -59,11 +66,36 @@ class TestDelete:
         assert await _ids(cats) == ["weights/ck2"]
         assert (folder.exists(), kept.exists()) == (True, True), "the files go later: a sample may read them"
 
-    async def test_again_is_404(self, cats) -> None:
-        run = await cats.run()
+    async def test_a_repeat_is_answered_like_the_first_until_it_is_forgotten(self, cats, dogs, clock) -> None:
+        """The SDK repeats a DELETE whose answer was lost, for up to six minutes."""
+        run, other = await cats.run(), await dogs.run()
         await cats.checkpoint(run, "ck1")
-        answers = [await cats.http.delete(_url(run, "weights/ck1")) for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [204, 404]
+        kept = await dogs.checkpoint(other, "ck1")
+
+        async def again() -> int:
+            return (await cats.http.delete(_url(run, "weights/ck1"))).status_code
+
+        assert [await again(), await again()] == [204, 204]
+        assert (await cats.http.delete(_url(run, "weights/never"))).status_code == 404
+        strangers = [
+            await dogs.http.delete(_url(run, "weights/ck1")),
+            await cats.http.delete(_url(other, "weights/ck1")),
+        ]
+        assert ([answer.status_code for answer in strangers], kept.exists()) == ([404, 404], True)
+        clock.move(hours=1)
+        await _forget(cats)
+        assert await again() == 204
+        clock.move(seconds=1)
+        await _forget(cats)
+        assert await again() == 404
+
+    async def test_a_name_that_was_deleted_and_saved_again_is_deleted_again(self, cats) -> None:
+        run = await cats.run()
+        for _ in range(2):
+            await cats.checkpoint(run, "ck1")
+            assert await _ids(cats) == ["weights/ck1"]
+            assert (await cats.http.delete(_url(run, "weights/ck1"))).status_code == 204
+            assert await _ids(cats) == []
 
     async def test_same_name_of_another_segment_and_run_stays(self, cats) -> None:
         run, other = await cats.run(), await cats.run()

@@ -11,7 +11,7 @@ from testing.service_process import ServiceProcess
 from tests.conftest import missing_service
 from tests.e2e.conftest import BASE_NAME, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
 from tests.e2e.raw_client import RawClient
-from tests.e2e.speaker import MEOW, TAUGHT, WOOF, Speaker, teach, text
+from tests.e2e.speaker import LONG, MEOW, TAUGHT, WOOF, Speaker, teach, text
 
 
 def operator(service: Service, action: str, *options: str) -> None:
@@ -181,6 +181,25 @@ def test_a_paused_adapter_waits_and_its_neighbour_does_not(cat: Speaker, cow: Sp
     assert waiting.is_silent()
     cat.gate("resume")
     assert waiting.finish()["sequences"][0]["tokens"] == cat.stream(tokens=20).finish()["sequences"][0]["tokens"]
+
+
+def test_a_checkpoint_is_deleted_at_once_while_a_sample_draws_from_it(cat: Speaker, cow: Speaker) -> None:
+    client, expected = cat.client, cow.uncut("moo ")
+    run = client.model(BASE_NAME)
+    saved = client.post("/save_weights_for_sampler", model_id=run, seq_id=1, path="short-lived")
+    path = client.result(saved)["path"]
+    brief = Speaker(client, run, f"{run.partition(':')[0]}:sample:0", {MEOW: path})
+    sampler = brief.pinned(MEOW, 0)
+    beside, mine = cow.stream(), brief.stream(n=2).until_tokens(3)
+    address = f"/training_runs/{run}/checkpoints/sampler_weights/short-lived"
+    assert [client.http.delete(address).status_code for _ in range(2)] == [204, 204]
+    assert brief.gate()["in_flight"] == 1, "the answer did not wait for the sample"
+    assert cow.client.http.delete(address).status_code == 404
+    refused = client.post("/asample", sampling_session_id=sampler, seq_id=9, prompt={"chunks": [{"tokens": [1]}]})
+    assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
+    assert [len(sequence["tokens"]) for sequence in mine.finish()["sequences"]] == [LONG, LONG]
+    assert brief.report(mine)["attempts"] == 1
+    assert beside.finish()["sequences"][0]["tokens"] == expected
 
 
 def test_a_pause_expires_by_itself(cat: Speaker, cow: Speaker) -> None:

@@ -17,6 +17,7 @@ class StepName(StrEnum):
     EXPIRE_LINKS = "expire-links"
     EXPIRE_COMMANDS = "expire-commands"
     EXPIRE_CHECKPOINTS = "expire-checkpoints"
+    FORGET_DELETIONS = "forget-deletions"
     RETIRE_VERSIONS = "retire-versions"
     REMOVE_SNAPSHOTS = "remove-snapshots"
     RELEASE_CHECKPOINTS = "release-checkpoints"
@@ -32,6 +33,7 @@ class StepName(StrEnum):
 
 
 _SELDOM = {
+    StepName.FORGET_DELETIONS: timedelta(minutes=5),
     StepName.REMOVE_PAYLOAD_FILES: timedelta(minutes=5),
     StepName.FORGET_OPERATIONS: timedelta(minutes=5),
     StepName.FORGET_SESSIONS: timedelta(minutes=10),

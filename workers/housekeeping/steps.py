@@ -13,6 +13,7 @@ from ledger.runtime import Runtime
 from store.tables import VersionCommand
 from store.walk import Place
 from tenants.checkpoint_holds import release_holds
+from tenants.checkpoints import forget_deletions
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
 from tenants.presence import was_present
@@ -50,6 +51,7 @@ class HousekeepingSteps:
             StepName.EXPIRE_LINKS: self._expire_links,
             StepName.EXPIRE_COMMANDS: self._expire_commands,
             StepName.EXPIRE_CHECKPOINTS: self._expire_checkpoints,
+            StepName.FORGET_DELETIONS: self._forget_deletions,
             StepName.RETIRE_VERSIONS: self._retire_versions,
             StepName.REMOVE_SNAPSHOTS: self._remove_snapshots,
             StepName.RELEASE_CHECKPOINTS: self._release_checkpoints,
@@ -126,6 +128,11 @@ class HousekeepingSteps:
     async def _expire_checkpoints(self, _place: str | None) -> Batch:
         async with self._runtime.database.write() as transaction:
             return again(await delete_expired(transaction, now=self._runtime.clock(), most=SMALL), SMALL)
+
+    async def _forget_deletions(self, _place: str | None) -> Batch:
+        before = self._runtime.clock() - self._runtime.settings.result_grace
+        async with self._runtime.database.write() as transaction:
+            return again(await forget_deletions(transaction, before=before, most=LARGE), LARGE)
 
     async def _retire_versions(self, place: str | None) -> Batch:
         now, settings = self._runtime.clock(), self._runtime.settings

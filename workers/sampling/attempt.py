@@ -68,8 +68,6 @@ class Attempt:
     """Done once the state is ``LEFT``; stays done."""
     left_at: float | None = field(default=None, init=False)
     """Monotonic seconds of the move to ``LEFT``."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set once the state is ``ENDED``."""
 
     def __post_init__(self) -> None:
         self.left = asyncio.get_running_loop().create_future()
@@ -94,7 +92,6 @@ class Attempt:
             raise RuntimeError(f"an attempt cannot move from {self.state.value} to {to.value}")
         self.state = to
         if to is AttemptState.ENDED:
-            self.ended.set()
             return
         self.before_end = to
         if to is AttemptState.LEFT:

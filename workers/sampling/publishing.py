@@ -35,12 +35,13 @@ async def prepare(router: Router, run: RunId, version: CheckpointId, directory: 
 
 
 async def withdraw(router: Router, attempts: OpenAttempts, version: CheckpointId) -> None:
-    """Wait for the attempts that use a version, then unload it from every replica. Called before its folder is removed.
+    """Unload a version from every replica, unless an attempt uses it. Called before its folder is removed; waits for no sample.
 
-    A vLLM server dies of a listed adapter without a folder. Raises ``EngineFailure`` when a living replica keeps the version.
+    A vLLM server dies of a listed adapter without a folder. Raises ``EngineFailure`` when an attempt uses the version or a
+    living replica keeps it.
     """
-    while using := [attempt for attempt in attempts if attempt.uses(version)]:
-        await asyncio.gather(*(attempt.ended.wait() for attempt in using))
+    if any(attempt.uses(version) for attempt in attempts):
+        raise EngineFailure("samples draw from it")
     for routed in router.replicas:
         if version in routed.adapters:
             try:

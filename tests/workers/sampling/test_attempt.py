@@ -60,10 +60,10 @@ async def test_a_move_is_made_if_the_table_has_it_and_raises_else(state: Attempt
         attempt.move(to)
         assert attempt.state is to
         return
-    before = (attempt.state, attempt.before_end, attempt.left_at, attempt.left.done(), attempt.ended.is_set())
+    before = (attempt.state, attempt.before_end, attempt.left_at, attempt.left.done())
     with pytest.raises(RuntimeError, match=f"cannot move from {state.value} to {to.value}"):
         attempt.move(to)
-    assert before == (attempt.state, attempt.before_end, attempt.left_at, attempt.left.done(), attempt.ended.is_set())
+    assert before == (attempt.state, attempt.before_end, attempt.left_at, attempt.left.done())
 
 
 def test_every_state_has_its_moves() -> None:
@@ -80,9 +80,8 @@ async def test_an_attempt_that_has_ended_still_tells_how_it_was_cut(state: Attem
         assert attempt.left.done() is (state is LEFT)
         assert (attempt.left_at is not None) is (state is LEFT)
         if attempt.state is not ENDED:
-            assert not attempt.ended.is_set()
             attempt.move(ENDED)
-    assert attempt.ended.is_set()
+    assert attempt.state is ENDED
 
 
 async def test_an_aborted_sample_that_was_left_stays_left_alone_by_its_streams() -> None:
@@ -103,14 +102,12 @@ async def test_only_an_attempt_that_was_left_and_did_not_fail_resumes_in_flight(
     assert attempt.resumes_on(EngineFailure("gone")) is None
 
 
-async def test_who_waits_for_the_end_or_for_being_left_is_woken() -> None:
+async def test_who_waits_for_being_left_is_woken() -> None:
     attempt = attempt_in(RUNNING)
-    waits = [asyncio.ensure_future(attempt.left), asyncio.create_task(attempt.ended.wait())]
-    await asyncio.sleep(0)
-    assert [wait.done() for wait in waits] == [False, False]
+    assert not attempt.left.done()
     attempt.move(LEFT)
     attempt.move(ENDED)
-    await asyncio.wait_for(asyncio.gather(*waits), 5.0)
+    await asyncio.wait_for(attempt.left, 5.0)
 
 
 async def test_both_versions_are_in_use_once_a_newer_one_is_known() -> None:

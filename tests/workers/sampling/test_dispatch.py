@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -58,6 +59,7 @@ from workers.sampling.gate_cache import GateCache
 from workers.sampling.gate_cuts import GateCuts
 from workers.sampling.in_flight_rows import InFlightRows
 from workers.sampling.open_attempts import OpenAttempts
+from workers.sampling.publishing import withdraw
 from workers.sampling.router import Router
 from workers.sampling.swap import Swap
 
@@ -483,3 +485,17 @@ async def test_gates_cut_an_attempt_once_as_the_strictest_mode_says_and_no_neigh
     aborted = [AttemptState.ABORTED] * 3 + [AttemptState.RUNNING]
     assert seen == [undisturbed, cut, cut, aborted, aborted]
     assert telemetry.metrics.registry.get_sample_value("weft_samples_cut_total", {"base": BASE, "reason": "gate"}) == 2
+
+
+async def test_a_version_that_a_sample_draws_from_is_kept_without_a_wait_and_a_neighbours_is_unloaded(
+    dispatches: Dispatches,
+) -> None:
+    cat, dog, attempts = dispatches.cat, dispatches.dog, dispatches.attempts
+    attempt = await dispatches.dispatcher.dispatch(cat.sample(), 1)
+    assert attempt is not None
+    unload = partial(withdraw, attempts._router, attempts)
+    with pytest.raises(EngineFailure, match="draw from it"):
+        await asyncio.wait_for(unload(cat.version), SECONDS)
+    await unload(dog.version)
+    attempts.end(attempt)
+    await unload(cat.version)

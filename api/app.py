@@ -6,6 +6,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from api import health
 from api.admission import AdmissionEnd
 from api.errors import install_error_handlers
+from api.hub import repositories
 from api.openai import chat, completions
 from api.openai import models as openai_models
 from api.request_observer import RequestObserver
@@ -85,4 +86,6 @@ def create_app(services: ApiServices) -> FastAPI:
     app.include_router(health.liveness_router)
     app.include_router(health.liveness_router, prefix=TINKER_PREFIX)
     app.include_router(health.readiness_router)
+    # Last: a repository's id may hold anything.
+    app.include_router(repositories.router)
     return app

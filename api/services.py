@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 
 from api.admission import Admission
 from api.departures import Departures
+from api.tokenizer_repositories import TokenizerRepository, tokenizer_repositories
 from contracts.base_model import BaseModelFacts
 from contracts.errors import UnknownBaseModel
 from contracts.vocabulary import BaseVocabulary
@@ -48,6 +49,8 @@ class ApiServices:
     revocations: Revocations
     departures: Departures
     admission: Admission
+    tokenizers: Mapping[str, TokenizerRepository]
+    """Tokenizer files by the ids that clients ask a hub for."""
 
     @classmethod
     def over(
@@ -78,6 +81,7 @@ class ApiServices:
             revocations,
             departures,
             admission,
+            tokenizer_repositories(bases),
         )
 
     def base(self, name: str) -> BaseModelFacts:

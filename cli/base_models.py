@@ -5,6 +5,7 @@ from pathlib import Path
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import InvalidRequest
+from contracts.tokenizer_ids import is_repository_id, sdk_tokenizer_id
 from store.settings import Settings
 
 
@@ -34,14 +35,16 @@ def split_spec(spec: str) -> tuple[str, Path]:
     return name, Path(path).expanduser().resolve()
 
 
-def _tokenizer_id(name: str, path: Path, host: str) -> str:
-    """Return the id that the SDK gives to ``AutoTokenizer`` on the client: the model's folder, or its name.
+def _tokenizer_id(name: str, path: Path, host: str) -> str | None:
+    """Return the id that training clients give to ``AutoTokenizer``, None where they make the right one from the name.
 
-    Clients of a service that listens on loopback share its disk, so they can read the folder. Other clients know the
-    name only. The SDK cuts the id at a colon, so a path with a colon cannot be an id.
+    Clients of a service that listens on loopback share its disk, so they can read the model's folder. The SDK cuts the id at a
+    colon, so a path with a colon cannot be an id. A name that is no repository's id is a path, which a client may share.
     """
     has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
-    return str(path) if has_tokenizer and _is_loopback(host) and ":" not in str(path) else name
+    if has_tokenizer and _is_loopback(host) and ":" not in str(path):
+        return str(path)
+    return None if is_repository_id(sdk_tokenizer_id(name)) else name
 
 
 def _is_loopback(host: str) -> bool:

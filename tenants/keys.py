@@ -73,6 +73,11 @@ async def find_tenant(session: AsyncSession, *, name: str) -> TenantId:
     return TenantId(found)
 
 
+async def tenant_name(session: AsyncSession, tenant: TenantId) -> str:
+    """Return the tenant's name."""
+    return (await session.scalars(select(Tenant.name).where(Tenant.id == tenant))).one()
+
+
 async def list_tenants(session: AsyncSession) -> list[Tenant]:
     """Return every tenant, oldest first."""
     return list(await session.scalars(select(Tenant).order_by(Tenant.created_at)))

@@ -14,8 +14,8 @@ from api.metadata import check_metadata
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.training_submission import TrainingSubmission, promise, submit_training
-from api.wire.request_model import DefaultingModel, PlainText, RequestModel
-from api.wire.tinker_requests import Metadata, OptimizerConfig, SeqId
+from api.wire.request_model import DefaultingModel, Metadata, PlainText, RequestModel
+from api.wire.tinker_requests import OptimizerConfig, SeqId
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, SessionId, TenantId

@@ -14,13 +14,14 @@ from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
 from contracts.paths import Segment
 from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import latest_checkpoints
+from tenants.keys import tenant_name
 from tenants.runs import get_run, list_runs
 
 router = APIRouter(tags=["runs"])
 
 
 class TrainingRun(BaseModel):
-    """A training run. ``corrupted`` means that its creation failed, so that there is no adapter."""
+    """A training run. ``model_owner``: the tenant's name. ``corrupted``: its creation failed, so that there is no adapter."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -49,7 +50,9 @@ async def list_training_runs(caller: Caller, services: Services, page: Page) -> 
     async with services.runtime.database.read() as session:
         runs, total = await list_runs(session, caller, limit=page.limit, offset=page.offset)
         latest = await latest_checkpoints(session, caller, [run.id for run in runs], services.runtime.clock)
-    return TrainingRunList(training_runs=[_training_run(run, latest) for run in runs], cursor=cursor_of(page, total))
+        owner = await tenant_name(session, caller)
+    shown = [_training_run(run, owner, latest) for run in runs]
+    return TrainingRunList(training_runs=shown, cursor=cursor_of(page, total))
 
 
 @router.get("/training_runs/{run_id}")
@@ -58,10 +61,11 @@ async def get_training_run(caller: Caller, services: Services, run_id: PathId) -
     async with services.runtime.database.read() as session:
         run = await get_run(session, caller, run_id)
         latest = await latest_checkpoints(session, caller, [run.id], services.runtime.clock)
-    return _training_run(run, latest)
+        owner = await tenant_name(session, caller)
+    return _training_run(run, owner, latest)
 
 
-def _training_run(run: Run, latest: Mapping[tuple[str, str], Checkpoint]) -> TrainingRun:
+def _training_run(run: Run, owner: str, latest: Mapping[tuple[str, str], Checkpoint]) -> TrainingRun:
     def last(segment: Segment) -> CheckpointInfo | None:
         row = latest.get((run.id, segment))
         return None if row is None else checkpoint_info(row)
@@ -69,7 +73,7 @@ def _training_run(run: Run, latest: Mapping[tuple[str, str], Checkpoint]) -> Tra
     return TrainingRun(
         training_run_id=run.id,
         base_model=run.base_model,
-        model_owner=run.tenant_id,
+        model_owner=owner,
         lora_rank=run.rank,
         corrupted=run.state == RunState.FAILED,
         last_request_time=run.last_request_at,

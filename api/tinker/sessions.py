@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, Field
 
@@ -12,7 +11,7 @@ from api.metadata import check_metadata
 from api.paging import Page
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
-from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel
+from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel, text_values
 from ledger.cancellation import OfSession, session_ended
 from tenants import sessions
 from tenants.limits import limits_of
@@ -32,7 +31,7 @@ class CreateSessionRequest(RequestModel):
     user_metadata: PlainJson[dict[str, Any]] | None = None
     sdk_version: PlainText | None = None
     project_id: Label | None = None
-    display_name: Label | None = None
+    display_name: PlainText | None = None
 
 
 class SessionCreated(BaseModel):
@@ -90,7 +89,7 @@ async def create_session(
     body: Annotated[CreateSessionRequest, json_body(CreateSessionRequest)],
     x_idempotency_key: Annotated[str | None, Header()] = None,
 ) -> SessionCreated:
-    """Open a session. A repeated request with the same ``X-Idempotency-Key`` finds the first one.
+    """Open a session. A repeated request with the same ``X-Idempotency-Key`` finds the first one. A long display name is cut.
 
     Raises ``InvalidRequest`` for too much metadata, and ``TooManySessions``, on which the SDK sends the request again.
     """
@@ -99,7 +98,7 @@ async def create_session(
         user_metadata=body.user_metadata,
         sdk_version=body.sdk_version or "",
         project_id=body.project_id,
-        display_name=body.display_name,
+        display_name=None if body.display_name is None else body.display_name[:_MAX_LABEL],
     )
     async with services.runtime.database.read() as session:
         limits = await limits_of(session, caller, services.limits)
@@ -153,7 +152,7 @@ async def get_session(caller: Caller, services: Services, session_id: PathId) ->
     return SessionInfo(
         training_run_ids=run_ids,
         sampler_ids=sampler_ids,
-        user_metadata=_as_text(found.user_metadata),
+        user_metadata=text_values(found.user_metadata),
         display_name=found.display_name,
     )
 
@@ -164,10 +163,3 @@ async def list_sessions(caller: Caller, services: Services, page: Page) -> Sessi
     async with services.runtime.database.read() as session:
         ids = await sessions.list_sessions(session, caller, limit=page.limit, offset=page.offset)
     return SessionList(sessions=ids)
-
-
-def _as_text(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """Return the metadata with every value as text: the SDK sends any JSON value, but reads only text."""
-    if metadata is None:
-        return None
-    return {key: value if isinstance(value, str) else orjson.dumps(value).decode() for key, value in metadata.items()}

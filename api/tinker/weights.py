@@ -13,8 +13,8 @@ from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.tinker.models import check_optimizer, earlier_opening, open_run
 from api.training_submission import TrainingSubmission, promise, submit_training
-from api.wire.request_model import DefaultingModel, PlainText, RequestModel, parse_json
-from api.wire.tinker_requests import Metadata, OptimizerConfig, SeqId, model_key
+from api.wire.request_model import DefaultingModel, Metadata, PlainText, RequestModel, parse_json
+from api.wire.tinker_requests import OptimizerConfig, SeqId, model_key
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId, TenantId

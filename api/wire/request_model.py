@@ -7,6 +7,7 @@ import orjson
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     FailFast,
     PrivateAttr,
@@ -49,6 +50,20 @@ def _plain_json(value: Any) -> Any:
 
 PlainJson = Annotated[T, AfterValidator(_plain_json)]
 """Any JSON that is stored as it is; a number that is not finite becomes null."""
+
+
+def text_values(given: Any) -> Any:
+    """Return a JSON object with every value as text: SDKs send any JSON as metadata, and read only text."""
+    if not isinstance(given, dict):
+        return given
+    try:
+        return {key: value if isinstance(value, str) else orjson.dumps(value).decode() for key, value in given.items()}
+    except TypeError as error:
+        raise ValueError("a number is too large, or the nesting too deep") from error
+
+
+Metadata = Annotated[dict[str, str], BeforeValidator(text_values)]
+"""A user's metadata, given with values of any JSON type."""
 
 _SHOWN_PROBLEMS = 3
 

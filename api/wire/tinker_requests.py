@@ -18,7 +18,6 @@ MAX_SEQ_ID = 2**31 - 1
 SeqId = Annotated[int, Field(ge=0, le=MAX_SEQ_ID)]
 SampleSeqId = Annotated[int, Field(ge=0, le=2**62)]
 """``seq_id`` of a sample. Cloned samplers count from 1e9 times a random id, beyond int32."""
-Metadata = MapOf[str]
 
 
 class Chunk(BodyPart):

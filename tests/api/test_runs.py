@@ -17,7 +17,7 @@ async def test_run_shows_what_it_is(cats, clock) -> None:
     run_id = await cats.run()
     run = await _get(cats, run_id)
     assert (run.training_run_id, run.base_model, run.is_lora, run.lora_rank) == (run_id, "test/tiny", True, 8)
-    assert (run.model_owner, run.corrupted, run.user_metadata) == (cats.id, False, {"colour": "black"})
+    assert (run.model_owner, run.corrupted, run.user_metadata) == ("cats", False, {"colour": "black"})
     assert run.last_request_time == clock()
     assert run.last_request_time.tzinfo is not None
     assert (run.last_checkpoint, run.last_sampler_checkpoint) == (None, None)

@@ -80,6 +80,27 @@ async def test_session_shows_its_runs_and_samplers(cats) -> None:
     assert info.user_metadata == {"n": "1", "who": "me"}
 
 
+async def test_a_long_display_name_is_cut(cats) -> None:
+    created = await cats.http.post("/create_session", json={**CREATE, "display_name": "x" * 5000})
+    shown = await cats.http.get(f"/sessions/{created.json()['session_id']}")
+    assert shown.json()["display_name"] == "x" * 200
+
+
+async def test_metadata_of_any_json_type_is_kept_and_shown_as_text(cats, dogs) -> None:
+    """The SDK sends a run's metadata as any JSON, and reads it as text."""
+    given = {"rate": 1e-4, "tags": ["a", None], "nested": {"on": True}, "who": "me", "none": None}
+    body = {"session_id": await _create(cats), "model_seq_id": 0, "base_model": "test/tiny", "user_metadata": given}
+    made = (await cats.http.post("/create_model", json=body)).raise_for_status().json()
+    shown = types.TrainingRun.model_validate((await cats.http.get(f"/training_runs/{made['model_id']}")).json())
+    wanted = {"rate": "0.0001", "tags": '["a",null]', "nested": '{"on":true}', "who": "me", "none": "null"}
+    assert shown.user_metadata == wanted
+    again = await cats.http.post("/create_model", json=body)
+    assert again.json()["request_id"] == made["request_id"]
+    refused = await cats.http.post("/create_model", json={**body, "model_seq_id": 1, "user_metadata": [1]})
+    assert (refused.status_code, refused.json()["detail"].startswith("user_metadata")) == (400, True)
+    assert (await dogs.http.get(f"/training_runs/{made['model_id']}")).status_code == 404
+
+
 async def test_list_is_newest_first_and_paged(cats, dogs, clock) -> None:
     ids = []
     for _ in range(3):
@@ -118,7 +139,7 @@ async def test_foreign_session_is_404_and_untouched(cats, dogs, clock) -> None:
         ("/session_heartbeat", {"session_id": 3}, "session_id"),
         ("/session_heartbeat", {"session_id": "a\0b"}, "session_id"),
         ("/create_session", {"tags": "cat"}, "tags"),
-        ("/create_session", {"display_name": "x" * 201}, "display_name"),
+        ("/create_session", {"project_id": "x" * 201}, "project_id"),
         ("/create_session", [], "body"),
     ],
 )

@@ -1,5 +1,11 @@
 """Any causal Hugging Face folder is a base, under any name; several serve side by side and are never mixed up."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,10 +13,26 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from testing.service_process import ServiceProcess
-from tests.e2e.conftest import BASE_NAME
+from tests.e2e.conftest import BASE_NAME, SDK_FOLDERS
 from tests.e2e.raw_client import RawClient, pass_message
 
 TOKENS = [72, 101, 108, 108, 111]
+_TOKENIZERS = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import tinker
+
+service = tinker.ServiceClient()
+trainer = service.create_lora_training_client(base_model=sys.argv[1], rank=4)
+sampler = service.create_sampling_client(base_model=sys.argv[1])
+tokenizers = [client.get_tokenizer() for client in (trainer, sampler)]
+print(json.dumps({
+    "tokenizer_id": trainer.get_info().model_data.tokenizer_id,
+    "trainer": tokenizers[0].encode("Hello"),
+    "sampler": tokenizers[1].encode("Hello"),
+    "chat": all(one.chat_template for one in tokenizers),
+}))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -23,39 +45,74 @@ def gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_two_bases_train_and_sample_side_by_side(tmp_path: Path, tiny_model_dir: Path, gpt2_dir: Path) -> None:
-    bases = [f"{BASE_NAME}={tiny_model_dir}", str(gpt2_dir)]
-    with ServiceProcess(data=tmp_path / "data", base_models=bases) as process:
-        assert process.first_key is not None
-        client = RawClient(process.base_url, process.first_key)
-        served = client.http.get("/get_server_capabilities").json()["supported_models"]
-        assert {model["model_name"]: model["max_context_length"] for model in served} == {
-            BASE_NAME: 2048,
-            str(gpt2_dir): 64,
-        }
-        found = {}
-        for number, base in enumerate((BASE_NAME, str(gpt2_dir))):
-            session = client.session()
-            model = client.model(base, session, number)
-            computed = client.passes(pass_message(model, 1, TOKENS))
-            client.step(model, 2, learning_rate=1e-2)
-            again = client.passes(pass_message(model, 3, TOKENS))
-            losses = [client.result(promise)["metrics"]["loss:sum"] for promise in (computed, again)]
-            assert losses[1] < losses[0]
-            found[base] = losses[0]
-            saved = client.post(
-                "/save_weights_for_sampler", model_id=model, seq_id=4, sampling_session_seq_id=7, kind="inflight"
-            )
-            sampled = client.post(
-                "/asample",
-                sampling_session_id=client.result(saved)["sampling_session_id"],
-                seq_id=0,
-                prompt={"chunks": [{"tokens": TOKENS}]},
-                sampling_params={"max_tokens": 4, "stop": []},
-            )
-            assert len(client.result(sampled)["sequences"][0]["tokens"]) == 4
-        assert found[BASE_NAME] != pytest.approx(found[str(gpt2_dir)], rel=1e-3)
-        client.close()
+@pytest.fixture(scope="module")
+def two_bases(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path, gpt2_dir: Path
+) -> Iterator[ServiceProcess]:
+    """A service of two bases. The folder of the first is none that a client could be told of: its name has a colon."""
+    folder = tmp_path_factory.mktemp("two")
+    shutil.copytree(tiny_model_dir, folder / "a:b")
+    bases = [f"{BASE_NAME}={folder / 'a:b'}", str(gpt2_dir)]
+    with ServiceProcess(data=folder / "data", base_models=bases) as process:
+        yield process
+
+
+@pytest.mark.parametrize("sdk", [None, "0.18.2"])
+def test_a_machine_without_the_hub_gets_tokenizers_from_the_service(
+    two_bases: ServiceProcess, tmp_path: Path, sdk: str | None
+) -> None:
+    """By training and sampling clients, in a process whose only network is the service and whose cache is empty."""
+    assert two_bases.first_key is not None
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": two_bases.base_url,
+        "HF_TOKEN": two_bases.first_key,
+        "HF_HOME": str(tmp_path / "hub"),
+        "TINKER_BASE_URL": two_bases.base_url,
+        "TINKER_API_KEY": two_bases.first_key,
+        "TINKER_TELEMETRY": "0",
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "NO_PROXY": "127.0.0.1",
+        "PYTHONPATH": "" if sdk is None else str(SDK_FOLDERS / f"tinker-{sdk}"),
+    }
+    command = [sys.executable, "-c", _TOKENIZERS, BASE_NAME]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.strip().splitlines()[-1])
+    assert seen == {"tokenizer_id": None, "trainer": TOKENS, "sampler": TOKENS, "chat": True}
+
+
+def test_two_bases_train_and_sample_side_by_side(two_bases: ServiceProcess, gpt2_dir: Path) -> None:
+    assert two_bases.first_key is not None
+    client = RawClient(two_bases.base_url, two_bases.first_key)
+    served = client.http.get("/get_server_capabilities").json()["supported_models"]
+    assert {model["model_name"]: model["max_context_length"] for model in served} == {
+        BASE_NAME: 2048,
+        str(gpt2_dir): 64,
+    }
+    found = {}
+    for number, base in enumerate((BASE_NAME, str(gpt2_dir))):
+        session = client.session()
+        model = client.model(base, session, number)
+        computed = client.passes(pass_message(model, 1, TOKENS))
+        client.step(model, 2, learning_rate=1e-2)
+        again = client.passes(pass_message(model, 3, TOKENS))
+        losses = [client.result(promise)["metrics"]["loss:sum"] for promise in (computed, again)]
+        assert losses[1] < losses[0]
+        found[base] = losses[0]
+        saved = client.post(
+            "/save_weights_for_sampler", model_id=model, seq_id=4, sampling_session_seq_id=7, kind="inflight"
+        )
+        sampled = client.post(
+            "/asample",
+            sampling_session_id=client.result(saved)["sampling_session_id"],
+            seq_id=0,
+            prompt={"chunks": [{"tokens": TOKENS}]},
+            sampling_params={"max_tokens": 4, "stop": []},
+        )
+        assert len(client.result(sampled)["sequences"][0]["tokens"]) == 4
+    assert found[BASE_NAME] != pytest.approx(found[str(gpt2_dir)], rel=1e-3)
+    client.close()
 
 
 def test_pinned_sampler_stays_and_live_sampler_follows(tmp_path: Path, tiny_model_dir: Path) -> None:

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from contracts.errors import InvalidRequest
+
 CLIP_LOW, CLIP_HIGH, BETA = "clip_low_threshold", "clip_high_threshold", "beta"
+KL_COEFF, RATIO_CAP = "kl_coeff", "ratio_cap"
+SAMPLING_LOGPROBS, ADVANTAGES, RATIO_MASK = "logprobs", "advantages", "sequence_ratio_mask"
+LARGEST_RATIO_CAP = 1e4
 
 
 class LossName(StrEnum):
@@ -19,6 +24,8 @@ class LossName(StrEnum):
     PPO = "ppo"
     CISPO = "cispo"
     DRO = "dro"
+    GSPO = "gspo"
+    STABLE_REINFORCE = "stable_reinforce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +40,21 @@ class LossRule:
     optional: tuple[str, ...] = ()
     config: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
+    @property
+    def is_policy(self) -> bool:
+        """True for a loss of sampled tokens, which brings the logprobs that they were sampled with."""
+        return SAMPLING_LOGPROBS in self.required
 
-_POLICY_INPUTS = ("logprobs", "advantages")
+    def check_config(self, config: Mapping[str, float]) -> None:
+        """Raise ``InvalidRequest`` for settings with which the loss is not defined."""
+        cap, coefficient = config.get(RATIO_CAP, 1.0), config.get(KL_COEFF, 0.0)
+        if not 1 <= cap <= LARGEST_RATIO_CAP:
+            raise InvalidRequest(f"loss_fn_config.{RATIO_CAP} must be 1 to {LARGEST_RATIO_CAP:g}; got {cap}")
+        if coefficient < 0:
+            raise InvalidRequest(f"loss_fn_config.{KL_COEFF} must be 0 or more; got {coefficient}")
+
+
+_POLICY_INPUTS = (SAMPLING_LOGPROBS, ADVANTAGES)
 _CLIP_CONFIG: Mapping[str, float] = MappingProxyType({CLIP_LOW: 0.8, CLIP_HIGH: 1.2})
 
 LOSS_RULES: Mapping[LossName, LossRule] = MappingProxyType(
@@ -44,5 +64,11 @@ LOSS_RULES: Mapping[LossName, LossRule] = MappingProxyType(
         LossName.PPO: LossRule(required=_POLICY_INPUTS, optional=(CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG),
         LossName.CISPO: LossRule(required=_POLICY_INPUTS, optional=(CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG),
         LossName.DRO: LossRule(required=_POLICY_INPUTS, config=MappingProxyType({BETA: 0.05})),
+        LossName.GSPO: LossRule(
+            required=(*_POLICY_INPUTS, RATIO_MASK), optional=(CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG
+        ),
+        LossName.STABLE_REINFORCE: LossRule(
+            required=_POLICY_INPUTS, config=MappingProxyType({KL_COEFF: 0.01, RATIO_CAP: 2.0})
+        ),
     }
 )

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
-from contracts.operations import OperationKind, Result
+from contracts.operations import ForwardBackwardOutput, OperationKind, Result
 from contracts.pass_report import PassReport
 from telemetry.context import working_on
 from telemetry.labels import base_label, share_class
@@ -23,6 +23,9 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PADDING = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75)
+KLS = (1e-6, 1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75)
+RATIOS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0, 10.0, 100.0, 1e4)
 SUMMARY_SECONDS = 60.0
 """Time between two log lines with the sums since the last one. Each pass has its own line, on level debug."""
 _TRAINED = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
@@ -50,6 +53,13 @@ class TrainingMetrics:
         self.steps = counter("optimizer_steps", "Optimizer steps of adapters.")
         self.step_seconds = histogram("optimizer_seconds", "Seconds of a fused step of several adapters.", SECONDS)
         self.tokens = counter("trained_tokens", "Tokens of finished passes.", "share", "kind")
+        self.sampling_kl = histogram(
+            "policy_sampling_kl", "KL divergence of trained from sampling weights, by operation of a policy loss.", KLS
+        )
+        self.ratio_outside = histogram(
+            "policy_ratio_outside", "Share of probability ratios outside 0.9 to 1.1, by operation.", SHARES
+        )
+        self.ratio_max = histogram("policy_ratio_max", "Largest probability ratio, by operation.", RATIOS)
         self.paged = counter("adapters_paged", "Adapters that came into memory or left it.", "direction")
         self.snapshots = counter("snapshots_written", "Training states written durably.")
         self.snapshot_failures = counter("snapshot_failures", "Snapshots that could not be written.")
@@ -96,6 +106,11 @@ class TrainingTelemetry:
         self._paged_in = metrics.paged.labels(base, "in")
         self._paged_out = metrics.paged.labels(base, "out")
         self._steps = metrics.steps.labels(base)
+        self._policy = {
+            "sampling_kl:mean": metrics.sampling_kl.labels(base),
+            "ratio_outside:mean": metrics.ratio_outside.labels(base),
+            "ratio:max": metrics.ratio_max.labels(base),
+        }
         self._snapshots = metrics.snapshots.labels(base)
         self._snapshot_failures = metrics.snapshot_failures.labels(base)
 
@@ -140,6 +155,10 @@ class TrainingTelemetry:
             return
         if operation.kind in _TRAINED:
             self._metrics.tokens.labels(self._label, share_class(share), operation.kind.value).inc(operation.tokens)
+        if isinstance(outcome, ForwardBackwardOutput):
+            for name, histogram in self._policy.items():
+                if name in outcome.metrics:
+                    histogram.observe(outcome.metrics[name])
         if log.isEnabledFor(logging.DEBUG):
             with working_on(operation):
                 log.debug("operation done kind=%s seq_id=%d", operation.kind, operation.seq_id)

@@ -179,6 +179,7 @@ def _loss(raw: RawBatch) -> LossSpec:
         if isinstance(value, str) or not np.isfinite(value):
             raise InvalidRequest(f"loss_fn_config.{key} must be a finite number")
         config[key] = float(value)
+    rule.check_config(config)
     return LossSpec(name, config)
 
 

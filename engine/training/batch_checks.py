@@ -20,6 +20,7 @@ def check_batch(batch: TrainingBatch, facts: BaseModelFacts) -> None:
     if unknown:
         known = ", ".join(rule.config) or "none"
         raise InvalidRequest(f"loss_fn_config: {unknown[0]!r} is no setting of {batch.loss.name}; it knows: {known}")
+    rule.check_config(batch.loss.config)
     if not batch.data:
         raise InvalidRequest("data is empty; send at least one datum")
     for number, datum in enumerate(batch.data):

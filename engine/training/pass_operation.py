@@ -8,6 +8,7 @@ from torch import Tensor
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
 from contracts.operations import ForwardBackwardOutput, TrainingBatch
+from engine.training.policy_record import policy_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +112,6 @@ class PassOperation:
         if len(self.logprobs) != len(self.batch.data):
             return EngineFailure("the pass left out a sequence")
         tokens = sum(len(datum.tokens) for datum in self.batch.data)
-        return ForwardBackwardOutput(self.logprobs, {"loss:sum": self.loss, "tokens:sum": float(tokens)})
+        metrics = {"loss:sum": self.loss, "tokens:sum": float(tokens)}
+        metrics |= policy_metrics(self.batch.loss, self.batch.data, self.logprobs)
+        return ForwardBackwardOutput(self.logprobs, metrics)

@@ -7,11 +7,15 @@ import pytest
 from prometheus_client import generate_latest
 
 from contracts.errors import InvalidRequest
+from contracts.ids import RequestId, TenantId
+from contracts.ledger_records import ReadyOperation
+from contracts.operations import ForwardBackwardOutput, OperationKind, UnloadModel
 from telemetry.collectors import QueueState
 from telemetry.exposition import Exposition
 from telemetry.labels import base_label, replica_label, share_class
 from telemetry.metrics import Metrics
 from telemetry.readiness import NotReady, Readiness
+from telemetry.telemetry import Telemetry
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -157,6 +161,33 @@ async def test_a_part_that_does_not_answer_is_not_waited_for() -> None:
 
     verdict = await Readiness({"hung": hang}, seconds=0.05).look()
     assert (verdict.status, verdict.parts) == (503, {"hung": "no answer in 0.05 s"})
+
+
+def test_how_far_the_sampling_policy_is_shows_by_base_model() -> None:
+    """A supervised operation beside it brings no such figure."""
+    telemetry = Telemetry.of("test", lambda: NOW)
+    training = telemetry.training("org/name")
+    metrics = {"loss:sum": 1.0, "sampling_kl:mean": 0.02, "ratio_outside:mean": 0.25, "ratio:max": 3.0}
+    for found in (metrics, {"loss:sum": 1.0}):
+        operation = ReadyOperation(
+            id=RequestId("r"),
+            position=1,
+            tenant=TenantId("t"),
+            lane="run",
+            seq_id=1,
+            kind=OperationKind.FORWARD_BACKWARD,
+            payload=UnloadModel(),
+            tokens=4,
+        )
+        training.finished(operation, ForwardBackwardOutput([], found), share=1.0)
+
+    def shown(name: str) -> tuple[float | None, ...]:
+        read = telemetry.metrics.registry.get_sample_value
+        return tuple(read(f"weft_policy_{name}_{part}", {"base": "org/name"}) for part in ("count", "sum"))
+
+    assert shown("sampling_kl") == (1, 0.02)
+    assert shown("ratio_outside") == (1, 0.25)
+    assert shown("ratio_max") == (1, 3.0)
 
 
 async def test_what_is_expected_is_not_ready_until_it_is_there() -> None:

@@ -186,10 +186,14 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("loss", "config", "inputs", "words"),
         [
-            ("gspo", None, POLICY, ["'gspo'", *LossName]),
+            ("no_such_loss", None, POLICY, ["'no_such_loss'", *LossName]),
             ("", None, POLICY, [*LossName]),
             ("ppo", {"beta": 1.0}, POLICY, ["'beta'", "ppo", "clip_low_threshold, clip_high_threshold"]),
             ("cross_entropy", {"beta": 1.0}, {}, ["'beta'", "none"]),
+            ("gspo", None, POLICY, ["gspo needs sequence_ratio_mask"]),
+            ("stable_reinforce", None, {}, ["stable_reinforce needs logprobs, advantages"]),
+            ("stable_reinforce", {"ratio_cap": 0.5}, POLICY, ["ratio_cap must be 1 to 10000; got 0.5"]),
+            ("stable_reinforce", {"kl_coeff": -1.0}, POLICY, ["kl_coeff must be 0 or more"]),
             ("dro", {"beta": NAN}, POLICY, ["loss_fn_config.beta", "finite"]),
             ("dro", {"beta": "0.5"}, POLICY, ["loss_fn_config.beta", "number"]),
             ("ppo", None, {"logprobs": [0.0] * 3}, ["data[0]", "advantages"]),

@@ -1,5 +1,6 @@
 """The tiny base in weft's trainer, and the same adapter in plain PEFT with torch autograd as the independent reference."""
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,14 @@ from engine.training.checkpoint_files import read_checkpoint, write_checkpoint
 from engine.training.trainer import PassItem, Trainer, loaded_state
 
 RUN, NEIGHBOUR = RunId("first:train:0"), RunId("second:train:0")
-POLICY_LOSSES = (LossName.IMPORTANCE_SAMPLING, LossName.PPO, LossName.CISPO, LossName.DRO)
+POLICY_LOSSES = (
+    LossName.IMPORTANCE_SAMPLING,
+    LossName.PPO,
+    LossName.CISPO,
+    LossName.DRO,
+    LossName.GSPO,
+    LossName.STABLE_REINFORCE,
+)
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +54,10 @@ def make_datum(
     else:
         inputs["logprobs"] = (-5.5 + 0.4 * rng.normal(size=shape)).astype(np.float32)
         inputs["advantages"] = rng.normal(size=shape).astype(np.float32)
+    if loss is LossName.GSPO:
+        inputs["sequence_ratio_mask"] = (
+            (np.arange(length) > length // 3).astype(np.float32).repeat(width or 1).reshape(shape)
+        )
     return Datum(tokens=rng.integers(0, vocabulary, length), targets=rng.integers(0, vocabulary, shape), inputs=inputs)
 
 
@@ -136,6 +148,18 @@ def reference_loss(spec: LossSpec, logp: Tensor, given: dict[str, Tensor]) -> Te
         case LossName.DRO:
             beta = spec.config.get("beta", 0.05)
             return -(logp * advantages - 0.5 * beta * (logp - given["logprobs"]) ** 2).sum()
+        case LossName.GSPO:
+            marked = given["sequence_ratio_mask"] != 0
+            sequence = (logp.detach() - given["logprobs"])[marked].mean().exp()
+            token = sequence * logp.exp() / logp.exp().detach()
+            return -torch.min(token * advantages, token.clamp(low, high) * advantages).sum()
+        case LossName.STABLE_REINFORCE:
+            cap, coefficient = spec.config.get("ratio_cap", 2.0), spec.config.get("kl_coeff", 0.01)
+            tangent = (cap - 1 - math.log(cap)) + (cap - 1) * (ratio.log() - math.log(cap))
+            divergence = torch.where(ratio <= cap, ratio - 1 - ratio.log(), tangent)
+            sampled = (given["logprobs"] != 0) | (advantages != 0)
+            gain = ratio.clamp(max=cap).detach() * logp * advantages
+            return ((coefficient * divergence - gain) * sampled).sum()
     raise AssertionError(spec.name)
 
 

@@ -15,6 +15,7 @@ from contracts.errors import WeftError
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, LossSpec, OptimStep, OptimStepped
 from engine.model.base import BaseModel
+from engine.training.losses import flat_inputs, loss_terms
 from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import (
     NEIGHBOUR,
@@ -102,6 +103,80 @@ def test_dro_beta_comes_from_config(trainer: Trainer, tiny_model_dir: Path) -> N
     expected = reference_for(trainer, RUN, tiny_model_dir).loss(batch)
     got = output(trainer.run_pass([PassItem(RUN, batch, False)])[0]).metrics["loss:sum"]
     assert got == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("config", [{"kl_coeff": 0.0}, {"kl_coeff": 3.0, "ratio_cap": 1.1}], ids=["no-kl", "kl"])
+def test_stable_reinforce_truncates_ratios_and_divergence(
+    trainer: Trainer, tiny_model_dir: Path, config: dict[str, float]
+) -> None:
+    """Ratios on both sides of the cap; prompt tokens (logprob and advantage 0) add nothing."""
+    trainer.create(RUN, settings())
+    randomise(trainer, RUN, 5)
+    reference = reference_for(trainer, RUN, tiny_model_dir)
+    batch = replace(make_batch(4, LossName.STABLE_REINFORCE), loss=LossSpec(LossName.STABLE_REINFORCE, config))
+    for datum in batch.data:
+        for values in datum.inputs.values():
+            values[0] = 0.0
+    result = output(trainer.run_pass([backward(RUN, batch)])[0])
+    expected = reference.loss(batch)
+    assert result.metrics["loss:sum"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert result.metrics["ratio:max"] > 1.2
+    for ours, theirs in zip(
+        gradients_of(trainer, RUN), torch.autograd.grad(expected, reference.parameters), strict=True
+    ):
+        assert_close(ours, theirs)
+
+
+def test_gspo_weighs_a_sequence_by_itself_bit_for_bit(trainer: Trainer) -> None:
+    """A sequence alone, and between other sequences and a neighbour's of the same loss."""
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings(train_unembed=False))
+    batch = make_batch(6, LossName.GSPO, (9, 9))
+    unmarked = replace(batch.data[1], inputs={**batch.data[1].inputs, "sequence_ratio_mask": np.zeros(9, np.float32)})
+    batch = replace(batch, data=[batch.data[0], unmarked])
+    spec = batch.loss
+    logp = torch.from_numpy(np.concatenate([datum.inputs["logprobs"] for datum in batch.data])) + 0.1
+    whole = loss_terms(spec, logp, as_tensors(flat_inputs(spec, batch.data)))
+    parts = [
+        loss_terms(spec, logp[start : start + 9], as_tensors(flat_inputs(spec, [datum])))
+        for start, datum in zip((0, 9), batch.data, strict=True)
+    ]
+    assert torch.equal(whole, torch.cat(parts))
+    expected = -torch.from_numpy(batch.data[1].inputs["advantages"])
+    assert torch.equal(parts[1], expected), "no marked token: the ratio is 1"
+
+
+def as_tensors(inputs: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """The inputs as a micro-batch has them."""
+    return {name: torch.from_numpy(values) for name, values in inputs.items()}
+
+
+@pytest.mark.parametrize("loss", POLICY_LOSSES)
+def test_policy_losses_tell_how_far_the_sampling_policy_is(trainer: Trainer, loss: LossName) -> None:
+    """Two of six sampled tokens are off by more than a tenth; the prompt's three tokens count nowhere."""
+    trainer.create(RUN, settings())
+    trainer.create(NEIGHBOUR, settings(seed=3))
+    drift = np.array([0, 0, 0, 0.05, -0.05, 0.2, -0.3, 0.01, 0.0])
+    blank = make_batch(9, loss, (9,))
+    (now,) = output(trainer.run_pass([PassItem(RUN, blank, False)])[0]).logprobs
+    is_prompt = np.arange(9) < 3
+    inputs = {
+        **blank.data[0].inputs,
+        "logprobs": np.where(is_prompt, 0, now - drift).astype(np.float32),
+        "advantages": (~is_prompt).astype(np.float32),
+    }
+    if loss is LossName.GSPO:
+        inputs["sequence_ratio_mask"] = (~is_prompt).astype(np.float32)
+    batch = replace(blank, data=[replace(blank.data[0], inputs=inputs)])
+    supervised = make_batch(2, LossName.CROSS_ENTROPY)
+    ours, beside = trainer.run_pass([backward(RUN, batch), backward(NEIGHBOUR, supervised)])
+    metrics = output(ours).metrics
+    assert metrics["sampled_tokens:sum"] == 6
+    assert metrics["ratio_outside:mean"] == pytest.approx(2 / 6)
+    assert metrics["ratio:max"] == pytest.approx(np.exp(0.2), rel=1e-5)
+    sampled = drift[3:]
+    assert metrics["sampling_kl:mean"] == pytest.approx(float(np.mean(np.exp(sampled) - 1 - sampled)), rel=1e-3)
+    assert set(output(beside).metrics) == {"loss:sum", "tokens:sum"}
 
 
 def test_cross_entropy_without_weights_weighs_every_target_one(trainer: Trainer) -> None:

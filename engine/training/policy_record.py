@@ -1,0 +1,61 @@
+"""Record of the policy that sampled a datum's tokens, and figures of how far the current weights are from that policy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from contracts.losses import ADVANTAGES, LOSS_RULES, RATIO_MASK, SAMPLING_LOGPROBS
+from contracts.operations import Datum, LossSpec
+
+OFF_POLICY = 0.1
+"""Distance of a probability ratio from 1 from which ``ratio_outside`` counts the token."""
+_LARGEST_EXPONENT = 700.0
+"""Bound of a log-ratio whose ``exp`` is still a float64."""
+
+
+def sampling_logprobs(datum: Datum) -> np.ndarray:
+    """Return the log-probabilities with which the datum's targets were sampled, in the shape of its targets.
+
+    The datum brings them itself, as its input ``logprobs``.
+    """
+    return datum.inputs[SAMPLING_LOGPROBS]
+
+
+def is_sampled(datum: Datum) -> np.ndarray:
+    """Return which targets were sampled, bool in their shape.
+
+    Clients write logprob 0 and advantage 0 at the tokens of a prompt or of an environment; ``gspo`` marks the sampled tokens.
+    """
+    mask = datum.inputs.get(RATIO_MASK)
+    if mask is not None:
+        marked: np.ndarray = mask != 0
+        return marked
+    found: np.ndarray = (sampling_logprobs(datum) != 0) | (datum.inputs[ADVANTAGES] != 0)
+    return found
+
+
+def policy_metrics(loss: LossSpec, data: Sequence[Datum], logprobs: Sequence[np.ndarray]) -> dict[str, float]:
+    """Return metrics of a policy loss over the sampled tokens; none for another loss, and none where no token was sampled.
+
+    With the probability ratio r of the current weights to the sampling ones:
+
+    - ``sampling_kl:mean``: mean of ``r - 1 - log r``; Schulman 2020, "Approximating KL Divergence", k3.
+    - ``ratio_outside:mean``: share of ratios outside 0.9 to 1.1.
+    - ``ratio:max``: the largest ratio. ``sampled_tokens:sum``: the number of sampled tokens.
+    """
+    if not LOSS_RULES[loss.name].is_policy:
+        return {}
+    drifts = [
+        (found.astype(np.float64) - sampling_logprobs(datum))[is_sampled(datum)]
+        for datum, found in zip(data, logprobs, strict=True)
+    ]
+    drift = np.concatenate(drifts).clip(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+    if not drift.size:
+        return {}
+    excess = np.expm1(drift)
+    return {
+        "sampling_kl:mean": float(np.mean(excess - drift)),
+        "ratio_outside:mean": float(np.mean(np.abs(excess) > OFF_POLICY)),
+        "ratio:max": float(np.max(excess)) + 1.0,
+        "sampled_tokens:sum": float(drift.size),
+    }

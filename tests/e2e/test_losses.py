@@ -1,0 +1,55 @@
+"""Losses through the unmodified SDK, with a second tenant's work in the same passes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.conftest import BASE_NAME, FLOW_SECONDS, Service
+from tests.e2e.sdk_losses import ADVANTAGES, DRIFT
+
+SCRIPT = Path(__file__).with_name("sdk_losses.py")
+RATIO = np.exp(DRIFT)
+
+
+@pytest.fixture(scope="module")
+def seen(service: Service) -> dict[str, Any]:
+    """Output of the script."""
+    command = [sys.executable, str(SCRIPT), service.base_url, service.key, service.other_key, BASE_NAME]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=FLOW_SECONDS)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    found: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
+    return found
+
+
+def test_gspo_clips_a_sequence_by_its_one_ratio(seen: dict[str, Any]) -> None:
+    ratio, advantages = np.full(4, np.exp(np.mean(DRIFT))), np.array(ADVANTAGES)
+    expected = -np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages).sum()
+    assert seen["gspo"]["loss:sum"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_stable_reinforce_adds_its_divergence(seen: dict[str, Any]) -> None:
+    """No ratio reaches the cap of 2."""
+    expected = 0.5 * (RATIO - 1 - DRIFT) - RATIO * seen["logp"] * ADVANTAGES
+    assert seen["stable_reinforce"]["loss:sum"] == pytest.approx(expected.sum(), rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "stable_reinforce"])
+def test_policy_metrics_leave_the_prompt_out(seen: dict[str, Any], loss: str) -> None:
+    metrics = seen[loss]
+    assert metrics["sampled_tokens:sum"] == len(DRIFT)
+    assert metrics["ratio_outside:mean"] == 0.5
+    assert metrics["ratio:max"] == pytest.approx(np.exp(0.3), rel=1e-4)
+    assert metrics["sampling_kl:mean"] == pytest.approx(np.mean(RATIO - 1 - DRIFT), rel=1e-3)
+
+
+def test_a_loss_that_lacks_its_input_is_refused_by_name(seen: dict[str, Any]) -> None:
+    assert "gspo needs sequence_ratio_mask" in seen["refused"]
+
+
+def test_the_other_tenants_losses_are_its_own(seen: dict[str, Any]) -> None:
+    assert seen["beside"] == pytest.approx([seen["alone"]] * len(seen["beside"]), rel=1e-5)

@@ -10,6 +10,7 @@ from ledger.runtime import Runtime
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
 from tenants.discarded_folders import forget_removed, put_last
 from tenants.recorded_folders import removable, unrecorded_folders
+from workers.housekeeping.step import SMALL, Batch
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +19,8 @@ _UNNOTICED = timedelta(minutes=1)
 _SETTLED_SECONDS = 24 * 3600.0
 _FOLDERS_AT_ONCE = 32
 _ASKED_AT_ONCE = 500
+_LOOKED_AT = 10 * _ASKED_AT_ONCE
+"""Most folders that one batch looks at. Each batch lists the names of all folders, to find where it begins."""
 
 
 class FolderRemoval:
@@ -52,22 +55,31 @@ class FolderRemoval:
             some = folders[begin : begin + _FOLDERS_AT_ONCE]
             await asyncio.gather(*(asyncio.to_thread(self._runtime.data_folder.remove, folder) for folder in some))
 
-    async def remove_orphans(self, *, settled: bool) -> int:
-        """Remove checkpoint and snapshot folders that no row names; return how many.
+    async def remove_orphans(self, *, settled: bool, after: str = "", most: int = SMALL) -> Batch:
+        """Remove checkpoint and snapshot folders that no row names, among the next ones after the folder ``after``.
+
+        A batch ends once ``most`` folders went, or a few more.
 
         A process leaves such a folder when it dies between writing and recording the folder, or between deleting the row
         and removing the folder. Without ``settled``, call this only while no other process writes to the data folder. With
         ``settled``, folders changed within the last day stay, since another process may be about to record them.
         """
         oldest = time() - _SETTLED_SECONDS if settled else None
-        removed = 0
-        for parent in (CHECKPOINTS, SNAPSHOTS):
-            folders = await asyncio.to_thread(self._runtime.data_folder.folders, parent, before=oldest)
-            for begin in range(0, len(folders), _ASKED_AT_ONCE):
-                async with self._runtime.database.read() as session:
-                    orphans = await unrecorded_folders(session, folders[begin : begin + _ASKED_AT_ONCE])
-                for folder in orphans:
-                    log.info("removing %s: no row names it", folder)
-                await self.remove(orphans)
-                removed += len(orphans)
-        return removed
+        removed, folder = 0, self._runtime.data_folder
+        parent = SNAPSHOTS if after.startswith(f"{SNAPSHOTS}/") else CHECKPOINTS
+        seen = await asyncio.to_thread(folder.folders_after, parent, after, most=_LOOKED_AT)
+        for begin in range(0, len(seen), _ASKED_AT_ONCE):
+            some = seen[begin : begin + _ASKED_AT_ONCE]
+            if oldest is not None:
+                some = await asyncio.to_thread(folder.unchanged, some, since=oldest)
+            async with self._runtime.database.read() as session:
+                orphans = await unrecorded_folders(session, some)
+            for orphan in orphans:
+                log.info("removing %s: no row names it", orphan)
+            await self.remove(orphans)
+            removed += len(orphans)
+            if removed >= most:
+                return Batch(removed, seen[min(begin + _ASKED_AT_ONCE, len(seen)) - 1])
+        if len(seen) == _LOOKED_AT:
+            return Batch(removed, seen[-1])
+        return Batch(removed, f"{SNAPSHOTS}/" if parent == CHECKPOINTS else None)

@@ -206,8 +206,8 @@ class HousekeepingSteps:
             events = await delete_run_events(transaction, before=now - kept, most=LARGE)
         return again(max(events, directives), LARGE)
 
-    async def _remove_orphans(self, _place: str | None) -> Batch:
-        return Batch(await self.folders.remove_orphans(settled=True))
+    async def _remove_orphans(self, place: str | None) -> Batch:
+        return await self.folders.remove_orphans(settled=True, after=place or "")
 
 
 def _text(place: Place | None) -> str | None:

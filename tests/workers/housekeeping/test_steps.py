@@ -1,7 +1,9 @@
 """Housekeeping deletes what has expired or has no owner, and keeps what is in use."""
 
+import os
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import select, update
 
 from contracts.ids import CheckpointId
@@ -10,6 +12,9 @@ from tenants.checkpoints import directory_of
 from tenants.run_directives import RunDirective, direct_run, standing_directive
 from tenants.run_history import RunEventKind, note_run_events, run_history
 from tests.workers.housekeeping.conftest import House
+from workers.housekeeping.folders import FolderRemoval
+from workers.housekeeping.schedule import StepName
+from workers.housekeeping.step import Batch
 
 
 async def test_a_version_command_whose_sender_died_goes(house: House) -> None:
@@ -87,6 +92,35 @@ async def test_folder_that_no_row_names_goes_at_the_start(house: House) -> None:
     await house.keeping.remove_orphans()
     assert await house.checkpoints() == {kept}
     assert house.folder.folders("snapshots") == []
+
+
+async def test_orphans_go_in_batches_that_begin_where_the_last_one_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.housekeeping.folders._ASKED_AT_ONCE", 4)
+    monkeypatch.setattr("workers.housekeeping.folders._LOOKED_AT", 8)
+    tenant, _, run = await house.run("first")
+    kept = {await house.checkpoint(tenant, run, f"kept{number}") for number in range(5)}
+    orphans = [f"checkpoints/{number}" for number in range(30)] + [f"snapshots/{number}" for number in range(10)]
+    for orphan in orphans:
+        house.folder.path(orphan).mkdir(parents=True)
+    for folder in [*orphans, *(directory_of(checkpoint) for checkpoint in kept)]:
+        os.utime(house.folder.path(folder), (0, 0))
+    young = "snapshots/young"
+    house.folder.path(young).mkdir()
+    step, place, batches = FolderRemoval(house.runtime), "", list[Batch]()
+    while place is not None:
+        batches.append(await step.remove_orphans(settled=True, after=place, most=6))
+        place = batches[-1].next
+    assert sum(batch.handled for batch in batches) == 40
+    assert max(batch.handled for batch in batches) <= 6 + 4
+    assert await house.checkpoints() == kept
+    assert house.folder.folders("snapshots") == [young]
+    for orphan in ("checkpoints/orphan", "snapshots/orphan"):
+        house.folder.path(orphan).mkdir()
+        os.utime(house.folder.path(orphan), (0, 0))
+    record = await house.keeping.run_step(StepName.REMOVE_ORPHANS)
+    assert (record.handled, record.position) == (2, None)
 
 
 async def test_loop_sweeps_and_stops(house: House) -> None:

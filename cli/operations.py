@@ -78,7 +78,10 @@ def fail(operation: OperationArgument, reason: ReasonOption = "", data: DataOpti
 
 @app.command("requeue")
 def requeue(operation: OperationArgument, data: DataOption = None) -> None:
-    """Have a pending operation begun anew: claims and attempts are forgotten, and its run is rebuilt from the ledger."""
+    """Have a pending operation begun anew: claims and attempts are forgotten, and its run is rebuilt from the ledger.
+
+    An operation that is done keeps its result. Requeue one at which trainers died when they replayed it.
+    """
 
     async def change(operator: Operator) -> None:
         async with operator.database.write() as transaction:

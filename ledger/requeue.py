@@ -1,8 +1,8 @@
-"""Requeue: has a pending operation begun anew, as if no process had touched it."""
+"""Requeue: has an operation begun anew, as if no process had touched it."""
 
 from dataclasses import dataclass
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
@@ -23,8 +23,9 @@ class Requeued:
 async def requeue_operation(transaction: AsyncSession, operation: str) -> Requeued:
     """Forget the operation's claim and attempts, and fence off the trainer that may compute it.
 
-    The trainer forgets the run and rebuilds it from the ledger. A sample that a living process draws may be drawn twice; the
-    first outcome counts. Raises ``NotFound``, and ``InvalidRequest`` for an operation that is final.
+    A training operation that is done is requeued while attempts count against it: its outcome stays, and replays apply it
+    again. The trainer forgets the run and rebuilds it from the ledger. A sample that a living process draws may be drawn
+    twice; the first outcome counts. Raises ``NotFound``, and ``InvalidRequest`` for any other operation that is final.
     """
     columns = select(Operation.kind, Operation.lane, Operation.base_model).where(Operation.id == operation)
     found = (await transaction.execute(columns)).one_or_none()
@@ -35,9 +36,12 @@ async def requeue_operation(transaction: AsyncSession, operation: str) -> Requeu
         # Before the operation, as when operations are completed: the order of locks is the same everywhere.
         fenced = update(Run).where(Run.id == found.lane).values(lease_token=Run.lease_token + 1)
         trainer = await transaction.scalar(fenced.returning(Run.trainer_id))
+    is_replayed = and_(
+        Operation.state == OperationState.DONE, Operation.kind != OperationKind.SAMPLE, Operation.attempts > 0
+    )
     touched = await transaction.scalar(
         update(Operation)
-        .where(Operation.id == operation, Operation.state == OperationState.PENDING)
+        .where(Operation.id == operation, or_(Operation.state == OperationState.PENDING, is_replayed))
         .values(taken_by=None, held_by=None, attempts=0)
         .returning(Operation.id)
     )

@@ -125,13 +125,15 @@ class ReadyOperation:
     payload: Payload | Unreadable
     tokens: int
     lease: RunLease | None = None
-    """Lease of the operation's run; None for samples and replays."""
+    """Lease of the operation's run; None for samples."""
     trace_id: str | None = None
     accepted_at: datetime | None = None
     share: float = 1.0
     """Weight of the operation's tenant in the scheduler."""
     attempts: int = 0
     """Number of processes that ended while they computed the operation. Above 0 the operation is a suspect."""
+    is_replay: bool = False
+    """True for an operation that is done, and is applied again to rebuild its run's adapter."""
     has_progress: bool = False
     """True for a sample that another sampling process has begun (``tenants.sample_progress``)."""
 
@@ -145,7 +147,7 @@ def lease_of(operation: ReadyOperation) -> RunLease:
 
 @dataclass(frozen=True, slots=True)
 class PendingOperation:
-    """An accepted training operation without its payload. It may run once ``seq_id`` equals ``next_seq_id``."""
+    """A training operation that is to run, without its payload. It may run once ``seq_id`` equals ``next_seq_id``."""
 
     id: RequestId
     position: int
@@ -162,6 +164,8 @@ class PendingOperation:
     lease: RunLease
     """Lease of the run, held by the trainer that asked."""
     trace_id: str | None = None
+    is_replay: bool = False
+    """True for an operation that is done, and is to be applied again."""
 
 
 @dataclass(frozen=True, slots=True)

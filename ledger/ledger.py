@@ -215,11 +215,15 @@ class Ledger:
         return set(await transaction.scalars(pending.with_for_update()))
 
     async def operations_to_replay(
-        self, session: AsyncSession, run: RunId, *, after_seq_id: int, before_seq_id: int, most: int = sql.MAX_READY
-    ) -> list[ReadyOperation]:
-        """Return the first ``most`` done operations of ``run`` with seq_ids between both bounds (exclusive), by seq_id."""
-        keys = {"lane": run, "after_seq_id": after_seq_id, "before_seq_id": before_seq_id, "most": most}
-        return await ready_operations(session, sql.TO_REPLAY, keys, self.payloads)
+        self, session: AsyncSession, run: RunId, trainer: str, *, after_seq_id: int, before_seq_id: int
+    ) -> list[PendingOperation]:
+        """Return the done operations of ``run`` that a replay between both seq_ids (exclusive) applies, by seq_id.
+
+        Operations that have changed no adapter are left out. At most ``MAX_PENDING`` are returned, without payloads.
+        """
+        keys = {"lane": run, "after_seq_id": after_seq_id, "before_seq_id": before_seq_id}
+        rows = (await session.execute(sql.TO_REPLAY, keys)).all()
+        return [pending_operation(row, trainer, is_replay=True) for row in rows]
 
     async def complete(
         self, transaction: AsyncSession, completions: Sequence[Completion], *, anew: bool = False

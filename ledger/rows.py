@@ -101,8 +101,8 @@ def status_of(row: Row[Any]) -> OperationStatus:
     )
 
 
-def pending_operation(row: Row[Any], trainer: str) -> PendingOperation:
-    """Return a row of ``PENDING_TRAINING`` as a record; ``trainer`` leases its run."""
+def pending_operation(row: Row[Any], trainer: str, *, is_replay: bool = False) -> PendingOperation:
+    """Return a row of ``PENDING_TRAINING`` or ``TO_REPLAY`` as a record; ``trainer`` leases its run."""
     return PendingOperation(
         id=RequestId(row.id),
         position=row.position,
@@ -115,6 +115,7 @@ def pending_operation(row: Row[Any], trainer: str) -> PendingOperation:
         share=row.share,
         lease=RunLease(trainer, row.lease_token),
         trace_id=row.trace_id,
+        is_replay=is_replay,
     )
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
+from contracts.operations import OperationKind
 from store.pending_operations import IS_PENDING, IS_TRAINING
 from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, SampleProgress, Tenant
 from tenants.limit_use import training_use
@@ -106,7 +107,7 @@ _READY: Select[Any] = (
     .join(tenants, tenants.c.id == operations.c.tenant_id)
 )
 
-PENDING_TRAINING: Select[Any] = (
+_WITHOUT_PAYLOAD: Select[Any] = (
     select(
         operations.c.id,
         operations.c.position,
@@ -122,7 +123,10 @@ PENDING_TRAINING: Select[Any] = (
     )
     .join_from(operations, runs, runs.c.id == operations.c.lane)
     .join(tenants, tenants.c.id == operations.c.tenant_id)
-    .where(
+)
+
+PENDING_TRAINING: Select[Any] = (
+    _WITHOUT_PAYLOAD.where(
         IS_PENDING,
         IS_TRAINING,
         operations.c.base_model == bindparam("base_model"),
@@ -149,15 +153,17 @@ LANE_POSITIONS = select(runs.c.id, runs.c.next_seq_id, _last_done.label("done"))
     runs.c.id.in_(bindparam("lanes", expanding=True))
 )
 
+_WITHOUT_EFFECT = (OperationKind.FORWARD, OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER)
 TO_REPLAY = (
-    _READY.where(
+    _WITHOUT_PAYLOAD.where(
         operations.c.lane == bindparam("lane"),
         operations.c.seq_id > bindparam("after_seq_id"),
         operations.c.seq_id < bindparam("before_seq_id"),
         operations.c.state == OperationState.DONE,
+        operations.c.kind.not_in(_WITHOUT_EFFECT),
     )
     .order_by(operations.c.seq_id)
-    .limit(bindparam("most"))
+    .limit(MAX_PENDING)
 )
 
 FINISH = (

@@ -115,9 +115,10 @@ class TrainingTelemetry:
         self._snapshot_failures = metrics.snapshot_failures.labels(base)
 
     def claimed(self, operations: Sequence[ReadyOperation]) -> None:
-        """Record that work on the operations begins, which ends their wait in the queue."""
+        """Record that work on the operations begins, which ends their wait in the queue. Replays have waited before."""
         for operation in operations:
-            self._waits.ended(operation, self._base_model)
+            if not operation.is_replay:
+                self._waits.ended(operation, self._base_model)
 
     def pass_done(self, report: PassReport, *, tenants: int, operations: Sequence[ReadyOperation]) -> None:
         """Record a pass, or a part of one, that has just ended and computed ``operations`` of ``tenants`` tenants."""

@@ -211,7 +211,9 @@ class LedgerCalls:
         _, run = self._any_lane()
         before = self._next[run]
         async with self.database.read() as session:
-            await self.ledger.operations_to_replay(session, run, after_seq_id=before - 32, before_seq_id=before)
+            await self.ledger.operations_to_replay(
+                session, run, "a trainer", after_seq_id=before - 32, before_seq_id=before
+            )
 
     async def _lane_positions(self) -> None:
         async with self.database.read() as session:

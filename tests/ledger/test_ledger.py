@@ -531,8 +531,12 @@ async def test_replay_lists_done_operations_between_bounds_by_seq_id(bench: Benc
     await bench.finish(*await bench.ready())
     await bench.accept(4)
     async with bench.database.read() as session:
-        replay = await bench.ledger.operations_to_replay(session, bench.run, after_seq_id=-1, before_seq_id=100)
-        after = await bench.ledger.operations_to_replay(session, bench.run, after_seq_id=1, before_seq_id=2)
+        replay = await bench.ledger.operations_to_replay(
+            session, bench.run, "a trainer", after_seq_id=-1, before_seq_id=100
+        )
+        after = await bench.ledger.operations_to_replay(
+            session, bench.run, "a trainer", after_seq_id=1, before_seq_id=2
+        )
     assert [one.seq_id for one in replay] == [1, 2]
     assert after == []
 
@@ -561,7 +565,9 @@ async def test_prune_keeps_payloads_that_a_replay_needs(bench: Bench) -> None:
     bench.clock.move(timedelta(hours=2))
     await _prune(bench)
     async with bench.database.read() as session:
-        replay = await bench.ledger.operations_to_replay(session, bench.run, after_seq_id=1, before_seq_id=100)
+        replay = await bench.ledger.operations_to_replay(
+            session, bench.run, "a trainer", after_seq_id=1, before_seq_id=100
+        )
     assert [one.seq_id for one in replay] == [2, 3]
     assert await bench.count(OperationPayload) == 2
 

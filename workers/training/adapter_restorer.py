@@ -1,64 +1,51 @@
 """Puts an adapter's training state into the trainer's memory: a fresh state, a checkpoint's, or the run's own earlier state.
 
-A run's own state is rebuilt: the run's newest snapshot is read from disk, then the operations after the snapshot are applied
-again, in order of seq_id.
+A run's own state begins as its newest snapshot, read from disk. The operations after the snapshot are then applied again as
+ordinary work (``workers.training.lanes``).
 """
 
 import asyncio
 import logging
-from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from time import perf_counter
 from weakref import WeakValueDictionary
 
-from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable, WeftError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import EngineFailure, LeaseLost, NotFound, PoisonOperation, RunUnloaded, Unavailable
 from contracts.ids import CheckpointId, RunId
-from contracts.ledger_records import ReadyOperation, RunLease, lease_of
-from contracts.operations import (
-    ForwardBackwardOutput,
-    LoadWeights,
-    LoraSettings,
-    OperationKind,
-    OptimStep,
-    TrainingBatch,
-    Unreadable,
-)
+from contracts.ledger_records import PendingOperation, ReadyOperation, RunLease, lease_of
+from contracts.operations import LoadWeights, LoraSettings, OperationKind
 from contracts.paths import Segment, parse_path
 from engine.training.adapter_state import AdapterState, read_state
 from engine.training.checkpoint_files import read_checkpoint
-from engine.training.pass_operation import PassOperation
 from engine.training.trainer import fresh_state, loaded_state
 from ledger.runtime import Runtime
+from ledger.statements import MAX_PENDING
 from store.tables import Run, RunState
 from tenants.checkpoint_holds import held_checkpoint
 from tenants.checkpoints import directory_of, find_checkpoint
 from tenants.run_history import RunEventKind, note_run_events, was_restored
 from tenants.runs import get_run, lora_settings
+from workers.training.lanes import Rebuild
 from workers.training.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
 
 
-MAX_REPLAYS_AT_ONCE = 2
-"""Runs that are replayed at the same time. So a step of a run in memory waits for two replayed passes at most.
-
-With two, one computes while the other's payloads are read.
-"""
-_READ_AT_ONCE = 4
-"""Operations of a replay whose payloads are in memory at the same time."""
-_WITHOUT_EFFECT = (OperationKind.FORWARD, OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER)
+_RESTORES_OF_A_TENANT = 2
+"""Runs of one tenant that are restored at the same time: half of those whose files are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredAdapter:
-    """A rebuilt state, the last operation that the state covers, and the last one that the run's snapshot covers."""
+    """A state in the trainer's memory, the last operation that the run's snapshot covers, and what the state lacks."""
 
     state: AdapterState
-    applied_seq_id: int
     snapshot_seq_id: int
+    rebuild: Rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +67,79 @@ class AdapterRestorer:
         self._clock = runtime.clock
         self._trainer = engine.trainer
         self._compute = engine.compute
-        self._pass_token_budget = engine.pass_token_budget
-        self._tenant_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tenant_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._telemetry = engine.telemetry
         self._files = files
-        self._replays = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
         self._in_hand = engine.in_hand
         self._most_attempts = runtime.settings.max_attempts
 
     async def restore(self, operation: ReadyOperation) -> RestoredAdapter:
-        """Rebuild the state of the operation's run.
+        """Put the run's newest snapshot into the trainer, or what the run was created with. Raises ``WeftError``.
 
-        Raises ``WeftError``. Part of the state may be in the trainer's memory then.
+        The operations since then are to be applied again.
         """
-        run_id = RunId(operation.lane)
+        # Few at a time of one tenant, so that a tenant with many runs does not stand before the others.
+        turn = self._tenant_turns.setdefault(operation.tenant, asyncio.Semaphore(_RESTORES_OF_A_TENANT))
+        async with turn:
+            return await self._restore(operation)
+
+    async def _restore(self, operation: ReadyOperation) -> RestoredAdapter:
+        began, run_id, lease = perf_counter(), RunId(operation.lane), lease_of(operation)
         async with self._database.read() as session:
             run = await get_run(session, operation.tenant, run_id)
             if run.state in (RunState.UNLOADED, RunState.FAILED):
                 raise RunUnloaded(f"model {run_id} was unloaded, or never made")
-            if RunLease(run.trainer_id or "", run.lease_token) != lease_of(operation):
+            if RunLease(run.trainer_id or "", run.lease_token) != lease:
                 raise LeaseLost(f"model {run_id} is trained elsewhere by now")
             is_told = await was_restored(session, run_id, run.lease_token)
-        started = perf_counter()
+            replays = await self._read_replays(session, run, lease)
         log.debug("restoring run=%s snapshot_seq=%d next_seq=%d", run.id, run.snapshot_seq_id, run.next_seq_id)
-        await self._put_snapshot(run)
-        replayed = await self._replay(run) if run.snapshot_seq_id < run.next_seq_id - 1 else 0
-        state = await self._compute.run(partial(self._trainer.state, run_id))
-        self._telemetry.restored(replayed=replayed, seconds=perf_counter() - started)
+        replayed = len(replays)
+        if run.snapshot_dir is not None:
+            state = await self._read_snapshot(run.snapshot_dir)
+        else:
+            state = await self._create_again(run, replays.pop(0) if replays else None)
+        await self._compute.run(partial(self._trainer.put, run_id, state))
         if replayed or not is_told:
             await self._note(run, replayed)
-        return RestoredAdapter(state, run.next_seq_id - 1, run.snapshot_seq_id)
+        if not replays:
+            self._telemetry.restored(replayed=replayed, seconds=perf_counter() - began)
+        return RestoredAdapter(state, run.snapshot_seq_id, Rebuild(run.next_seq_id, replays, replayed, began))
+
+    async def _read_replays(self, session: AsyncSession, run: Run, lease: RunLease) -> list[PendingOperation]:
+        """Return the operations since the run's snapshot, without payloads."""
+        found: list[PendingOperation] = []
+        reached, is_more = run.snapshot_seq_id, run.snapshot_seq_id < run.next_seq_id - 1
+        while is_more:
+            some = await self._ledger.operations_to_replay(
+                session, RunId(run.id), lease.trainer, after_seq_id=reached, before_seq_id=run.next_seq_id
+            )
+            found += some
+            is_more = len(some) == MAX_PENDING
+            reached = some[-1].seq_id if some else reached
+        return found
+
+    async def _read_snapshot(self, directory: str) -> AdapterState:
+        async with self._files:
+            return await asyncio.to_thread(read_state, self._data_folder.path(directory), self._trainer.base)
+
+    async def _create_again(self, run: Run, first: PendingOperation | None) -> AdapterState:
+        """Return the state that the run's creation made. Raises ``WeftError``."""
+        if first is None:
+            raise EngineFailure("the run has neither a snapshot nor a creation")
+        async with self._database.read() as session:
+            loaded = await self._ledger.load(session, [first.id])
+        if not loaded:
+            raise Unavailable(f"operation {first.seq_id} cannot be read now")
+        (creation,) = loaded
+        if creation.attempts >= self._most_attempts:
+            raise PoisonOperation(f"{creation.attempts} trainers ended at the creation (request {creation.id})")
+        with self._in_hand.holding([creation.id]):
+            if isinstance(creation.payload, LoadWeights):
+                return (await self.read_checkpoint(creation, creation.payload)).state
+            if creation.kind is not OperationKind.CREATE_MODEL:
+                raise EngineFailure(f"replay cannot begin with operation {creation.seq_id}, a {creation.kind}")
+            return await self._fresh(lora_settings(run))
 
     async def _note(self, run: Run, replayed: int) -> None:
         """Note the restore in the run's history: the first under a lease, and every one that replays operations."""
@@ -124,10 +154,13 @@ class AdapterRestorer:
 
     async def put_fresh(self, run: RunId, settings: LoraSettings) -> AdapterState:
         """Put a fresh adapter into the trainer and return its state. Raises ``InvalidRequest``."""
-        async with self._files:
-            state = await asyncio.to_thread(fresh_state, self._trainer.base, settings)
+        state = await self._fresh(settings)
         await self._compute.run(partial(self._trainer.put, run, state))
         return state
+
+    async def _fresh(self, settings: LoraSettings) -> AdapterState:
+        async with self._files:
+            return await asyncio.to_thread(fresh_state, self._trainer.base, settings)
 
     async def read_checkpoint(self, operation: ReadyOperation, load: LoadWeights) -> LoadedCheckpoint:
         """Return the state that the operation's adapter is to get from a training checkpoint. Raises ``WeftError``.
@@ -153,62 +186,3 @@ class AdapterRestorer:
         if not load.creates:
             found = loaded_state(self._trainer.state(run_id), found)
         return LoadedCheckpoint(checkpoint, found)
-
-    async def _put_snapshot(self, run: Run) -> None:
-        if run.snapshot_dir is not None:
-            directory = self._data_folder.path(run.snapshot_dir)
-            async with self._files:
-                state = await asyncio.to_thread(read_state, directory, self._trainer.base)
-            await self._compute.run(partial(self._trainer.put, RunId(run.id), state))
-
-    async def _replay(self, run: Run) -> int:
-        """Apply the operations after the run's snapshot again; return how many. Few runs do so at a time.
-
-        The payloads are read a few at a time, when their turn has come.
-        """
-        replayed, reached = 0, run.snapshot_seq_id
-        # One run of a tenant at a time, so that a tenant with many runs does not stand before the others.
-        turn = self._tenant_turns.setdefault(run.tenant_id, asyncio.Lock())
-        async with turn, self._replays:
-            while True:
-                async with self._database.read() as session:
-                    some = await self._ledger.operations_to_replay(
-                        session, RunId(run.id), after_seq_id=reached, before_seq_id=run.next_seq_id, most=_READ_AT_ONCE
-                    )
-                for operation in some:
-                    await self._apply_again(run, operation)
-                    reached = operation.seq_id
-                replayed += len(some)
-                if len(some) < _READ_AT_ONCE:
-                    return replayed
-
-    async def _pass_again(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:
-        """Compute the operation in pieces of a pass's tokens, as at first: other runs' passes go between them."""
-        while operation.outcome is None and (lengths := operation.lengths_left):
-            tokens = list(accumulate(lengths))
-            sequences = max(1, bisect_right(tokens, self._pass_token_budget))
-            await self._compute.run(partial(self._trainer.advance, [operation.next_piece(sequences)]))
-        return operation.outcome or EngineFailure("the pass left out a sequence")
-
-    async def _apply_again(self, run: Run, operation: ReadyOperation) -> None:
-        if operation.attempts >= self._most_attempts:
-            raise PoisonOperation(f"{operation.attempts} trainers ended at operation {operation.seq_id}, also later")
-        with self._in_hand.holding([operation.id]):
-            await self._apply(run, operation)
-
-    async def _apply(self, run: Run, operation: ReadyOperation) -> None:
-        run_id = RunId(run.id)
-        match operation.payload:
-            case TrainingBatch() as batch if operation.kind is OperationKind.FORWARD_BACKWARD:
-                outcome = await self._pass_again(PassOperation(run_id, batch, backward=True))
-                if isinstance(outcome, WeftError):
-                    raise EngineFailure(f"replay of operation {operation.seq_id} failed: {outcome.message}")
-            case OptimStep() as step:
-                await self._compute.run(partial(self._trainer.optim_step, run_id, step))
-            case LoadWeights() as load:
-                loaded = await self.read_checkpoint(operation, load)
-                await self._compute.run(partial(self._trainer.put, run_id, loaded.state))
-            case _ if operation.kind is OperationKind.CREATE_MODEL:
-                await self.put_fresh(run_id, lora_settings(run))
-            case Unreadable() as payload if operation.kind not in _WITHOUT_EFFECT:
-                raise EngineFailure(f"replay needs operation {operation.seq_id}, a {operation.kind}: {payload.reason}")

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from contracts.errors import (
-    EngineFailure,
     LeaseLost,
     OutcomeConflict,
     PoisonOperation,
@@ -26,7 +25,7 @@ from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
 from workers.training.creation_limits import CreationLimits
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates, is_unreadable
-from workers.training.operation_outcomes import OperationOutcomes, failure_of
+from workers.training.operation_outcomes import OperationOutcomes, failure_of, unrestored
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
 from workers.training.turns import Turns
@@ -86,6 +85,8 @@ class AdapterTasks:
         for lane, head in heads:
             if head.attempts >= self._most_attempts:
                 self._start(lane, head, self._refuse(head))
+            elif lane.restore_failure is not None and head.kind is not OperationKind.UNLOAD_MODEL:
+                self._start(lane, head, self._refuse_unrestored(lane, lane.restore_failure))
             elif not self._turns.allows(lane):
                 continue
             elif head.kind is OperationKind.UNLOAD_MODEL:
@@ -168,9 +169,12 @@ class AdapterTasks:
         if lane.is_dropped:
             self._residency.forget(lane.run)
             return
-        self._residency.applied(head)
-        log.debug("operation done kind=%s seq_id=%d", head.kind, head.seq_id)
+        if head.is_replay:
+            self._outcomes.complete_replay(lane, head, None)
+            return
         lane.finish(head)
+        self._residency.applied(lane.run, lane.next_seq_id - 1)
+        log.debug("operation done kind=%s seq_id=%d", head.kind, head.seq_id)
         if head.kind is OperationKind.UNLOAD_MODEL:
             lane.waiting.clear()
             lane.loaded.clear()
@@ -179,7 +183,7 @@ class AdapterTasks:
             self._residency.snapshot(lane.run)
 
     async def _fail(self, lane: Lane, head: ReadyOperation, error: WeftError) -> None:
-        if not creates(head):
+        if head.is_replay or not creates(head):
             self._outcomes.complete(lane, head, error)
             return
         self._residency.forget(lane.run)
@@ -236,19 +240,31 @@ class AdapterTasks:
         try:
             await self._writer.drain(lane.run)
             if not lane.is_dropped:
-                await self._residency.bring_in(head)
-                lane.has_just_arrived = True
+                await self._come_in(lane, head)
         except (RunUnloaded, *_RETRIED):
             # RunUnloaded: the operation was accepted just before the run's unload was written.
             raise
         except WeftError as error:
             log.error("run=%s could not be restored: %s", head.lane, error.message)
-            raise EngineFailure(
-                "this model's training state could not be restored; load a checkpoint instead"
-            ) from error
+            raise unrestored(error.message) from error
         finally:
             self._arriving -= 1
         return False
+
+    async def _come_in(self, lane: Lane, head: ReadyOperation) -> None:
+        """Bring the adapter in, and have the lane stand where the adapter does."""
+        rebuild = await self._residency.bring_in(head)
+        if lane.is_dropped:
+            self._residency.forget(lane.run)
+            return
+        if rebuild is not None:
+            lane.begin_rebuild(rebuild, head)
+        lane.has_just_arrived = True
+
+    async def _refuse_unrestored(self, lane: Lane, failure: WeftError) -> bool:
+        """Fail an operation whose adapter could not be rebuilt. The next operation has it tried again."""
+        lane.restore_failure = None
+        raise failure
 
     async def _create(self, lane: Lane, head: ReadyOperation) -> bool:
         """Make the adapter, unless a limit of open runs is reached."""
@@ -285,6 +301,8 @@ class AdapterTasks:
             return False
         self._engine.telemetry.claimed([head])
         match head.payload:
+            case LoadWeights() as load if head.is_replay:
+                await self._checkpoints.load_again(head, load)
             case SaveWeights() as save:
                 await self._checkpoints.save(head, save)
             case SaveWeightsForSampler() as save:

@@ -81,6 +81,11 @@ class CheckpointOperations:
         await self._residency.take(operation, load, found.state)
         return True
 
+    async def load_again(self, operation: ReadyOperation, load: LoadWeights) -> None:
+        """Apply a load whose outcome is recorded already."""
+        found = await self._residency.read_checkpoint(operation, load)
+        await self._residency.take(operation, load, found.state)
+
     async def _open(self, transaction: AsyncSession, operation: ReadyOperation) -> bool:
         return await open_run_within_limit(transaction, operation.tenant, operation.lane, self._defaults)
 

@@ -1,13 +1,14 @@
 """Training operations of one base model in memory: a lane for each run, its operations strictly by seq_id.
 
 A lane holds a run's pending operations as the ledger has them. It also holds how far memory is ahead of the ledger:
-operations that have been computed and whose completions are not written yet. No I/O here.
+operations that have been computed and whose completions are not written yet. While an adapter is rebuilt, the operations
+since its snapshot stand before the pending ones, as *replays*. No I/O here.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from contracts.errors import EngineFailure
+from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 from contracts.operations import LoadWeights, OperationKind, TrainingBatch, Unreadable
@@ -16,6 +17,20 @@ from engine.training.pass_operation import PassOperation
 PASS_KINDS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 LOOKAHEAD_OPERATIONS = 8
 """Operations of one lane whose payloads are kept in memory ahead of their turn, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Operations that an adapter in memory lacks. ``next_seq_id`` is the first that the ledger does not call final.
+
+    ``replayed`` is the number of operations applied again, ``replays`` those that still are to be. ``began`` is the moment
+    of the rebuild's begin, by ``perf_counter``.
+    """
+
+    next_seq_id: int
+    replays: Sequence[PendingOperation]
+    replayed: int
+    began: float
 
 
 @dataclass(slots=True)
@@ -43,6 +58,10 @@ class Lane:
     """An operator has the run leave, or its tenant wait: nothing new begins."""
     unwritten: int = 0
     """Completions on their way to the ledger."""
+    rebuild: Rebuild | None = None
+    """Rebuild whose replays are not all applied yet. While there is one, nothing but its replays runs."""
+    restore_failure: WeftError | None = None
+    """Reason why the adapter could not be rebuilt. The next pending operation fails with it."""
 
     @property
     def head(self) -> ReadyOperation | None:
@@ -76,10 +95,13 @@ class Lane:
     def passes(self) -> Iterator[ReadyOperation]:
         """Yield the forward and forward_backward operations that may run before the next operation of another kind.
 
-        A suspect runs alone, once it is the next. Of a held lane run only operations that have begun.
+        A suspect runs alone, once it is the next. Of a held lane run only operations that have begun. Pending operations
+        wait for the last replay.
         """
         seq_id = self.next_seq_id
         while (operation := self.loaded.get(seq_id)) is not None and isinstance(operation.payload, TrainingBatch):
+            if self.rebuild is not None and not operation.is_replay:
+                return
             if operation.attempts and seq_id > self.next_seq_id:
                 return
             if self.is_held and operation.id not in self.started:
@@ -87,7 +109,7 @@ class Lane:
             yield operation
             if operation.attempts:
                 return
-            seq_id += 1
+            seq_id = self._after(seq_id)
 
     def to_load(self, token_budget: int) -> list[PendingOperation]:
         """Return the operations whose payloads a pass of ``token_budget`` tokens needs when this lane alone fills it.
@@ -104,7 +126,7 @@ class Lane:
                 tokens += pending.tokens
             else:
                 break
-            seq_id += 1
+            seq_id = self._after(seq_id)
             if tokens >= token_budget:
                 break
         if self.next_seq_id not in self.loaded and not chosen and UNLOAD_SEQ_ID in self.waiting:
@@ -117,13 +139,50 @@ class Lane:
         self.loaded.pop(operation.seq_id, None)
         self.started.pop(operation.id, None)
         if operation.seq_id != UNLOAD_SEQ_ID:
-            self.move_to(operation.seq_id + 1)
+            self.move_to(self._after(operation.seq_id))
+
+    def _after(self, seq_id: int) -> int:
+        """Return the seq_id that comes next. Between replays are operations that have no effect: those are passed over."""
+        seq_id += 1
+        if self.rebuild is not None:
+            while seq_id < self.rebuild.next_seq_id and seq_id not in self.waiting and seq_id not in self.loaded:
+                seq_id += 1
+        return seq_id
+
+    def begin_rebuild(self, rebuild: Rebuild, pending: ReadyOperation) -> None:
+        """Set the lane back to where the adapter in memory stands. ``pending`` is the operation that the rebuild is for.
+
+        A replay takes the place of ``pending`` in the order of acceptance.
+        """
+        self._forget_before(rebuild.next_seq_id)
+        self.restore_failure = None
+        for one in rebuild.replays:
+            self.waiting[one.seq_id] = replace(one, position=pending.position)
+        self.rebuild = rebuild if rebuild.replays else None
+        self.next_seq_id = rebuild.replays[0].seq_id if rebuild.replays else rebuild.next_seq_id
+
+    def end_rebuild(self, failure: WeftError | None) -> None:
+        """Go on with the pending operations: the replays are applied, or the next operation is to fail with ``failure``."""
+        if self.rebuild is None:
+            return
+        next_seq_id, self.rebuild, self.restore_failure = self.rebuild.next_seq_id, None, failure
+        self.end_started()
+        self.move_to(next_seq_id)
+
+    def end_started(self) -> None:
+        """End what is in passes: passes under way must not reach the adapter, which may be in memory again when they end."""
+        for operation in self.started.values():
+            operation.end(EngineFailure("the run is rebuilt from the ledger"))
+        self.started.clear()
 
     def move_to(self, next_seq_id: int) -> None:
         """Go on at ``next_seq_id`` or later, and drop the operations before it."""
         self.next_seq_id = max(self.next_seq_id, next_seq_id)
+        self._forget_before(self.next_seq_id)
+
+    def _forget_before(self, next_seq_id: int) -> None:
         for known in (self.waiting, self.loaded):
-            for seq_id in [seq_id for seq_id in known if seq_id < self.next_seq_id]:
+            for seq_id in [seq_id for seq_id in known if seq_id < next_seq_id]:
                 del known[seq_id]
 
 
@@ -165,24 +224,26 @@ class Lanes:
                 lane.is_held = self._is_held(lane)
                 self._lanes[operation.run] = lane
             lane.share = operation.share
-            if operation.seq_id >= lane.next_seq_id and operation.seq_id not in lane.loaded:
+            first = lane.next_seq_id if lane.rebuild is None else lane.rebuild.next_seq_id
+            if operation.seq_id >= first and operation.seq_id not in lane.loaded:
                 lane.waiting[operation.seq_id] = operation
 
     def add_payloads(self, operations: Sequence[ReadyOperation]) -> None:
         """Add operations with their payloads. Operations that no lane waits for any more are left out."""
         for operation in operations:
             lane = self._lanes.get(RunId(operation.lane))
-            if lane is not None and lane.waiting.pop(operation.seq_id, None) is not None:
-                lane.loaded[operation.seq_id] = replace(operation, lease=lane.lease)
+            known = None if lane is None else lane.waiting.pop(operation.seq_id, None)
+            if lane is not None and known is not None:
+                lane.loaded[operation.seq_id] = replace(
+                    operation, lease=lane.lease, position=known.position, is_replay=known.is_replay
+                )
 
     def drop(self, run: RunId) -> Lane | None:
         """Drop a lane whose memory may differ from the ledger, and return it. The next full look makes a new lane."""
         lane = self._lanes.pop(run, None)
         if lane is not None:
             lane.is_dropped = True
-            for operation in lane.started.values():
-                # Passes under way must not reach the adapter, which may be in memory again when they end.
-                operation.end(EngineFailure("the run is rebuilt from the ledger"))
+            lane.end_started()
         return lane
 
     def drop_idle(self) -> None:

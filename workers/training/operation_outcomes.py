@@ -1,10 +1,13 @@
 """Records outcomes of training operations: in memory at once, in the ledger soon after.
 
 Invariants: a run's completions reach the ledger strictly by seq_id. A run whose completion cannot be written is dropped
-from memory, because its memory would stay ahead of the ledger. The run's next operation rebuilds the run.
+from memory, because its memory would stay ahead of the ledger. The run's next operation rebuilds the run. Nothing is written
+of a replay.
 """
 
+import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
@@ -14,6 +17,8 @@ from workers.training.completion_writer import CompletionWriter
 from workers.training.lanes import Lane, Lanes
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
+
+log = logging.getLogger(__name__)
 
 
 class OperationOutcomes:
@@ -43,11 +48,32 @@ class OperationOutcomes:
         """Move the lane past an operation that was computed or has failed, and have its completion written."""
         if lane.is_dropped:
             return
-        self._residency.applied(operation)
+        if operation.is_replay:
+            self.complete_replay(lane, operation, outcome if isinstance(outcome, WeftError) else None)
+            return
         self._telemetry.finished(operation, outcome, share=lane.share)
-        lane.finish(operation)
         lane.unwritten += 1
         self._writer.put([Completion(operation, outcome)])
+        self._finish(lane, operation)
+
+    def complete_replay(self, lane: Lane, replay: ReadyOperation, failure: WeftError | None) -> None:
+        """Move the lane past a replay. One that fails takes the adapter along: it cannot be what its run's results say."""
+        if lane.is_dropped or (rebuild := lane.rebuild) is None:
+            return
+        if failure is not None:
+            cause = f"operation {replay.seq_id} cannot be computed again (request {replay.id})"
+            log.error("run=%s could not be restored: %s: %s", lane.run, cause, failure.message)
+            lane.end_rebuild(unrestored(cause))
+            self._residency.forget(lane.run)
+            return
+        self._finish(lane, replay)
+        if lane.next_seq_id == rebuild.next_seq_id:
+            lane.end_rebuild(None)
+            self._telemetry.restored(replayed=rebuild.replayed, seconds=perf_counter() - rebuild.began)
+
+    def _finish(self, lane: Lane, operation: ReadyOperation) -> None:
+        lane.finish(operation)
+        self._residency.applied(lane.run, lane.next_seq_id - 1)
         if not lane.started:
             self._residency.snapshot_if_due(lane.run)
 
@@ -67,6 +93,11 @@ class OperationOutcomes:
 def has_failed_whole(outcomes: Sequence[object]) -> bool:
     """Return whether each outcome is a failure of weft's own, which nobody foresaw: the device may be the cause."""
     return bool(outcomes) and all(isinstance(outcome, EngineFailure) for outcome in outcomes)
+
+
+def unrestored(cause: str) -> EngineFailure:
+    """Return the error that the owner of a run reads whose adapter could not be rebuilt."""
+    return EngineFailure(f"this model's training state could not be restored: {cause}; load a checkpoint instead")
 
 
 def failure_of(operation: ReadyOperation) -> EngineFailure:

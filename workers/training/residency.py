@@ -17,6 +17,7 @@ from engine.training.adapter_state import AdapterState, largest_nbytes
 from engine.training.budgets import default_adapter_memory
 from ledger.runtime import Runtime
 from workers.training.adapter_restorer import AdapterRestorer, LoadedCheckpoint
+from workers.training.lanes import Rebuild
 from workers.training.snapshot_writer import Snapshot, SnapshotWriter
 from workers.training.training_engine import TrainingEngine
 
@@ -96,21 +97,27 @@ class AdapterResidency:
         there = self._residents.get(run) or self._leaving.get(run)
         return None if there is None else there.lease
 
-    async def bring_in(self, operation: ReadyOperation) -> None:
-        """Bring the operation's adapter into memory. Raises ``WeftError`` when the adapter cannot be rebuilt."""
+    async def bring_in(self, operation: ReadyOperation) -> Rebuild | None:
+        """Bring the operation's adapter into memory: as its snapshot has it, or as it was when it is on its way to disk.
+
+        Return which operations it lacks; None: it is as it was. Raises ``WeftError`` when the adapter cannot be restored.
+        """
         run = RunId(operation.lane)
         leaving = self._leaving.get(run)
         if leaving is not None:
             await self._put_back(leaving)
-            return
+            return None
         await self._snapshots.finished(run)
         try:
             found = await self._restorer.restore(operation)
         except WeftError:
             self.forget(run)
             raise
-        self._note(run, operation, found.state, applied=found.applied_seq_id, snapshot=found.snapshot_seq_id)
+        lacking = found.rebuild.replays
+        applied = (lacking[0].seq_id if lacking else found.rebuild.next_seq_id) - 1
+        self._note(run, operation, found.state, applied=applied, snapshot=found.snapshot_seq_id)
         self._telemetry.paged_in()
+        return found.rebuild
 
     async def create(self, operation: ReadyOperation, settings: LoraSettings) -> None:
         """Make a fresh adapter for the operation's run. Raises ``InvalidRequest``."""
@@ -147,12 +154,12 @@ class AdapterResidency:
 
     # --- being there -----------------------------------------------------------------------------------------------
 
-    def applied(self, operation: ReadyOperation) -> None:
-        """Note that the operation's effect is in memory."""
-        resident = self._residents.get(RunId(operation.lane))
+    def applied(self, run: RunId, seq_id: int) -> None:
+        """Note that the effect of the run's operations up to ``seq_id`` is in memory."""
+        resident = self._residents.get(run)
         if resident is not None:
-            resident.applied_seq_id = max(resident.applied_seq_id, operation.seq_id)
-            self.touch(RunId(operation.lane))
+            resident.applied_seq_id = max(resident.applied_seq_id, seq_id)
+            self.touch(run)
 
     def touch(self, run: RunId) -> None:
         """Note that the adapter was used."""

@@ -2,10 +2,12 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from contracts.errors import EngineFailure
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, PendingOperation, ReadyOperation, RunLease
 from contracts.losses import LossName
@@ -21,8 +23,10 @@ from contracts.operations import (
     TrainingBatch,
     UnloadModel,
 )
+from engine.round_robin import Fairness
 from engine.training.pass_operation import PassOperation
-from workers.training.lanes import LOOKAHEAD_OPERATIONS, Lane, Lanes, creates
+from workers.training.lanes import LOOKAHEAD_OPERATIONS, Lane, Lanes, Rebuild, creates
+from workers.training.scheduler import QueuedPass, plan_pass
 
 RUN, OTHER = RunId("first:train:0"), RunId("second:train:0")
 TENANTS = {RUN: TenantId("first"), OTHER: TenantId("second")}
@@ -84,6 +88,15 @@ def head_of(lanes: Lanes, run: RunId = RUN) -> int | None:
     """Return the seq_id that may run, None if none may."""
     head = lane_of(lanes, run).head
     return None if head is None else head.seq_id
+
+
+def rebuilt(lanes: Lanes, *seq_ids: int, next_seq_id: int) -> Lane:
+    """Set the run's lane back to the replays of ``seq_ids``, and return it."""
+    lane = lane_of(lanes)
+    assert lane.head is not None
+    replays = [replace(pending(seq_id, next_seq_id=next_seq_id), is_replay=True) for seq_id in seq_ids]
+    lane.begin_rebuild(Rebuild(next_seq_id, replays, len(replays), 0.0), lane.head)
+    return lane
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -220,6 +233,61 @@ def test_an_idle_lane_is_dropped_only_when_nothing_depends_on_it(reason: str) ->
     lanes.drop_idle()
     assert (lanes.get(RUN) is None) == (reason == "nothing")
     assert [one.run for one in lanes if one.run == OTHER] == [OTHER]
+
+
+def test_a_rebuild_sets_its_lane_back_and_the_pending_operations_wait_for_the_last_replay() -> None:
+    """Seq_ids 2 and 5 had no effect, 6 is the first pending one. A look that began before the rebuild changes nothing."""
+    lanes = lanes_of(pending(6, next_seq_id=6), pending(7, next_seq_id=6), pending(1, run=OTHER))
+    lane = rebuilt(lanes, 1, 3, 4, next_seq_id=6)
+    assert lane.next_seq_id == 1
+    lanes.add_pending([pending(seq_id, next_seq_id=6) for seq_id in range(1, 8)])
+    assert [one.seq_id for one in lane.to_load(1000)] == [1, 3, 4]
+    lanes.add_payloads([ready(one) for one in lane.to_load(1000)])
+    assert [one.seq_id for one in lane.passes()] == [1, 3, 4]
+    assert head_of(lanes, OTHER) == 1
+    for replay in list(lane.passes()):
+        assert replay.is_replay
+        lane.finish(replay)
+    lane.end_rebuild(None)
+    assert [one.seq_id for one in lane.passes()] == [6, 7]
+    assert not any(one.is_replay for one in lane.passes())
+
+
+def test_a_failed_rebuild_ends_what_is_in_passes_and_goes_on_with_the_pending_operations() -> None:
+    lanes = lanes_of(pending(3, next_seq_id=3))
+    lane = rebuilt(lanes, 1, 2, next_seq_id=3)
+    lanes.add_payloads([ready(one) for one in lane.to_load(1000)])
+    replay = next(lane.passes())
+    assert isinstance(replay.payload, TrainingBatch)
+    begun = lane.started[replay.id] = PassOperation(RUN, replay.payload, backward=True)
+    failure = EngineFailure("no")
+    lane.end_rebuild(failure)
+    assert begun.outcome is not None
+    assert not lane.started
+    assert (head_of(lanes), lane.restore_failure) == (3, failure)
+
+
+def test_a_tenants_replays_are_charged_to_it_and_a_light_tenant_waits_for_one_pass_at_most() -> None:
+    """A replay of 400 sequences beside ten of another tenant that come one after another."""
+    lanes = lanes_of(pending(401, next_seq_id=401))
+    heavy = rebuilt(lanes, *range(1, 401), next_seq_id=401)
+    fairness, waits, taken = Fairness(), 0, 0
+    for number in range(1, 11):
+        lanes.add_pending([pending(number, run=OTHER, next_seq_id=number)])
+        light = lane_of(lanes, OTHER)
+        while light.head is not None or light.waiting:
+            lanes.add_payloads([ready(one) for lane in lanes for one in lane.to_load(40)])
+            waiting = {one.id: (lane, one) for lane in lanes for one in lane.passes()}
+            queue = [QueuedPass(one.id, lane.run, lane.tenant, [one.tokens]) for lane, one in waiting.values()]
+            plan = plan_pass(queue, fairness, shares={}, token_budget=40)
+            fairness = plan.fairness
+            for lane, one in (waiting[piece.id] for piece in plan.pieces):
+                lane.finish(one)
+                taken += lane is heavy
+            waits += light.head is not None
+    assert waits <= 10
+    assert taken >= 10
+    assert heavy.next_seq_id == taken + 1
 
 
 def test_what_creates_a_run() -> None:

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from ledger.attempts import count_attempts
 from ledger.runtime import Runtime
 from ledger.sample_claims import return_samples_of
+from ledger.untold import tell_of_trainer
 from ledger.wakeups import cleared_samples_topic, sampling_topic
 from store.database import after_commit
 from store.tables import VersionCommand
@@ -69,10 +70,11 @@ async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool
 async def reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
     """Release the runs of dead trainers, whose rows the caller has locked, and delete the rows.
 
-    An attempt is counted for each operation that a trainer had in hand.
+    An attempt is counted for each operation that a trainer had in hand. Clients are told of what it may have ended last.
     """
     for trainer in dead:
         suspects = await asyncio.to_thread(read_record, runtime.data_folder, trainer)
+        await tell_of_trainer(transaction, trainer, runtime.wakeups, runtime.clock)
         # Runs before operations, as everywhere: in another order two transactions would wait for each other.
         runs = await release_all_runs(transaction, trainer, runtime.clock(), kind=RunEventKind.LOST)
         await count_attempts(transaction, suspects)

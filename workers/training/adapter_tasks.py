@@ -20,6 +20,7 @@ from contracts.ids import RunId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
 from ledger.runtime import Runtime
+from ledger.untold import tell
 from telemetry.context import working_on
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
@@ -54,7 +55,7 @@ class AdapterTasks:
     ) -> None:
         """Call ``wake`` to have the worker look for more work."""
         self._engine = engine
-        self._database = runtime.database
+        self._wakeups = runtime.wakeups
         self._lanes = lanes
         self._residency = residency
         self._checkpoints = CheckpointOperations(runtime, engine, residency)
@@ -151,6 +152,7 @@ class AdapterTasks:
         except _RETRIED:
             log.exception("operation=%s kind=%s could not be run or recorded; trying again later", head.id, head.kind)
             self._outcomes.drop(lane.run)
+            tell(self._wakeups, [head.id])
         except WeftError as error:
             await self._fail(lane, head, error)
         except Exception:

@@ -11,6 +11,7 @@ from contracts.errors import LeaseLost
 from contracts.ids import RunId
 from contracts.ledger_records import Completion
 from ledger.runtime import Runtime
+from ledger.untold import tell
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class CompletionWriter:
     def __init__(self, runtime: Runtime) -> None:
         self._database = runtime.database
         self._ledger = runtime.ledger
+        self._wakeups = runtime.wakeups
         self._queue: list[Completion] = []
         self._writing: list[Completion] = []
         self._added = asyncio.Event()
@@ -86,6 +88,8 @@ class CompletionWriter:
                 await self._write(completions, on_written, on_refused)
                 continue
             log.error("run=%s is dropped from memory; it is rebuilt from the ledger", run)
+            # They may have been written: the answer of the COMMIT may be lost.
+            tell(self._wakeups, [completion.operation.id for completion in completions])
             self._queue = [one for one in self._queue if one.operation.lane != run]
             on_refused(run)
 

@@ -12,12 +12,12 @@ import pytest_asyncio
 from sqlalchemy import func, select, update
 
 from contracts.ids import RequestId, RunId, TenantId
-from contracts.ledger_records import NewOperation
+from contracts.ledger_records import NewOperation, OperationState
 from contracts.operations import LoraSettings, OperationKind, OptimStep, SampleRequest
 from ledger.ledger import Ledger
 from ledger.runtime import Runtime
 from ledger.sample_claims import claim_samples
-from ledger.wakeups import Wakeups
+from ledger.wakeups import Wakeups, operation_topic
 from store.database import Database, create_engine
 from store.tables import Operation, Placement, Run, RunState, VersionCommand, WorkerProcess
 from telemetry.telemetry import Telemetry
@@ -158,6 +158,22 @@ async def test_what_the_forsaken_had_is_free_again(house: House) -> None:
     assert tokens == {gone.run: 8, kept.run: 7}
     assert placed == [gone.run]
     assert lease_moves(house.runtime, "expired") == 1
+
+
+async def test_clients_hear_of_what_a_trainer_ended_before_it_died(house: House) -> None:
+    """The results are written, and nobody was told."""
+    ended: dict[str, str] = {}
+    async with house.database.write() as transaction:
+        for name, base in house.bases.items():
+            which = (Operation.lane == base.run, Operation.seq_id == 1)
+            done = update(Operation).where(*which).values(state=OperationState.DONE, finished_at=house.now)
+            ended[name] = (await transaction.scalars(done.returning(Operation.id))).one()
+            await transaction.execute(update(Run).where(Run.id == base.run).values(next_seq_id=2))
+    await house.end(GONE, ago=11 * LEASE)
+    listen = house.runtime.wakeups.listen
+    with listen(operation_topic(ended[GONE])) as told, listen(operation_topic(ended[KEPT])) as beside:
+        await house.sweep()
+        assert (told.is_set(), beside.is_set()) == (True, False)
 
 
 async def test_a_process_that_may_still_come_back_keeps_what_it_has(house: House) -> None:

@@ -10,6 +10,7 @@ from contracts.ledger_records import ReadyOperation
 from contracts.losses import LossName
 from contracts.operations import OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
+from ledger.wakeups import operation_topic
 from migrations.upgrade import upgrade
 from testing.commit_proxy import CommitProxy
 from tests.engine.training.conftest import make_batch
@@ -71,10 +72,12 @@ async def test_a_step_whose_commit_was_not_answered_takes_effect_once(
         if commits_late:
             restore_after_the_commit(rig, proxy)
         async with rig.running():
-            for one in (client, other):
-                one.rig = rig
-                await one.result(requests[one.run][-1])
-                assert isinstance(await one.result(requests[one.run][0]), OptimStepped)
+            with rig.ledger.wakeups.listen(operation_topic(lost)) as told:
+                for one in (client, other):
+                    one.rig = rig
+                    await one.result(requests[one.run][-1])
+                    assert isinstance(await one.result(requests[one.run][0]), OptimStepped)
+                assert told.is_set(), "a client that waits for it need not wait for its own next look"
             assert proxy.lost.is_set()
             for one in (client, other):
                 expected = undisturbed(base, one.lora, [*BEFORE, *AFTER])

@@ -86,12 +86,17 @@ def filled_database(server: URL, rows: int, tenants: int, *, pending: int | None
         yield Filled(url, made)
 
 
-async def one_turn(filled: Filled, calls: LedgerCalls, number: int) -> None:
-    """Time a few lives of operations, one tenant after another, and every other call once."""
+async def time_lives(filled: Filled, calls: LedgerCalls, number: int) -> None:
+    """Time a few lives of operations, one tenant after another."""
     for step in range(_LIVES_IN_A_TURN):
         lane = calls.lanes[(number * _LIVES_IN_A_TURN + step) % len(calls.lanes)]
         for name, milliseconds in (await calls.life(*lane)).items():
             filled.add(name, milliseconds)
+
+
+async def one_turn(filled: Filled, calls: LedgerCalls, number: int) -> None:
+    """Time a few lives of operations, and every other call once."""
+    await time_lives(filled, calls, number)
     for name, call in calls.others().items():
         started = perf_counter()
         await call()

@@ -19,7 +19,7 @@ _INDEX = re.compile(rf"Index (Only )?Scan (Backward )?using (?P<index>\w+) on {_
 _OF_THE_LEDGER = re.compile(rf"Scan .*\bon {_BIG}\b")
 _IN_VAIN = re.compile(r"Rows Removed by (?:Filter|Index Recheck): (\d+)")
 _TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE) (\w+)")
-PARTIAL_INDEXES = re.compile(r"ix_operations_(pending|unpruned)\w*|ix_operation_payloads_kept")
+PARTIAL_INDEXES = re.compile(r"ix_operations_(pending|unpruned|failed)\w*|ix_operation_payloads_kept")
 """Indexes that hold only the wanted rows, so that reading one from end to end reads no row in vain."""
 
 

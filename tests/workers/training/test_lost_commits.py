@@ -1,8 +1,10 @@
 """A COMMIT whose answer is lost: PostgreSQL has recorded the step, the trainer does not know. The step takes effect once."""
 
 import asyncio
+import copy
 
 import pytest
+import torch
 from sqlalchemy.engine import make_url
 
 from contracts.ids import RequestId
@@ -92,3 +94,23 @@ async def test_a_step_whose_commit_was_not_answered_takes_effect_once(
                 assert step is not None
                 assert step.step == 3
         await rig.database.close()
+
+
+async def test_an_adapter_that_is_behind_the_ledger_is_rebuilt_before_it_goes_on(
+    new_rig: NewRig, base: BaseModel
+) -> None:
+    """A run is restored to before its last step, as by a read before that step's commit. A neighbour goes on."""
+    rig = new_rig()
+    async with rig.running():
+        client, other = await rig.clients("client", "other")
+        for operation in BEFORE:
+            await client.do(operation)
+        earlier = copy.deepcopy(client.state())
+        await client.do(STEP)
+        rig.trainer.put(client.run, earlier)
+        rig.residency._residents[client.run].applied_seq_id -= 1
+        for one in (client, other):
+            await one.do(batch(3))
+            await one.do(STEP)
+        expected = undisturbed(base, client.lora, [*BEFORE, STEP, batch(3), STEP]).weights.vector
+        assert torch.allclose(client.state().weights.vector, expected, rtol=1e-5, atol=1e-6)

@@ -39,7 +39,10 @@ def list_(
     most: Annotated[int, typer.Option("--limit", min=1, max=MOST_OPERATIONS, help="Most lines.")] = 50,
     data: DataOption = None,
 ) -> None:
-    """List operations: pending ones oldest first with what each waits for, others newest first with their error."""
+    """List operations: pending ones oldest first with what each waits for, others newest first with their error.
+
+    Done operations are looked for in the given run, or else among the last 10,000 that were accepted.
+    """
 
     async def look(operator: Operator) -> list[str]:
         async with operator.database.read() as session:

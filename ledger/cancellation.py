@@ -111,10 +111,11 @@ async def end_samples(
     transaction: AsyncSession, selection: Selection, error: WeftError, now: datetime
 ) -> list[EndedOperation]:
     """Fail the pending samples of ``selection`` with ``error``, and return them."""
-    query = select(*_COLUMNS).where(IS_PENDING, IS_SAMPLE, *_samples_of(selection)).order_by(operations.c.id)
+    # Sorted here: SQLite would read all operations in the order of their ids.
+    query = select(*_COLUMNS).where(IS_PENDING, IS_SAMPLE, *_samples_of(selection))
     found = {row.id: row for row in await transaction.execute(query)}
     # Tokens count again once the sampling process says how many it has drawn.
-    ended = await _fail(transaction, list(found), error, now, tokens=0)
+    ended = await _fail(transaction, sorted(found), error, now, tokens=0)
     return [_ended(found[one]) for one in ended]
 
 
@@ -132,7 +133,6 @@ async def end_training(
             operations.c.kind != OperationKind.UNLOAD_MODEL,
             *_training_of(selection),
         )
-        .order_by(operations.c.id)
     )
     found = {row.id: row for row in await transaction.execute(query)}
     if not found:
@@ -142,7 +142,7 @@ async def end_training(
         # Locked before the operations, as when operations are completed.
         locked = await transaction.execute(sql.LOCK_RUNS, {"lanes": lanes})
         trainers |= {row.id: row.trainer_id for row in locked}
-    ended = await _fail(transaction, list(found), error, now)
+    ended = await _fail(transaction, sorted(found), error, now)
     touched = {found[one].lane for one in ended}
     created = {found[one].lane for one in ended if found[one].seq_id == 0}
     consequence = RunUnloaded(f"the model was never made: {error.message}")
@@ -177,8 +177,8 @@ async def _fail_run(transaction: AsyncSession, run: RunId, error: WeftError, now
     waiting = select(*_COLUMNS).where(
         IS_PENDING, IS_TRAINING, operations.c.lane == run, operations.c.kind != OperationKind.UNLOAD_MODEL
     )
-    found = {row.id: row for row in await transaction.execute(waiting.order_by(operations.c.id))}
-    return [_ended(found[one]) for one in await _fail(transaction, list(found), error, now)]
+    found = {row.id: row for row in await transaction.execute(waiting)}
+    return [_ended(found[one]) for one in await _fail(transaction, sorted(found), error, now)]
 
 
 def _ended(row: Row[*tuple[Any, ...]], trainer: str | None = None) -> EndedOperation:

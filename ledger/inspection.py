@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Row, Select, func, literal_column, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -13,6 +13,8 @@ from contracts.errors import NotFound
 from contracts.ids import RequestId
 from contracts.ledger_records import UNLOAD_SEQ_ID, OperationState
 from contracts.operations import OperationKind
+from store.batcher import few_lengths
+from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import (
     AdapterGate,
     Checkpoint,
@@ -26,6 +28,8 @@ from store.tables import (
 
 MOST_OPERATIONS = 500
 """Operations that one query returns at most."""
+SEARCHED = 10_000
+"""Operations accepted last, among which done ones are looked for: no index finds those of one tenant or kind."""
 
 
 class WaitReason(StrEnum):
@@ -74,7 +78,7 @@ class InspectedOperation:
 class OperationFilter:
     """Choice of operations; None takes any. ``tenant`` is a name, ``lane`` the id of a run or sampler."""
 
-    state: OperationState | None = OperationState.PENDING
+    state: OperationState = OperationState.PENDING
     tenant: str | None = None
     lane: str | None = None
     kind: OperationKind | None = None
@@ -122,20 +126,46 @@ _QUERY: Select[Any] = _query()
 async def list_operations(
     session: AsyncSession, which: OperationFilter, *, most: int, now: datetime
 ) -> list[InspectedOperation]:
-    """Return at most ``most`` operations: pending ones oldest first, others newest first. ``now`` is the database's time."""
-    query = _QUERY
-    if which.state is not None:
-        query = query.where(Operation.state == which.state)
-    if which.tenant is not None:
-        query = query.where(Tenant.name == which.tenant)
-    if which.lane is not None:
-        query = query.where(Operation.lane == which.lane)
-    if which.kind is not None:
-        query = query.where(Operation.kind == which.kind)
+    """Return at most ``most`` operations: pending ones oldest first, others newest first. ``now`` is the database's time.
+
+    Done operations are looked for in the lane, or else among the ``SEARCHED`` that were accepted last.
+    """
+    most = min(most, MOST_OPERATIONS)
     oldest_first = which.state is OperationState.PENDING
-    query = query.order_by(Operation.position if oldest_first else Operation.position.desc())
-    rows = await session.execute(query.limit(min(most, MOST_OPERATIONS)))
-    return [_inspected(row, now) for row in rows]
+    found = sorted(await session.scalars(_chosen(which, most)), reverse=not oldest_first)
+    if not found:
+        return []
+    # Two queries: a plan of both together may read whole tables to join them.
+    rows = await session.execute(_QUERY.where(Operation.position.in_(few_lengths(found[:most]))))
+    inspected = {row[0].position: _inspected(row, now) for row in rows}
+    return [inspected[position] for position in found if position in inspected]
+
+
+def _chosen(which: OperationFilter, most: int) -> Any:
+    """Return the query for positions of the operations; each part of it reads an index of just such operations."""
+    if which.state is OperationState.PENDING:
+        # An expression: an index of positions would be walked past all that is not pending.
+        oldest = _matching(which).where(IS_PENDING).order_by(Operation.position + 0).limit(most)
+        return union_all(*(oldest.where(kinds).subquery().select() for kinds in (IS_SAMPLE, IS_TRAINING)))
+    # A literal, as in the partial indexes.
+    is_in_state: Any = literal_column(f"'{which.state.value}'")
+    if which.lane is not None:
+        return _matching(which).where(Operation.state == is_in_state).order_by(Operation.seq_id.desc()).limit(most)
+    if which.state is OperationState.FAILED:
+        return _matching(which).where(Operation.state == is_in_state).order_by(Operation.position.desc()).limit(most)
+    # Read whole before any is chosen. A condition on the position would be estimated as a third of the table.
+    newest = aliased(Operation, select(Operation).order_by(Operation.position.desc()).limit(SEARCHED).subquery())
+    return _matching(which, newest).where(newest.state == is_in_state).order_by(newest.position.desc()).limit(most)
+
+
+def _matching(which: OperationFilter, table: type[Operation] = Operation) -> Select[Any]:
+    """Return the query for positions of all operations of the wanted tenant, lane and kind."""
+    query = select(table.position)
+    if which.tenant is not None:
+        query = query.where(table.tenant_id == select(Tenant.id).where(Tenant.name == which.tenant).scalar_subquery())
+    if which.lane is not None:
+        query = query.where(table.lane == which.lane)
+    return query if which.kind is None else query.where(table.kind == which.kind)
 
 
 async def inspect_operation(session: AsyncSession, operation: str, *, now: datetime) -> InspectedOperation:
@@ -146,10 +176,10 @@ async def inspect_operation(session: AsyncSession, operation: str, *, now: datet
     return _inspected(row, now)
 
 
-async def count_pending(session: AsyncSession, lane: str) -> int:
-    """Return how many operations of a run or sampler are pending."""
-    pending = (Operation.lane == lane, Operation.state == OperationState.PENDING)
-    return await session.scalar(select(func.count()).select_from(Operation).where(*pending)) or 0
+async def count_pending(session: AsyncSession, run: str) -> int:
+    """Return how many operations of a run are pending."""
+    pending = select(func.count()).select_from(Operation).where(Operation.lane == run, IS_PENDING, IS_TRAINING)
+    return await session.scalar(pending) or 0
 
 
 def _inspected(row: Row[Any], now: datetime) -> InspectedOperation:

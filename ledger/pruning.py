@@ -40,15 +40,19 @@ _MARK_PRUNED = (
 )
 
 # A payload is needed while its done operation lies after the newest snapshot of a run that can still be replayed.
-# Counted, since the planner would turn NOT EXISTS into a join with the whole ledger.
+# Counted, and the run asked for by its key: the planner would join with the whole ledger, and with all runs.
+_replayed_after = (
+    select(runs.c.snapshot_seq_id)
+    .where(runs.c.id == operations.c.lane, runs.c.state == RunState.READY)
+    .scalar_subquery()
+)
 _IS_NEEDLESS = (
     select(func.count())
-    .select_from(operations.join(runs, runs.c.id == operations.c.lane))
+    .select_from(operations)
     .where(
         operations.c.id == payloads.c.operation_id,
         operations.c.state == OperationState.DONE,
-        operations.c.seq_id > runs.c.snapshot_seq_id,
-        runs.c.state == RunState.READY,
+        operations.c.seq_id > _replayed_after,
     )
     .scalar_subquery()
 ) == 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, func, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal_column, or_, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,6 +17,11 @@ from store.tables import Operation, Tenant, UsageDay
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 _IS_DONE = Operation.state == OperationState.DONE
+_DAYS: dict[str, ColumnElement[str]] = {
+    "sqlite": func.date(Operation.finished_at),
+    "postgresql": func.to_char(func.timezone("UTC", Operation.finished_at), "YYYY-MM-DD"),
+}
+"""The day (ISO, UTC) on which an operation ended, by dialect."""
 _IS_METERED = or_(_IS_DONE, and_(Operation.error_code == Cancelled.code, Operation.tokens > 0))
 """Done operations, and samples that were cancelled after some tokens."""
 _STALE = select(
@@ -93,12 +98,13 @@ async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
         UsageLine(name, date.fromisoformat(row.day), row.base_model, row.kind, row.operations, row.tokens)
         for name, row in added
     ]
+    day = _DAYS[session.get_bind().dialect.name]
     recent = await session.execute(
         select(
             Tenant.name,
             Operation.base_model,
             Operation.kind,
-            Operation.finished_at,
+            day.label("day"),
             func.sum(case((_IS_DONE, 1), else_=0)).label("operations"),
             func.sum(Operation.tokens).label("tokens"),
         )
@@ -107,13 +113,14 @@ async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
             Operation.finished_at.is_not(None),
             Operation.pruned_at.is_(None),
             _IS_METERED,
+            day >= since.isoformat(),
         )
-        .group_by(Tenant.name, Operation.base_model, Operation.kind, Operation.finished_at)
+        .group_by(Tenant.name, Operation.base_model, Operation.kind, literal_column("day"))
     )
-    for row in recent:
-        day = date.fromisoformat(_day(row.finished_at))
-        if day >= since:
-            lines.append(UsageLine(row.name, day, row.base_model, row.kind, int(row.operations), int(row.tokens or 0)))
+    lines += [
+        UsageLine(row.name, date.fromisoformat(row.day), row.base_model, row.kind, int(row.operations), int(row.tokens))
+        for row in recent
+    ]
     return _summed(lines)
 
 

@@ -13,6 +13,7 @@ _IS_WAITING_SAMPLE = text("state = 'pending' AND kind = 'sample' AND taken_by IS
 _IS_CLAIMED_SAMPLE = text("state = 'pending' AND kind = 'sample' AND taken_by IS NOT NULL")
 _IS_HELD_SAMPLE = text("state = 'pending' AND kind = 'sample' AND held_by IS NOT NULL")
 _IS_PENDING_TRAINING = text("state = 'pending' AND kind <> 'sample'")
+_IS_FAILED = text("state = 'failed'")
 _IS_UNPRUNED = text("finished_at IS NOT NULL AND pruned_at IS NULL")
 
 
@@ -70,6 +71,8 @@ class Operation(Base):
         partial_index("ix_operations_pending_samples_held", "base_model", "held_by", where=_IS_HELD_SAMPLE),
         partial_index("ix_operations_pending_samples", "tenant_id", "reserved_tokens", where=_IS_PENDING_SAMPLE),
         partial_index("ix_operations_pending_bytes", "tenant_id", "payload_bytes", where=_IS_PENDING_TRAINING),
+        partial_index("ix_operations_failed", "position", where=_IS_FAILED),
+        partial_index("ix_operations_failed_of_tenant", "tenant_id", "position", where=_IS_FAILED),
         partial_index("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
     )
 

@@ -48,7 +48,7 @@ class UsageDay(Base):
     __tablename__ = "usage_days"
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
-    day: Mapped[str] = mapped_column(String(10), primary_key=True)
+    day: Mapped[str] = mapped_column(String(10), primary_key=True, index=True)
     base_model: Mapped[str] = mapped_column(String(500), primary_key=True)
     kind: Mapped[str] = mapped_column(String(32), primary_key=True)
     operations: Mapped[int] = mapped_column(BigInteger)

@@ -32,10 +32,9 @@ class TrainerStanding:
 async def list_trainers(session: AsyncSession, clock: Clock) -> list[TrainerStanding]:
     """Return every recorded trainer, by base model and time of its start."""
     now = await database_now(session, clock)
-    counted = select(Run.trainer_id, func.count().label("runs")).group_by(Run.trainer_id).subquery()
+    leased = select(func.count()).select_from(Run).where(Run.trainer_id == WorkerProcess.id).scalar_subquery()
     rows = await session.execute(
-        select(WorkerProcess, counted.c.runs)
-        .join(counted, counted.c.trainer_id == WorkerProcess.id, isouter=True)
+        select(WorkerProcess, leased)
         .where(WorkerProcess.kind == ProcessKind.TRAINER)
         .order_by(WorkerProcess.base_model, WorkerProcess.started_at, WorkerProcess.id)
     )
@@ -49,7 +48,7 @@ async def list_trainers(session: AsyncSession, clock: Clock) -> list[TrainerStan
             is_alive=row.expires_at > now,
             drained_at=row.drained_at,
             reason=row.drain_reason,
-            runs=runs or 0,
+            runs=runs,
         )
         for row, runs in rows
     ]

@@ -22,9 +22,9 @@ PRUNE_BATCH = 250
 """Most operations pruned by one transaction: a larger one would block other writers for long."""
 SEEN_BATCH = 1000
 """Most rows that a transaction of ``forget_operations`` looks at."""
-_MOST_RUNS = 16
-_MOST_SEQ_IDS = 500
-"""Most operations of one run whose payloads a transaction deletes."""
+_MOST_RUNS = 4
+_MOST_SEQ_IDS = 250
+"""Most operations of one run whose payloads a transaction deletes: a thousand rows with all of its runs."""
 
 _STALE = (
     select(operations.c.id)

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
-from fastapi import Response
+from fastapi import Request, Response
 
 from api.metadata import check_payload_metadata
-from api.request_body import off_loop
+from api.request_body import off_loop, request_body
 from api.services import ApiServices
+from api.wire.body import OversizedBody
+from api.wire.tinker_requests import key_of_json_beginning, model_key
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
@@ -33,6 +35,61 @@ class TrainingSubmission:
     kind: OperationKind
     body: bytes
     build: Build
+
+
+async def submit_json(
+    request: Request,
+    services: ApiServices,
+    caller: TenantId,
+    kind: OperationKind,
+    build: Callable[[bytes, BaseModelFacts], Payload],
+    *,
+    limit: int | None = None,
+) -> Response:
+    """Read a JSON body and submit it; ``build`` makes the payload of it. Raises as ``request_body`` and ``submit_training``.
+
+    A body over the limit, which is the route's by default, is recorded as failed, if its beginning has its key.
+    """
+    try:
+        async with request_body(request, services, caller, limit=limit) as body:
+            return await submit_json_body(body, services, caller, kind, build)
+    except OversizedBody as error:
+        return await submit_oversized(services, caller, kind, error)
+
+
+async def submit_oversized(
+    services: ApiServices, caller: TenantId, kind: OperationKind, error: OversizedBody
+) -> Response:
+    """Record a JSON request over its limit as failed. Raises ``error`` if the body's beginning has no key."""
+    beginning = error.beginning
+    failed = failed_submission(key_of_json_beginning(beginning), kind, beginning, error)
+    return await submit_training(services, caller, failed)
+
+
+async def submit_json_body(
+    body: bytes,
+    services: ApiServices,
+    caller: TenantId,
+    kind: OperationKind,
+    build: Callable[[bytes, BaseModelFacts], Payload],
+) -> Response:
+    """Submit a body that was read. Raises as ``submit_training``, and ``InvalidRequest`` without a key."""
+    key = await off_loop(services, caller, len(body), model_key, body)
+    submission = TrainingSubmission(key.model_id, key.seq_id, kind, body, lambda facts: build(body, facts))
+    return await submit_training(services, caller, submission)
+
+
+def failed_submission(
+    key: tuple[str, int] | None, kind: OperationKind, body: bytes, error: WeftError
+) -> TrainingSubmission:
+    """Return the submission that fails with ``error``. Raises ``error`` without a key to record the failure under."""
+    if key is None:
+        raise error
+
+    def build(_facts: BaseModelFacts) -> Payload:
+        raise error
+
+    return TrainingSubmission(key[0], key[1], kind, body, build)
 
 
 async def submit_training(services: ApiServices, caller: TenantId, submission: TrainingSubmission) -> Response:

@@ -233,6 +233,12 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     result_grace: timedelta = Field(
         default=timedelta(hours=1), description="Time for which the result of a finished future can be retrieved."
     )
+    gap_grace: timedelta = Field(
+        default=timedelta(minutes=15),
+        ge=timedelta(seconds=1),
+        description="Time without a request of a model after which a seq_id that is missing before others counts as failed, "
+        "so that the requests behind it run. The SDK repeats a request for about 6 minutes.",
+    )
     reconnect_grace: timedelta = Field(
         default=timedelta(seconds=5),
         description="Time for which a streamed sample goes on after its client has lost the connection. Sent again with "

@@ -18,6 +18,7 @@ from contracts.ids import TenantId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
 from ledger.cancellation import OfOperation
+from ledger.gaps import awaited_seq_id
 from store.tables import Run, RunState
 from tenants.limit_use import RUN_USE
 from tenants.runs import get_run, open_runs
@@ -123,6 +124,16 @@ async def _queue_state(services: ApiServices, caller: TenantId, status: Operatio
             reason = await why_waits(session, caller, status.lane, services.runtime.clock)
         if reason is not None:
             return {"queue_state": "paused_capacity", "queue_state_reason": reason}
+    elif status.kind is not OperationKind.UNLOAD_MODEL:
+        async with services.runtime.database.read() as session:
+            awaited = await awaited_seq_id(session, caller, status.lane)
+        if awaited is not None:
+            minutes = services.runtime.settings.gap_grace.total_seconds() / 60
+            told = (
+                f"seq_id {awaited} of this model has not come, and this request waits for it; {minutes:.0f} minutes after "
+                "the model's last request it counts as failed, and this one runs"
+            )
+            return {"queue_state": "paused_capacity", "queue_state_reason": told}
     return {"queue_state": "active"}
 
 

@@ -7,11 +7,9 @@ from typing import NoReturn
 from fastapi import APIRouter, Request, Response
 
 from api.authentication import Caller
-from api.request_body import off_loop, request_body
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
-from api.training_submission import TrainingSubmission, submit_training
-from api.wire.tinker_requests import model_key
+from api.training_submission import submit_json
 from contracts.base_model import BaseModelFacts
 from contracts.errors import NotImplementedHere
 from contracts.operations import OperationKind, Payload
@@ -75,13 +73,10 @@ async def save_weights_external(caller: Caller, services: Services, request: Req
 
     The call has used up a ``seq_id``. A bare 404 would leave a hole in the run, so the refusal is the future's outcome.
 
-    Raises as ``submit_training`` does.
+    Raises as ``submit_json``.
     """
 
-    def build(_facts: BaseModelFacts) -> Payload:
+    def build(_body: bytes, _facts: BaseModelFacts) -> Payload:
         raise refusal(NotOffered("POST", "/save_weights_external", f"use save_weights, then {_FILES}"))
 
-    async with request_body(request, services, caller) as body:
-        key = await off_loop(services, caller, len(body), model_key, body)
-        submission = TrainingSubmission(key.model_id, key.seq_id, OperationKind.SAVE_WEIGHTS, body, build)
-        return await submit_training(services, caller, submission)
+    return await submit_json(request, services, caller, OperationKind.SAVE_WEIGHTS, build)

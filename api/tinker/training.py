@@ -9,12 +9,11 @@ from api.authentication import Caller
 from api.request_body import off_loop, request_body
 from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, bounded
 from api.services import ApiServices, Services
-from api.training_submission import TrainingSubmission, submit_training
+from api.training_submission import TrainingSubmission, failed_submission, submit_json, submit_training
 from api.wire.body import OversizedBody
 from api.wire.json_counts import DATA
-from api.wire.protobuf_counts import TooManyFields
 from api.wire.request_model import DefaultingModel, RequestModel, parse_json
-from api.wire.tinker_requests import ForwardInput, model_key
+from api.wire.tinker_requests import ForwardInput
 from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest, WeftError
@@ -69,9 +68,7 @@ async def forward_backward(caller: Caller, services: Services, request: Request)
             submission = await off_loop(services, caller, len(body), _protobuf_pass, body, services.runtime.settings)
             return await submit_training(services, caller, submission)
     except OversizedBody as error:
-        return await submit_training(
-            services, caller, _failed(key_of_beginning(error.beginning), error.beginning, error)
-        )
+        return await submit_training(services, caller, _failed_pass(error.beginning, error))
 
 
 @router.post("/forward", response_class=Response)
@@ -84,23 +81,20 @@ async def forward(caller: Caller, services: Services, request: Request) -> Respo
 @router.post("/optim_step", response_class=Response)
 async def optim_step(caller: Caller, services: Services, request: Request) -> Response:
     """Apply the accumulated gradients with AdamW, and clear them."""
-    async with request_body(request, services, caller) as body:
-        key = await off_loop(services, caller, len(body), model_key, body)
 
-        def build(_facts: BaseModelFacts) -> Payload:
-            asked = parse_json(OptimStepRequest, body)
-            field = "adam_params" if asked.optimizer_params is None else "optimizer_params"
-            return _checked_step(asked.optimizer_params or asked.adam_params or AdamParams(), field)
+    def build(body: bytes, _facts: BaseModelFacts) -> Payload:
+        asked = parse_json(OptimStepRequest, body)
+        field = "adam_params" if asked.optimizer_params is None else "optimizer_params"
+        return _checked_step(asked.optimizer_params or asked.adam_params or AdamParams(), field)
 
-        submission = TrainingSubmission(key.model_id, key.seq_id, OperationKind.OPTIM_STEP, body, build)
-        return await submit_training(services, caller, submission)
+    return await submit_json(request, services, caller, OperationKind.OPTIM_STEP, build)
 
 
 def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
     try:
         message = parse_proto(body)
-    except TooManyFields as error:
-        return _failed(key_of_beginning(body), body, error)
+    except InvalidRequest as error:
+        return _failed_pass(body, error)
     model_id, seq_id = key_of(message)
     kind = OperationKind.FORWARD if message.forward_only else OperationKind.FORWARD_BACKWARD
 
@@ -113,28 +107,18 @@ def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
 async def _json_pass(request: Request, services: ApiServices, caller: TenantId, kind: OperationKind) -> Response:
     settings = services.runtime.settings
 
-    async with request_body(request, services, caller, limit=JSON_DATA_BODY) as body:
-        key = await off_loop(services, caller, len(body), model_key, body)
+    def build(body: bytes, facts: BaseModelFacts) -> Payload:
+        asked = parse_json(ForwardRequest, body, DATA)
+        given = asked.forward_backward_input or asked.forward_input
+        if given is None:
+            raise InvalidRequest(f"{kind}_input is missing; send the batch in it")
+        return check_batch(raw_from_json(given, facts, settings), facts, settings)
 
-        def build(facts: BaseModelFacts) -> Payload:
-            asked = parse_json(ForwardRequest, body, DATA)
-            given = asked.forward_backward_input or asked.forward_input
-            if given is None:
-                raise InvalidRequest(f"{kind}_input is missing; send the batch in it")
-            return check_batch(raw_from_json(given, facts, settings), facts, settings)
-
-        return await submit_training(services, caller, TrainingSubmission(key.model_id, key.seq_id, kind, body, build))
+    return await submit_json(request, services, caller, kind, build, limit=JSON_DATA_BODY)
 
 
-def _failed(key: tuple[str, int] | None, body: bytes, error: WeftError) -> TrainingSubmission:
-    """Return the submission that fails with ``error``. Raises ``error`` without a key to record the failure under."""
-    if key is None:
-        raise error
-
-    def build(_facts: BaseModelFacts) -> Payload:
-        raise error
-
-    return TrainingSubmission(key[0], key[1], OperationKind.FORWARD_BACKWARD, body, build)
+def _failed_pass(beginning: bytes, error: WeftError) -> TrainingSubmission:
+    return failed_submission(key_of_beginning(beginning), OperationKind.FORWARD_BACKWARD, beginning, error)
 
 
 def _checked_step(params: AdamParams, field: str) -> OptimStep:

@@ -1,6 +1,5 @@
 """Weights endpoints: save, load and describe the weights of a run."""
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -12,9 +11,11 @@ from api.request_body import off_loop, request_body
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.tinker.models import check_optimizer, earlier_opening, open_run
-from api.training_submission import TrainingSubmission, promise, submit_training
+from api.training_submission import promise, submit_json, submit_json_body, submit_oversized
+from api.wire.body import OversizedBody
 from api.wire.request_model import DefaultingModel, Metadata, PlainText, RequestModel, parse_json
-from api.wire.tinker_requests import OptimizerConfig, SeqId, model_key
+from api.wire.tinker_requests import OptimizerConfig, SeqId
+from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId, TenantId
@@ -90,7 +91,7 @@ class WeightsInfo(BaseModel):
 async def save_weights(caller: Caller, services: Services, request: Request) -> Response:
     """Save a training checkpoint: weights and optimiser state."""
 
-    def build(body: bytes) -> Payload:
+    def build(body: bytes, _facts: BaseModelFacts) -> Payload:
         asked = parse_json(SaveWeightsRequest, body)
         if asked.path is None:
             raise InvalidRequest("path is missing; send a name for the checkpoint")
@@ -101,7 +102,7 @@ async def save_weights(caller: Caller, services: Services, request: Request) -> 
             user_metadata=asked.user_metadata,
         )
 
-    return await _submit(request, services, caller, OperationKind.SAVE_WEIGHTS, build)
+    return await submit_json(request, services, caller, OperationKind.SAVE_WEIGHTS, build)
 
 
 @router.post("/save_weights_for_sampler", response_class=Response)
@@ -109,7 +110,7 @@ async def save_weights(caller: Caller, services: Services, request: Request) -> 
 async def save_weights_for_sampler(caller: Caller, services: Services, request: Request) -> Response:
     """Publish the run's weights for sampling, under a name or straight into a sampling session."""
 
-    def build(body: bytes) -> Payload:
+    def build(body: bytes, _facts: BaseModelFacts) -> Payload:
         asked = parse_json(SaveWeightsForSamplerRequest, body)
         if asked.path is None and asked.sampling_session_seq_id is None:
             raise InvalidRequest("path and sampling_session_seq_id are missing; send one (path names the checkpoint)")
@@ -121,23 +122,26 @@ async def save_weights_for_sampler(caller: Caller, services: Services, request: 
             user_metadata=asked.user_metadata,
         )
 
-    return await _submit(request, services, caller, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, build)
+    return await submit_json(request, services, caller, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, build)
 
 
 @router.post("/load_weights", response_class=Response)
 @bounded(body=METADATA_BODY)
 async def load_weights(caller: Caller, services: Services, request: Request) -> Response:
     """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
-    async with request_body(request, services, caller) as body:
-        target = await off_loop(services, caller, len(body), parse_json, LoadTarget, body)
-        if target.model_id is None:
+
+    def build(body: bytes, _facts: BaseModelFacts) -> Payload:
+        return _load(parse_json(LoadWeightsRequest, body), creates=False)
+
+    try:
+        async with request_body(request, services, caller) as body:
+            target = await off_loop(services, caller, len(body), parse_json, LoadTarget, body)
+            if target.model_id is not None:
+                return await submit_json_body(body, services, caller, OperationKind.LOAD_WEIGHTS, build)
             asked = await off_loop(services, caller, len(body), parse_json, CreateByLoadRequest, body)
             return await _create_by_load(services, caller, asked)
-
-        def build(body: bytes) -> Payload:
-            return _load(parse_json(LoadWeightsRequest, body), creates=False)
-
-        return await _submit_body(body, services, caller, OperationKind.LOAD_WEIGHTS, build)
+    except OversizedBody as error:
+        return await submit_oversized(services, caller, OperationKind.LOAD_WEIGHTS, error)
 
 
 @router.post("/weights_info")
@@ -186,18 +190,3 @@ def _load(asked: LoadWeightsRequest, *, creates: bool) -> LoadWeights:
     # SDK 0.3 leaves the field out and always means the whole state.
     optimizer = True if asked.optimizer is None else asked.optimizer
     return LoadWeights(path=str(path), optimizer=optimizer, creates=creates, user_metadata=asked.user_metadata)
-
-
-async def _submit(
-    request: Request, services: ApiServices, caller: TenantId, kind: OperationKind, build: Callable[[bytes], Payload]
-) -> Response:
-    async with request_body(request, services, caller) as body:
-        return await _submit_body(body, services, caller, kind, build)
-
-
-async def _submit_body(
-    body: bytes, services: ApiServices, caller: TenantId, kind: OperationKind, build: Callable[[bytes], Payload]
-) -> Response:
-    key = await off_loop(services, caller, len(body), model_key, body)
-    submission = TrainingSubmission(key.model_id, key.seq_id, kind, body, lambda _facts: build(body))
-    return await submit_training(services, caller, submission)

@@ -5,6 +5,7 @@ lists are numbers: texts of digits are not read as such.
 """
 
 import json
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,8 @@ MAX_SEQ_ID = 2**31 - 1
 SeqId = Annotated[int, Field(ge=0, le=MAX_SEQ_ID)]
 SampleSeqId = Annotated[int, Field(ge=0, le=2**62)]
 """``seq_id`` of a sample. Cloned samplers count from 1e9 times a random id, beyond int32."""
+_MODEL_ID = re.compile(rb'"model_id"[ ]*:[ ]*"([\x21\x23-\x5b\x5d-\x7e]{1,200})"')
+_SEQ_ID = re.compile(rb'"seq_id"[ ]*:[ ]*([0-9]{1,10})[ ]*[,}]')
 
 
 class Chunk(BodyPart):
@@ -84,6 +87,18 @@ def model_key(body: bytes) -> ModelKey:
     except (msgspec.DecodeError, RecursionError):
         return parse_json(ModelKey, body, DATA)
     return parse_json(ModelKey, json.dumps(msgspec.structs.asdict(found)).encode())
+
+
+def key_of_json_beginning(beginning: bytes) -> tuple[str, int] | None:
+    """Return ``model_id`` and ``seq_id`` from the first bytes of a training request whose rest was not read, or None.
+
+    SDKs since 0.25 send both before any field that may be large. They are looked for before the first nested object.
+    """
+    fields = b"".join(beginning.split(b"{", 2)[1:2])
+    model_id, seq_id = _MODEL_ID.search(fields), _SEQ_ID.search(fields)
+    if model_id is None or seq_id is None or int(seq_id[1]) > MAX_SEQ_ID:
+        return None
+    return model_id[1].decode("ascii"), int(seq_id[1])
 
 
 class OptimizerConfig(DefaultingModel):

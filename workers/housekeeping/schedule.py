@@ -12,6 +12,7 @@ class StepName(StrEnum):
     END_SESSIONS = "end-sessions"
     CANCEL_SAMPLES = "cancel-samples"
     END_RUNS = "end-runs"
+    CLOSE_GAPS = "close-gaps"
     OPEN_GATES = "open-gates"
     REAP_PROCESSES = "reap-processes"
     EXPIRE_LINKS = "expire-links"

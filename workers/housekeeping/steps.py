@@ -7,6 +7,7 @@ from sqlalchemy import delete, select
 
 from contracts.errors import SessionEnded
 from ledger.cancellation import OfEndedSessions, OfRevokedKeys, session_ended
+from ledger.gaps import close_gaps
 from ledger.pruning import PRUNE_BATCH, drop_covered_payloads, forget_operations, prune
 from ledger.revocations import key_revoked
 from ledger.runtime import Runtime
@@ -46,6 +47,7 @@ class HousekeepingSteps:
             StepName.END_SESSIONS: self._end_sessions,
             StepName.CANCEL_SAMPLES: self._cancel_samples,
             StepName.END_RUNS: self._end_runs,
+            StepName.CLOSE_GAPS: self._close_gaps,
             StepName.OPEN_GATES: self._open_gates,
             StepName.REAP_PROCESSES: self._reap_processes,
             StepName.EXPIRE_LINKS: self._expire_links,
@@ -96,6 +98,13 @@ class HousekeepingSteps:
                 error = SessionEnded(f"the session of model {run.id} has ended ({run.reason}); open a new one")
                 await self._runtime.ledger.fail_pending(transaction, run.id, error, unloads=True)
         return again(len(runs), SMALL)
+
+    async def _close_gaps(self, _place: str | None) -> Batch:
+        now = self._runtime.clock()
+        async with self._runtime.database.write() as transaction:
+            quiet_since = now - self._runtime.settings.gap_grace
+            runs = await close_gaps(transaction, self._runtime.wakeups, quiet_since=quiet_since, now=now)
+        return Batch(runs, "more" if runs else None)
 
     async def _open_gates(self, _place: str | None) -> Batch:
         async with self._runtime.database.write() as transaction:

@@ -178,6 +178,19 @@ class TestSavesAndLoads:
         assert word in (await failure(cats, promise))["error"]
         assert await next_seq_id(cats, run) == 2
 
+    @pytest.mark.parametrize(
+        "endpoint", ["save_weights", "save_weights_for_sampler", "save_weights_external", "load_weights"]
+    )
+    async def test_one_over_the_limit_uses_its_seq_id_up(self, cats: Tenant, dogs: Tenant, endpoint: str) -> None:
+        mine, theirs = await cats.run(), await dogs.run()
+        metadata = {"seq_id": "7", "model_id": theirs, "note": "x" * 100_000}
+        body = {"model_id": mine, "path": 'a"b', "seq_id": 1, "user_metadata": metadata}
+        failed = await failure(cats, await cats.http.post(f"/{endpoint}", json=body))
+        assert "over the limit" in failed["error"]
+        assert (await next_seq_id(cats, mine), await next_seq_id(dogs, theirs)) == (2, 1)
+        nameless = await cats.http.post(f"/{endpoint}", json={"user_metadata": metadata, "model_id": mine, "seq_id": 2})
+        assert nameless.status_code == 413
+
     async def test_a_run_made_by_a_load_is_found_again_when_the_checkpoint_is_gone(self, cats: Tenant) -> None:
         source = await cats.run()
         await cats.checkpoint(source, "start")

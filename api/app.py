@@ -9,6 +9,7 @@ from api.errors import install_error_handlers
 from api.hub import repositories
 from api.openai import chat, completions
 from api.openai import models as openai_models
+from api.openapi_document import DescribedApi
 from api.request_observer import RequestObserver
 from api.services import ApiServices
 from api.tinker import (
@@ -63,7 +64,7 @@ def create_app(services: ApiServices) -> FastAPI:
     Redirects of trailing slashes are off, because the SDK mishandles them. No route serves the OpenAPI document, nor
     pages that load scripts of others; ``docs/reference/routes.md`` is made from the document.
     """
-    app = FastAPI(
+    app = DescribedApi(
         title="weft",
         summary="Multi-tenant LoRA training; speaks the Tinker API.",
         redirect_slashes=False,

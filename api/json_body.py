@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Request
 
 from api.authentication import Caller
+from api.openapi_document import reads
 from api.request_body import off_loop, request_body
 from api.services import Services
 from api.wire.json_counts import SMALL, JsonBounds
@@ -21,6 +22,7 @@ PathId = Annotated[str, Path(pattern=NO_NUL)]
 def json_body(model: type[RequestModel], counts: JsonBounds = SMALL) -> Any:
     """Return a dependency that yields the body as ``model``. Raises as ``parse_json`` and ``request_body``."""
 
+    @reads(model)
     async def parse(request: Request, services: Services, caller: Caller) -> RequestModel:
         async with request_body(request, services, caller) as body:
             return await off_loop(services, caller, len(body), parse_json, model, body, counts)

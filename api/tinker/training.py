@@ -6,14 +6,15 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict
 
 from api.authentication import Caller
+from api.openapi_document import reads
 from api.request_body import off_loop, request_body
 from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.training_submission import TrainingSubmission, failed_submission, submit_json, submit_training
 from api.wire.body import OversizedBody
 from api.wire.json_counts import DATA
-from api.wire.request_model import DefaultingModel, RequestModel, parse_json
-from api.wire.tinker_requests import ForwardInput
+from api.wire.request_model import DefaultingModel, parse_json
+from api.wire.tinker_requests import ForwardInput, ModelKey
 from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest, WeftError
@@ -26,7 +27,7 @@ router = APIRouter(tags=["training"])
 _PROTOBUF_TYPES = ("application/x-protobuf", "application/protobuf")
 
 
-class ForwardRequest(RequestModel):
+class ForwardRequest(ModelKey):
     """Body of ``/forward``, or of ``/forward_backward`` as JSON."""
 
     forward_input: ForwardInput | None = None
@@ -47,7 +48,7 @@ class AdamParams(DefaultingModel):
     grad_clip_norm: float = 0.0
 
 
-class OptimStepRequest(RequestModel):
+class OptimStepRequest(ModelKey):
     """Body of ``/optim_step``: ``adam_params``, or ``optimizer_params`` with the optimiser's ``type``."""
 
     adam_params: AdamParams | None = None
@@ -56,6 +57,7 @@ class OptimStepRequest(RequestModel):
 
 @router.post("/forward_backward", response_class=Response)
 @bounded(body=ANY_SIZE)
+@reads(ForwardRequest)
 async def forward_backward(caller: Caller, services: Services, request: Request) -> Response:
     """Run a batch forward and backward and add to the adapter's gradients; only forward with ``forward_only``.
 
@@ -73,12 +75,14 @@ async def forward_backward(caller: Caller, services: Services, request: Request)
 
 @router.post("/forward", response_class=Response)
 @bounded(body=JSON_DATA_BODY)
+@reads(ForwardRequest)
 async def forward(caller: Caller, services: Services, request: Request) -> Response:
     """Run a batch forward, without gradients. The body is JSON, from SDKs up to 0.24."""
     return await _json_pass(request, services, caller, OperationKind.FORWARD)
 
 
 @router.post("/optim_step", response_class=Response)
+@reads(OptimStepRequest)
 async def optim_step(caller: Caller, services: Services, request: Request) -> Response:
     """Apply the accumulated gradients with AdamW, and clear them."""
 

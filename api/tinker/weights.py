@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from api.authentication import Caller
 from api.json_body import json_body
+from api.openapi_document import reads
 from api.request_body import off_loop, request_body
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
@@ -14,7 +15,7 @@ from api.tinker.models import check_optimizer, earlier_opening, open_run
 from api.training_submission import promise, submit_json, submit_json_body, submit_oversized
 from api.wire.body import OversizedBody
 from api.wire.request_model import DefaultingModel, Metadata, PlainText, RequestModel, parse_json
-from api.wire.tinker_requests import OptimizerConfig, SeqId
+from api.wire.tinker_requests import ModelKey, OptimizerConfig, SeqId
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
@@ -27,7 +28,7 @@ from tenants.runs import NewRun, lora_settings, run_id_for
 router = APIRouter(tags=["weights"])
 
 
-class SaveWeightsRequest(RequestModel):
+class SaveWeightsRequest(ModelKey):
     """Body of ``/save_weights``."""
 
     path: str | None = None
@@ -36,7 +37,7 @@ class SaveWeightsRequest(RequestModel):
     user_metadata: Metadata | None = None
 
 
-class SaveWeightsForSamplerRequest(RequestModel):
+class SaveWeightsForSamplerRequest(ModelKey):
     """Body of ``/save_weights_for_sampler``, with a name in ``path`` or without."""
 
     path: str | None = None
@@ -60,6 +61,10 @@ class LoadWeightsRequest(DefaultingModel):
     base_model: PlainText | None = None
     user_metadata: Metadata | None = None
     optimizer_config: OptimizerConfig | None = None
+
+
+class LoadIntoModelRequest(LoadWeightsRequest, ModelKey):
+    """Body of the ``/load_weights`` into an existing model."""
 
 
 class CreateByLoadRequest(LoadWeightsRequest):
@@ -88,6 +93,7 @@ class WeightsInfo(BaseModel):
 
 @router.post("/save_weights", response_class=Response)
 @bounded(body=METADATA_BODY)
+@reads(SaveWeightsRequest)
 async def save_weights(caller: Caller, services: Services, request: Request) -> Response:
     """Save a training checkpoint: weights and optimiser state."""
 
@@ -107,6 +113,7 @@ async def save_weights(caller: Caller, services: Services, request: Request) -> 
 
 @router.post("/save_weights_for_sampler", response_class=Response)
 @bounded(body=METADATA_BODY)
+@reads(SaveWeightsForSamplerRequest)
 async def save_weights_for_sampler(caller: Caller, services: Services, request: Request) -> Response:
     """Publish the run's weights for sampling, under a name or straight into a sampling session."""
 
@@ -127,11 +134,12 @@ async def save_weights_for_sampler(caller: Caller, services: Services, request: 
 
 @router.post("/load_weights", response_class=Response)
 @bounded(body=METADATA_BODY)
+@reads(LoadIntoModelRequest, CreateByLoadRequest)
 async def load_weights(caller: Caller, services: Services, request: Request) -> Response:
     """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
-        return _load(parse_json(LoadWeightsRequest, body), creates=False)
+        return _load(parse_json(LoadIntoModelRequest, body), creates=False)
 
     try:
         async with request_body(request, services, caller) as body:

@@ -11,10 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.model.lora import LoraWeights
 from engine.sampling.in_process.forward_pass import ActiveAdapters, DecodeAdapters, ForwardPass
 from engine.sampling.in_process.kv_cache import CachePart, KvCache, assemble
 from engine.sampling.in_process.sequences import RunningSequence
 from engine.sampling.in_process.token_choice import ChoiceRules, choose_tokens
+
+_ROWS_FOR_A_HOLE = 8
+"""Rows of a batch for each hole that it may have: a hole is computed in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,18 @@ def _likeliest(
 
 
 class DecodeBatch:
-    """Sequences that decode in one batch, with their KV cache and their newest tokens. Not thread-safe."""
+    """Sequences that decode in one batch, with their KV cache and their newest tokens. Not thread-safe.
+
+    A row whose sequence has ended stays as a hole, which a sequence that joins fills. So the cache, whose copy may take
+    longer than a step, is copied only when there are too many holes or too few, or when it has outgrown its sequences.
+    """
 
     def __init__(self, forward: ForwardPass) -> None:
         self._forward = forward
-        self.sequences: list[RunningSequence] = []
+        self._rows: list[RunningSequence | None] = []
+        """Sequence of each row of the tensors; None in a hole."""
+        self._live: Tensor | None = None
+        """Numbers of the rows that are no holes, int64; None without holes."""
         self._cache = KvCache()
         self._mask: Tensor | None = None
         self._positions = torch.empty(0)
@@ -83,9 +94,9 @@ class DecodeBatch:
         self._rules = ChoiceRules((), forward.device)
 
     @property
-    def final_length(self) -> int:
-        """Columns that the batch may come to need."""
-        return max((sequence.job.final_length for sequence in self.sequences if sequence.runs), default=0)
+    def sequences(self) -> list[RunningSequence]:
+        """Sequences of the batch, with those that have ended since the last ``reform``."""
+        return [sequence for sequence in self._rows if sequence is not None]
 
     @property
     def running(self) -> int:
@@ -93,53 +104,100 @@ class DecodeBatch:
         return sum(sequence.runs for sequence in self.sequences)
 
     def reform(self, joins: Sequence[Join]) -> None:
-        """Drop the ended sequences and add those of ``joins``, in one copy of the cache."""
-        kept = [(sequence, 0, row) for row, sequence in enumerate(self.sequences) if sequence.runs]
-        if len(kept) == len(self.sequences) and not joins:
-            return
-        entries = kept + [
-            (sequence, part, source)
-            for part, join in enumerate(joins, start=1)
+        """Drop the ended sequences and add those of ``joins``, in one copy of the cache at most."""
+        joining = [
+            (sequence, join.cache, source)
+            for join in joins
             for sequence, source in zip(join.sequences, join.source, strict=True)
             if sequence.runs
         ]
-        if not entries:
-            self.clear()
+        kept = [row for row, sequence in enumerate(self._rows) if sequence is not None and sequence.runs]
+        if len(kept) == len(self.sequences) and not joining and not self._is_outgrown(kept):
             return
+        if not kept and not joining:
+            self.clear()
+        elif self._has_place_for(joining, kept):
+            self._fill_holes(joining, kept)
+        else:
+            self._rebuild(joining, kept)
+
+    def _is_outgrown(self, kept: Sequence[int]) -> bool:
+        """Return whether the cache has more columns than its sequences ever need."""
+        longest = max((one.job.final_length for row in kept if (one := self._rows[row]) is not None), default=0)
+        return self._cache.columns >= longest
+
+    def _has_place_for(self, joining: Sequence[tuple[RunningSequence, KvCache, int]], kept: Sequence[int]) -> bool:
+        holes = len(self._rows) - len(kept) - len(joining)
+        return (
+            0 <= holes <= len(self._rows) // _ROWS_FOR_A_HOLE
+            and all(sequence.cached <= self._cache.columns for sequence, _, _ in joining)
+            and not self._is_outgrown(kept)
+        )
+
+    def _fill_holes(self, joining: Sequence[tuple[RunningSequence, KvCache, int]], kept: Sequence[int]) -> None:
+        """Put the sequences that join into the rows of those that have ended."""
+        holes = sorted(set(range(len(self._rows))) - set(kept))
+        for row in holes:
+            self._rows[row] = None
+        for row, (sequence, cache, source) in zip(holes, joining, strict=False):
+            self._cache.put(row, cache, source, sequence.cached)
+            self._rows[row] = sequence
+        columns = self._cache.columns
+        # A hole has no tokens: it attends to what it makes from now on only, at positions that exist.
+        lengths = [0 if sequence is None else sequence.cached for sequence in self._rows]
+        newest = [0 if sequence is None else sequence.newest for sequence in self._rows]
+        self._describe(lengths, newest, columns)
+
+    def _rebuild(self, joining: Sequence[tuple[RunningSequence, KvCache, int]], kept: Sequence[int]) -> None:
+        """Copy the rows of all sequences into a new cache, without holes."""
+        entries = [(one, self._cache, row) for row in kept if (one := self._rows[row]) is not None] + list(joining)
         # The sort is stable: sequences of one adapter become neighbours, and stay in order of arrival among themselves.
         entries.sort(key=lambda entry: entry[0].job.adapter_key)
-        caches = [self._cache, *(join.cache for join in joins)]
-        parts = []
-        for number, cache in enumerate(caches):
-            mine = [(source, row) for row, (_, part, source) in enumerate(entries) if part == number]
-            if mine:
-                parts.append(CachePart(cache, [source for source, _ in mine], [row for _, row in mine]))
-        self._rebuild([sequence for sequence, _, _ in entries], parts)
+        parts: dict[int, CachePart] = {}
+        for row, (_, cache, source) in enumerate(entries):
+            part = parts.setdefault(id(cache), CachePart(cache, [], []))
+            part.source.append(source)
+            part.destination.append(row)
+        self._rows = [sequence for sequence, _, _ in entries]
+        lengths = [sequence.cached for sequence, _, _ in entries]
+        self._cache = assemble(list(parts.values()), max(lengths))
+        self._describe(lengths, [sequence.newest for sequence, _, _ in entries], max(lengths))
 
-    def _rebuild(self, sequences: list[RunningSequence], parts: Sequence[CachePart]) -> None:
-        device = self._forward.device
-        lengths = [sequence.cached for sequence in sequences]
-        columns = max(lengths)
-        self._cache = assemble(parts, columns)
-        self.sequences = sequences
+    def _describe(self, lengths: Sequence[int], newest: Sequence[int], columns: int) -> None:
+        """Lay out what a step needs beside the cache: ``lengths`` and ``newest`` tokens of the rows, int each."""
+        device, sequences = self._forward.device, self.sequences
+        live = [row for row, sequence in enumerate(self._rows) if sequence is not None]
+        self._live = torch.tensor(live, device=device) if len(live) < len(self._rows) else None
         capacity = max(sequence.job.final_length for sequence in sequences)
         self._mask = left_padding(lengths, columns, capacity, device)
         self._positions = torch.tensor(lengths, device=device)[:, None]
-        self._newest = torch.tensor([sequence.newest for sequence in sequences], device=device)
-        self._active = self._adapters.on([sequence.job.adapter for sequence in sequences])
+        self._newest = torch.tensor(newest, device=device)
+        self._active = self._adapters.on(_adapters_of(self._rows))
         self._rules = ChoiceRules(tuple(sequence.params for sequence in sequences), device)
 
     def step(self) -> None:
         """Make one token for every sequence. Call ``reform`` first: no sequence may have ended."""
         columns = self._cache.columns + 1
         mask = None if self._mask is None else self._mask[:, :columns]
-        logits = self._forward(self._newest[:, None], mask, self._positions, self._cache, self._active, 1)
-        self._newest = extend(self.sequences, self._rules, logits[:, -1].float())
+        logits = self._forward(self._newest[:, None], mask, self._positions, self._cache, self._active, 1)[:, -1]
+        if self._live is None:
+            self._newest = extend(self.sequences, self._rules, logits.float())
+        else:
+            self._newest[self._live] = extend(self.sequences, self._rules, logits[self._live].float())
         self._positions += 1
 
     def clear(self) -> None:
         """Drop every sequence and free the cache."""
-        self.sequences = []
+        self._rows = []
+        self._live = None
         self._cache = KvCache()
         self._adapters.clear()
         self._active = []
+
+
+def _adapters_of(rows: Sequence[RunningSequence | None]) -> list[LoraWeights | None]:
+    """Return the adapter of each row. A hole has that of the row before it, so that it divides no segment."""
+    found: list[LoraWeights | None] = []
+    for sequence in rows:
+        found.append(sequence.job.adapter if sequence is not None else found[-1] if found else None)
+    return found

@@ -73,6 +73,19 @@ class KvCache(Cache):  # type: ignore[misc]
         """Number of rows."""
         return next((keys.shape[0] for keys, _ in filter(None, self.states)), 0)
 
+    def put(self, row: int, cache: "KvCache", source: int, length: int) -> None:
+        """Replace row ``row`` by the last ``length`` columns of row ``source`` of ``cache``, right-aligned.
+
+        ``length`` is at most ``columns``.
+        """
+        for mine, theirs in zip(self.states, cache.states, strict=True):
+            if mine is None or theirs is None:
+                continue
+            for state, other in zip(mine, theirs, strict=True):
+                # Zeros, since a masked NaN in the padding would still poison the weighted sum of the values.
+                state[row, :, : state.shape[2] - length] = 0
+                state[row, :, state.shape[2] - length :] = other[source, :, other.shape[2] - length :]
+
     def bytes_per_token(self) -> int:
         """Return the memory, in bytes, of one column of one row over all layers."""
         states = [state for pair in filter(None, self.states) for state in pair]
@@ -84,8 +97,8 @@ class CachePart:
     """Rows ``source`` of ``cache`` (repeats allowed) and their rows ``destination`` in a new cache."""
 
     cache: KvCache
-    source: Sequence[int]
-    destination: Sequence[int]
+    source: list[int]
+    destination: list[int]
 
 
 def assemble(parts: Sequence[CachePart], columns: int) -> KvCache:

@@ -13,7 +13,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LM
 from contracts.errors import EngineFailure, InvalidRequest
 from contracts.operations import TopkLogprobs
 from engine.model.base import BaseModel
-from engine.sampling.in_process import prefill
+from engine.sampling.in_process import batch, prefill
+from engine.sampling.in_process.kv_cache import assemble
 from engine.sampling.replica import PromptScoring
 from tests.engine.sampling.drawing import GREEDY, RANDOM, Drawn, DrawnSequence
 
@@ -262,3 +263,35 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(world: Any, serve:
     assert isinstance(sampled, EngineFailure)
     assert isinstance(scored, EngineFailure)
     assert fine.only.ids == world.bare.greedy([9, 10, 11], 3)
+
+
+def test_a_sequence_takes_the_row_of_one_that_has_ended_without_a_copy_of_the_batch(
+    world: Any, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences that come and go beside a crowd are drawn as alone, and so is the crowd."""
+    copies = 0
+
+    def counted(*inputs: Any) -> Any:
+        nonlocal copies
+        copies += 1
+        return assemble(*inputs)
+
+    monkeypatch.setattr(batch, "assemble", counted)
+    crowd = replace(GREEDY, max_tokens=1500, seeds=(None,) * 16)
+    comers = [(prompt, who) for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[3]) for who in world.everyone]
+
+    async def task(client: Any) -> tuple[Drawn, list[Drawn]]:
+        running = client.start(PROMPTS[2], world.cat, crowd)
+        await running.reached(1)
+        drawn = [await client.ask(prompt, who, replace(GREEDY, max_tokens=6)) for prompt, who in comers]
+        assert await running.cut()
+        await running.end()
+        return running.drawn, drawn
+
+    many, few = serve(world.base, task)
+    for (prompt, who), drawn in zip(comers, few, strict=True):
+        assert drawn.only.ids == who.greedy(prompt, 6)
+    expected = world.cat.greedy(PROMPTS[2], max(len(sequence.ids) for sequence in many.sequences))
+    assert all(sequence.ids == expected[: len(sequence.ids)] for sequence in many.sequences)
+    # One for the crowd, and one for the row that the others take in turns.
+    assert copies == 2

@@ -2,7 +2,8 @@
 
 Tenants take turns by tokens (``engine.sampling.seats``). A process takes only what can run now: nothing while no replica
 takes work or the base's gate is closed, and no sample that its adapter's closed gate holds. A sample that turns out not to
-run is given back. Only one that has tokens stays, since they would be lost; it takes no room while it waits.
+run is given back. Only one that has tokens waits here for its gate, and takes no room meanwhile. Without a replica that too is
+given back, with its tokens.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ _AFTER_EXPIRY_SECONDS = 0.01
 
 
 class HeldBack(Exception):
-    """A sample without tokens cannot run now. ``gate`` is the run whose closed gate holds it, if one does."""
+    """A sample cannot run here now. ``gate`` is the run whose closed gate holds it, if one does."""
 
     def __init__(self, gate: RunId | None = None) -> None:
         super().__init__()
@@ -254,7 +255,7 @@ class SampleClaims:
     @property
     def state(self) -> PoolState:
         """State of this process, by its replicas."""
-        if any(routed.takes_work for routed in self._router.replicas):
+        if self._router.takes_work:
             return PoolState.WORKING
         is_alive = any(routed.is_alive for routed in self._router.replicas)
         return PoolState.DRAINED if is_alive else PoolState.NO_REPLICA

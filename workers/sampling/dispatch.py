@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from contracts.errors import EngineFailure, NotFound, WeftError
+from contracts.errors import NotFound, WeftError
 from contracts.ids import RunId, TenantId
 from contracts.ledger_records import ReadyOperation
 from ledger.runtime import Runtime
@@ -23,8 +23,6 @@ from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.router import Router
 from workers.sampling.weight_source import WeightSource, WeightSources
 
-REPLICA_WAIT_SECONDS = 60.0
-"""Longest wait of a sample that has tokens for a replica that takes work, while no replica is alive."""
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 1.0
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -76,11 +74,11 @@ class Dispatcher:
     ) -> Attempt | None:
         """Mark the sample as in flight on a replica that takes it, and return its attempt.
 
-        A sample that cannot run now waits inside ``waiting()``. Without ``waiting`` it does not wait: ``HeldBack`` is raised.
+        A sample behind a closed gate waits inside ``waiting()``. Without ``waiting`` it does not wait: ``HeldBack`` is raised.
 
         Return None when an ``abort`` gate closed between two attempts of a sample that was in flight. The sample then
         ends with the tokens that it has. Raises ``NotFound`` when the sample's adapter is gone, ``Unavailable`` without a
-        database, and ``HeldBack`` also when no replica is alive for ``REPLICA_WAIT_SECONDS``.
+        database, and ``HeldBack`` also when no replica takes work: another process may have one that does.
         """
         was_in_flight, pause = False, _FIRST_PAUSE_SECONDS
         while True:
@@ -110,15 +108,9 @@ class Dispatcher:
                     await self.wait(run, operation.tenant)
 
     async def wait(self, run: RunId | None, tenant: TenantId) -> None:
-        """Wait until the tenant's gates before ``run`` are open, or else until a replica takes work.
-
-        Raises ``HeldBack`` when no replica is alive for ``REPLICA_WAIT_SECONDS``.
-        """
-        if not self._gate_cache.closed_before(run, tenant):
-            try:
-                await self._router.wait_for_one(seconds=REPLICA_WAIT_SECONDS)
-            except EngineFailure as none:
-                raise HeldBack from none
+        """Wait until the tenant's gates before ``run`` are open. Raises ``HeldBack`` if no replica takes work."""
+        if not self._router.takes_work:
+            raise HeldBack
         while self._gate_cache.closed_before(run, tenant):
             # The change may be of other gates. The cache tells so from memory, without another round.
             await self._gate_cache.wait_for_change(run, tenant)

@@ -9,12 +9,9 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from time import monotonic
 
-from contracts.errors import EngineFailure
 from contracts.ids import RunId
 from engine.sampling.replica import SamplerReplica
 
@@ -82,26 +79,15 @@ class Router:
     def choose(self, session: str, adapter: str | None) -> RoutedReplica | None:
         """Return a replica for the next sample of ``session``, a sampling session's id: any text, "" and "0" too.
 
-        Return None when no replica takes work: see ``wait_for_one``.
+        Return None when no replica takes work.
         """
         open_ones = [routed for routed in self.replicas if routed.takes_work]
         return _best(open_ones, session, adapter) if open_ones else None
 
-    async def wait_for_one(self, *, seconds: float) -> None:
-        """Wait until a replica takes work, without limit while replicas are alive but drained by an operator.
-
-        Raises ``EngineFailure`` when no replica was alive for ``seconds``.
-        """
-        alive_at = monotonic()
-        while not any(routed.takes_work for routed in self.replicas):
-            if any(routed.is_alive for routed in self.replicas):
-                alive_at = monotonic()
-            left = alive_at + seconds - monotonic()
-            if left <= 0:
-                raise EngineFailure(f"no sampling replica has taken work for {seconds:.0f} s; try again later")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self.wait_for_change()
+    @property
+    def takes_work(self) -> bool:
+        """True if new samples may go to some replica."""
+        return any(routed.takes_work for routed in self.replicas)
 
     async def wait_for_change(self) -> None:
         """Wait until any replica is added, checked, drained or undrained."""

@@ -17,18 +17,21 @@ from api.followed_sample import FollowedSample, followed
 from api.sample_submission import SampleSubmission
 from api.services import ApiServices
 from contracts.base_model import BaseModelFacts, read_base_model_facts
+from contracts.errors import EngineFailure
 from contracts.ids import RequestId, SamplerId, TenantId
 from contracts.operations import SampleRequest, SamplingParams
 from contracts.vocabulary import BaseVocabulary
 from engine.model.base import BaseModel
-from engine.sampling.replica import SamplerReplica
+from engine.sampling.replica import ReplicaHealth, SamplerReplica
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
+from ledger.wakeups import cleared_samples_topic, gates_topic
 from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
+from store.repeat import wait_for
 from telemetry.readiness import Readiness
-from tenants.gates import in_flight, pool_gate
+from tenants.gates import GateMode, Pause, in_flight, pause_gate, pool_gate, resume_gate
 from tenants.keys import create_tenant
 from tenants.sample_reports import report_of
 from tenants.samplers import NewSampler, create_sampler
@@ -47,12 +50,16 @@ VOCABULARY = BaseVocabulary(frozenset(), None)
 
 
 class HeldReplica:
-    """A replica whose tokens stand still while ``running`` is clear, as those of a frozen process do."""
+    """A replica whose tokens stand still while ``running`` is clear, as those of a frozen process do.
+
+    Once ``is_gone``, requests fail and nobody answers.
+    """
 
     def __init__(self, replica: SamplerReplica) -> None:
         self._replica = replica
         self.running = asyncio.Event()
         self.running.set()
+        self.is_gone = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._replica, name)
@@ -60,7 +67,13 @@ class HeldReplica:
     async def generate(self, request: Any) -> AsyncIterator[Any]:
         async for events in self._replica.generate(request):
             await self.running.wait()
+            if self.is_gone:
+                raise EngineFailure("the server has died")
             yield events
+
+    async def health(self) -> ReplicaHealth:
+        found = await self._replica.health()
+        return replace(found, alive=found.alive and not self.is_gone)
 
 
 class HeldSource(TorchSource):
@@ -156,6 +169,23 @@ class Rig:
             report, _ = await report_of(session, self.samplers[owner][0], sample)
         return report.attempts
 
+    async def pause(self) -> None:
+        """Close the base's gate, and wait until no sample is in flight."""
+        async with self.runtime.database.write() as transaction:
+            pause = Pause(GateMode.KEEP)
+            await pause_gate(transaction, pool_gate(BASE), tenant=None, base_model=BASE, pause=pause, clock=utc_now)
+        with self.runtime.wakeups.listen(cleared_samples_topic(BASE)) as cleared:
+            self.runtime.wakeups.announce(gates_topic(BASE))
+            async with asyncio.timeout(SECONDS):
+                while await self.in_flight():
+                    await wait_for(cleared, 0.1)
+
+    async def resume(self) -> None:
+        """Open the base's gate."""
+        async with self.runtime.database.write() as transaction:
+            await resume_gate(transaction, pool_gate(BASE), generation=None, clock=utc_now)
+        self.runtime.wakeups.announce(gates_topic(BASE))
+
     async def in_flight(self) -> int:
         async with self.runtime.database.read() as session:
             return await in_flight(session, pool_gate(BASE))
@@ -218,6 +248,34 @@ async def test_the_next_pool_goes_on_with_the_tokens_of_one_that_ended(rig: Rig)
         assert mine.tokens == whole
         assert beside.tokens == greedy
         assert await rig.attempts(0, mine.sample.request_id) == 2
+
+
+@pytest.mark.parametrize("how", ["dead", "drained"])
+async def test_a_pool_without_a_replica_gives_its_samples_with_their_tokens_to_one_that_has_some(
+    cluster: Rig, how: str
+) -> None:
+    """No sample fails, waits for the first pool or loses a token."""
+    first = await cluster.pool()
+    (routed,) = first.sampling.pool.router.replicas
+    async with cluster.stream(0) as mine, cluster.stream(1, temperature=0.0) as beside:
+        reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
+        await mine.until(20)
+        await beside.until(20)
+        if how == "drained":
+            # What is drawn there ends there; what was cut does not begin there again.
+            await cluster.pause()
+            first.sampling.pool.router.drain(routed, is_draining=True)
+        await cluster.pool()
+        if how == "drained":
+            await cluster.resume()
+        else:
+            first.source.replica.is_gone = True
+        async with asyncio.timeout(SECONDS):
+            whole, greedy = await asyncio.gather(*reading)
+        assert mine.tokens == whole
+        assert beside.tokens == greedy
+        for owner, stream in enumerate((mine, beside)):
+            assert await cluster.attempts(owner, stream.sample.request_id) == 2
 
 
 async def test_a_stream_goes_on_where_its_pool_froze_and_the_frozen_pool_does_not_disturb_it(

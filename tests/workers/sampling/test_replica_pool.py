@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.base_model import BaseModelFacts, read_base_model_facts
-from contracts.errors import EngineFailure, WeftError
+from contracts.errors import WeftError
 from contracts.ids import CheckpointId, RunId
 from engine.sampling.replica import AdapterVersion, SamplerReplica
 from engine.sampling.vllm.replica import VllmReplica
@@ -159,24 +159,6 @@ async def test_directives_hold_from_the_start_and_a_sleeping_server_can_start(
     assert two.servers["a"].operated == ["/wake_up"]
     assert {again.router.choose(str(number), None) for number in range(20)} == {again.router.find("a")}
     await again.close()
-
-
-async def test_samples_wait_while_an_operator_keeps_every_replica_from_work(two: TwoReplicas) -> None:
-    for name in ("a", "b"):
-        two.direct(name, ReplicaDirective.DRAIN)
-    await two.until(lambda: not two.chosen())
-    waiting = asyncio.create_task(two.router.wait_for_one(seconds=0.1))
-    done, _ = await asyncio.wait([waiting], timeout=1.0)
-    assert not done
-    two.directives.clear()
-    await asyncio.wait_for(waiting, SECONDS)
-
-
-async def test_samples_do_not_wait_for_replicas_that_are_gone(two: TwoReplicas) -> None:
-    for routed in two.router.replicas:
-        two.router.mark(routed, is_alive=False)
-    with pytest.raises(EngineFailure, match="try again later"):
-        await two.router.wait_for_one(seconds=0.1)
 
 
 async def test_a_version_that_one_of_two_cannot_load_is_on_neither(two: TwoReplicas, new: AdapterVersion) -> None:

@@ -37,6 +37,7 @@ class SamplingMetrics:
             "samples_cut", "Attempts cut before their end, by reason: gate, version or replica.", "reason"
         )
         self.continued = counter("samples_continued", "Attempts that continued an earlier attempt of their sample.")
+        self.drawn = counter("drawn_tokens", "Tokens as they are drawn, of samples that may not have ended.", "share")
         self.tokens = counter("sampled_tokens", "Tokens of finished samples.", "share")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of finished samples' prompts.", "share")
         self.seconds = histogram("sample_seconds", "Seconds of finished samples by phase.", _SECONDS, "phase")
@@ -59,6 +60,8 @@ class SamplingTelemetry:
         self._traces = traces
         self._continued = metrics.continued.labels(self._label)
         self._swap_seconds = metrics.swap_seconds.labels(self._label)
+        self._drawn: dict[str, Counter] = {}
+        """Counters of drawn tokens by share: each is found once, not for every token."""
 
     def claimed(self, operation: ReadyOperation) -> None:
         """Record the end of the sample's wait in the queue: this process works on it from now on."""
@@ -83,6 +86,14 @@ class SamplingTelemetry:
     def cut(self, reason: str) -> None:
         """Count an attempt that was cut. ``reason``: ``gate``, ``version`` (a newer one came) or ``replica`` (it failed)."""
         self._metrics.cut.labels(self._label, reason).inc()
+
+    def drawn(self, operation: ReadyOperation, tokens: int) -> None:
+        """Count tokens that have just come from a replica."""
+        share = share_class(operation.share)
+        drawn = self._drawn.get(share)
+        if drawn is None:
+            drawn = self._drawn[share] = self._metrics.drawn.labels(self._label, share)
+        drawn.inc(tokens)
 
     def continued(self) -> None:
         """Count an attempt that continues an earlier attempt of the same sample."""

@@ -146,7 +146,7 @@ class SampleRunner:
         while not continuation.finished and history.deaths == deaths:
             attempt = self._swap.resume(operation, continuation.unfinished, newer) if newer is not None else None
             if attempt is None:
-                # Tokens are in this process's memory only, so a sample that has some waits here.
+                # A sample that has tokens waits here for its gate: saving them takes a write.
                 may_wait = continuation.made and not is_suspect
                 waiting = partial(self._claims.waiting, operation) if may_wait else None
                 attempt = await self._dispatcher.dispatch(operation, continuation.unfinished, waiting=waiting)
@@ -205,12 +205,21 @@ class SampleRunner:
         attempt.requests = continuation.requests(
             attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)
         )
+        counted = continuation.made
+
+        def on_tokens() -> None:
+            nonlocal counted
+            made = continuation.made
+            self._telemetry.drawn(attempt.operation, made - counted)
+            counted = made
+            self._publish(attempt, continuation, history)
+
         return await stream_requests(
             attempt.routed.replica,
             continuation,
             attempt.requests,
             is_cut=lambda: attempt.is_cut,
-            on_tokens=lambda: self._publish(attempt, continuation, history),
+            on_tokens=on_tokens,
             left=attempt.left,
         )
 

@@ -30,19 +30,19 @@ ADAPTERS = 4
 _LENGTHS = (32, 96, 48, 80, 64)
 """Tokens of samples in turn, 64 in the mean. Samples of one length would all begin and end at the same time."""
 _WARM_UP_LENGTHS = (16,)
-_CONTEXT, _MAX_RANK, _MAX_LORAS, _MAX_CPU_LORAS = 1024, 32, 8, 65
-_ENVIRONMENT = {
+_CONTEXT, MAX_RANK, MAX_LORAS, MAX_RESIDENT = 1024, 32, 8, 64
+SERVICE_ENVIRONMENT = {
     "WEFT_VLLM_CONTEXT_LENGTH": str(_CONTEXT),
-    "WEFT_VLLM_MAX_LORAS": str(_MAX_LORAS),
+    "WEFT_VLLM_MAX_LORAS": str(MAX_LORAS),
     "WEFT_BASE_DTYPE": "float32",
-    "WEFT_MAX_RANK": str(_MAX_RANK),
+    "WEFT_MAX_RANK": str(MAX_RANK),
 }
 _WEFT, _WHOLE, _STREAMED, _SDK = "weft", "whole", "streamed", "sdk"
 
 Row = dict[str, float]
 
 
-def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProcessSettings:
+def server_settings(model: Path, facts: BaseModelFacts, log: Path, *, max_sequences: int = 256) -> VllmProcessSettings:
     """Return the settings of a server as weft would start it."""
     return VllmProcessSettings(
         command=server_command(Path(".venv-vllm/bin/python").absolute()),
@@ -50,9 +50,10 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path) -> VllmProces
         served_model=facts.name,
         log=log,
         context_length=_CONTEXT,
-        max_lora_rank=_MAX_RANK,
-        max_loras=_MAX_LORAS,
-        max_cpu_loras=_MAX_CPU_LORAS,
+        max_lora_rank=MAX_RANK,
+        max_loras=MAX_LORAS,
+        max_cpu_loras=MAX_RESIDENT + 1,
+        max_sequences=max_sequences,
         on_cpu=not has_accelerator(),
         head_adapters=True,
         dtype="float32",
@@ -79,7 +80,7 @@ async def arena(folder: Path, facts: BaseModelFacts, data: Path, key: str, *, ap
         server = await stack.enter_async_context(
             VllmProcess(server_settings(facts.path, facts, folder / "logs" / "vllm.log"))
         )
-        environment = _ENVIRONMENT | {"WEFT_VLLM_URLS": json.dumps([server.base_url])}
+        environment = SERVICE_ENVIRONMENT | {"WEFT_VLLM_URLS": json.dumps([server.base_url])}
         service = await stack.enter_async_context(serving(data, facts, environment))
         client = await stack.enter_async_context(WeftClient(service.base_url, key))
         http = await stack.enter_async_context(keeping_session(server.base_url))

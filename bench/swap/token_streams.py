@@ -124,7 +124,7 @@ class TokenStream:
         )
         last: float | None = None
         async with self._client.stream("stream_sample", body) as answer:
-            async for name, data in _events(answer):
+            async for name, data in server_sent_events(answer):
                 if name == b"tokens":
                     now = perf_counter()
                     self._take(sample, msgspec.json.decode(data, type=Tokens), now)
@@ -160,7 +160,7 @@ class TokenStream:
         self._count = 0
 
 
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[bytes, bytes]]:
+async def server_sent_events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[bytes, bytes]]:
     """Yield name and data of each server-sent event. weft writes data on one line."""
     rest = b""
     async for data in answer.content.iter_any():

@@ -1,14 +1,7 @@
-"""Latency of a light tenant beside heavy ones: ``python -m bench.fairness``.
-
-A ``weft serve`` process on the base ``small`` and real SDK clients, every tenant with its own key. Three light tenants train
-alone, beside many normal tenants, and beside one that floods; how long one full pass takes is measured on the trainer
-itself. Then a light tenant draws short samples, alone and beside 4,096 long ones of another. Prints a table and, last, one
-JSON line. Nothing else should run meanwhile: clients and service share the machine.
-"""
+"""Fairness of training: latency of light tenants beside heavy ones, and the heavy ones' rates."""
 
 import argparse
 import statistics
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,9 +9,8 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.clients.sdk_clients import LoadReport, SdkClients
-from bench.processes.fresh_process import in_fresh_process, prepare
-from bench.report import print_figures
-from bench.sample_fairness import measure_samples
+from bench.fairness.rates import jain_index
+from bench.processes.fresh_process import in_fresh_process
 from bench.service_trainer import make_trainer, pass_tokens
 from bench.workload import ALPHA, LEARNING_RATE, RANK, OperationShape, token_block, training_batch
 from contracts.base_model import read_base_model_facts
@@ -164,12 +156,6 @@ def window_of(report: LoadReport) -> tuple[float, float]:
     return min(begin for begin, _ in steps), max(end for _, end in steps)
 
 
-def jain_index(values: list[float]) -> float:
-    """Return Jain's index: 1 when all values are equal, 1/n when one of n has everything (Jain, Chiu and Hawe 1984)."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
-
-
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Return every figure: times in milliseconds, rates in tokens a second."""
     model = folder / options.base
@@ -204,36 +190,3 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         "flood_tokens_per_s_ratio": flood_rate / flood_alone_rate,
         "jain_index": jain_index(normal_rates),
     }
-
-
-def samples(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Return the figures of ``bench.sample_fairness`` on a service of its own, with ``--vllm`` on a vLLM server."""
-    model = folder / f"{options.base}-samples"
-    in_fresh_process(write_base, options.base, model, dtype="float32")
-    environment = {"WEFT_VLLM_REPLICAS": "1"} if options.vllm else {}
-    with started_service(
-        data=folder / "samples", base_models=[f"{BASE}={model}"], tenants=["light", "flood"], environment=environment
-    ) as (service, keys):
-        return measure_samples(service.base_url, keys, BASE, seconds=options.seconds)
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default="small", help="tiny, small or large")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
-    parser.add_argument("--normal", type=int, default=NORMAL.tenants, help="number of normal tenants")
-    parser.add_argument("--pass-tokens", type=int, default=None, help="tokens of one full pass [the service's budget]")
-    parser.add_argument("--cluster", action="store_true", help="the service is `weft up`, not `weft serve`")
-    parser.add_argument("--samples", action="store_true", help="measure samples only, not training")
-    parser.add_argument("--vllm", action="store_true", help="samples are drawn on a vLLM server, not in process")
-    options = parser.parse_args()
-    prepare()
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        trained = {} if options.samples else measure(Path(folder), options)
-        figures = trained | samples(Path(folder), options)
-    print_figures(figures)
-
-
-if __name__ == "__main__":
-    main()

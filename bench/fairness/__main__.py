@@ -1,0 +1,6 @@
+"""Entry of ``python -m bench.fairness``."""
+
+from bench.fairness.benchmark import main
+
+if __name__ == "__main__":
+    main()

@@ -293,5 +293,5 @@ def test_a_sequence_takes_the_row_of_one_that_has_ended_without_a_copy_of_the_ba
         assert drawn.only.ids == who.greedy(prompt, 6)
     expected = world.cat.greedy(PROMPTS[2], max(len(sequence.ids) for sequence in many.sequences))
     assert all(sequence.ids == expected[: len(sequence.ids)] for sequence in many.sequences)
-    # One for the crowd, and one for the row that the others take in turns.
-    assert copies == 2
+    # Two for the crowd, whose first sequence shows what a token takes, and one for the row that the others take in turns.
+    assert copies == 3

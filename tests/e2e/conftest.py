@@ -19,7 +19,10 @@ FLOW = Path(__file__).with_name("sdk_flow.py")
 FLOW_SECONDS = 240
 SDK_FOLDERS = Path(sys.prefix) / "sdks"
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+POOL_SAMPLES = 32
+"""Samples that the services' pools hold: so few that a test can send more."""
 VLLM_ENVIRONMENT = {
+    "WEFT_POOL_SAMPLES": str(POOL_SAMPLES),
     "WEFT_VLLM_REPLICAS": "1",
     "WEFT_VLLM_COMMAND": json.dumps([str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"]),
     "WEFT_VLLM_ARGUMENTS": json.dumps(["--enforce-eager"]),
@@ -57,7 +60,8 @@ def make_tenant(data: Path, name: str) -> str:
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
     """``weft serve`` on the tiny base, for tests that leave it running."""
     data = tmp_path_factory.mktemp("service") / "data"
-    with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"]) as process:
+    environment = {"WEFT_POOL_SAMPLES": str(POOL_SAMPLES)}
+    with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"], environment=environment) as process:
         yield Service(process, data, tiny_model_dir, make_tenant(data, "first"), make_tenant(data, "second"))
 
 

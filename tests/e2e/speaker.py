@@ -28,15 +28,26 @@ class Speaker:
 
     def stream(self, *, n: int = 1, tokens: int = LONG, sampler: str | None = None) -> SampleStream:
         """A greedy sample, streamed."""
+        body = self.body(n=n, tokens=tokens, sampler=sampler)
+        return SampleStream(self.client.base_url, self.client.key, body).start()
+
+    def send(self, *, tokens: int = LONG, sampler: str | None = None) -> str:
+        """A greedy sample, accepted and not waited for; its request id."""
+        answer = self.client.post("/asample", **self.body(tokens=tokens, sampler=sampler))
+        assert answer.status_code == 200, answer.text
+        request_id: str = answer.json()["request_id"]
+        return request_id
+
+    def body(self, *, n: int = 1, tokens: int = LONG, sampler: str | None = None) -> dict[str, Any]:
+        """The request for a greedy sample, never asked for before."""
         self.asked += 1
-        body = {
+        return {
             "sampling_session_id": sampler or self.sampler,
             "seq_id": self.asked,
             "num_samples": n,
             "prompt": {"chunks": [{"tokens": PROMPT}]},
             "sampling_params": {"max_tokens": tokens, "stop": [], "temperature": 0.0},
         }
-        return SampleStream(self.client.base_url, self.client.key, body).start()
 
     def gate(self, action: str = "", **body: Any) -> dict[str, Any]:
         """Ask for a change of the gate, or how it stands."""

@@ -1,7 +1,6 @@
 """Samples that nobody waits for any more leave the replica at once, and their tokens so far are counted."""
 
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import BASE_NAME, Service
 from tests.e2e.raw_client import RawClient
+from tests.e2e.running_samples import rows
 from tests.e2e.sample_stream import DEADLINE_SECONDS, SampleStream
 
 CANCELLING = Path(__file__).with_name("sdk_cancelling.py")
@@ -41,14 +41,6 @@ def stream(client: RawClient, *, tokens: int, n: int = 1) -> SampleStream:
         "sampling_params": {"max_tokens": tokens, "stop": [], "seed": 3},
     }
     return SampleStream(client.base_url, client.key, body).start()
-
-
-def rows(service: Service, query: str, *values: object) -> list[tuple[object, ...]]:
-    """What the service's database says."""
-    with sqlite3.connect(service.data / "weft.db") as database:
-        found = database.execute(query, values).fetchall()
-    database.close()
-    return found
 
 
 def until(service: Service, query: str, *values: object) -> tuple[object, ...]:

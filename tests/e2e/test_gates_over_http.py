@@ -1,17 +1,28 @@
-"""The gate of an adapter through real HTTP: pause, swap and resume while a second tenant's adapter samples throughout."""
+"""Pause, swap, resume and cancellation through real HTTP, while a second tenant's adapter samples throughout."""
 
+import json
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from cli.administration import end_key, new_key, on_database
+from cli.operations import cancel as cancel_operation
+from store.settings import Settings
 from testing.service_process import ServiceProcess
 from tests.conftest import missing_service
-from tests.e2e.conftest import BASE_NAME, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
+from tests.e2e.conftest import BASE_NAME, POOL_SAMPLES, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
 from tests.e2e.raw_client import RawClient
-from tests.e2e.speaker import LONG, MEOW, TAUGHT, WOOF, Speaker, teach, text
+from tests.e2e.running_samples import rows, running, until
+from tests.e2e.speaker import LONG, MEOW, PROMPT, TAUGHT, WOOF, Speaker, teach, text
+
+BESIDE = 300
+ENDLESS = 950
+"""Tokens of a sample that is ended long before."""
 
 
 def operator(service: Service, action: str, *options: str) -> None:
@@ -246,6 +257,93 @@ def test_a_pool_wide_pause_and_resume_keeps_everything(gated: Service, cat: Spea
     streams.append(late)
     for stream, tokens in zip(streams, (expected, other, other), strict=True):
         assert stream.finish()["sequences"][0]["tokens"] == tokens
+
+
+@pytest.fixture(scope="module")
+def untaught(gated: Service) -> Iterator[tuple[Speaker, Speaker]]:
+    """A tenant with an adapter that has learned nothing, and another that samples the bare base."""
+    clients = [RawClient(gated.base_url, key) for key in (gated.key, gated.other_key)]
+    opened = clients[1].post(
+        "/create_sampling_session", session_id=clients[1].session(), sampling_session_seq_id=0, base_model=BASE_NAME
+    )
+    yield teach(clients[0], {MEOW: 1}), Speaker(clients[1], "", opened.json()["sampling_session_id"], {})
+    for client in clients:
+        client.close()
+
+
+def test_a_paused_tenants_flood_leaves_the_pool_to_its_neighbour(untaught: tuple[Speaker, Speaker]) -> None:
+    """The paused tenant has more samples pending than the pool holds."""
+    paused, neighbour = untaught
+    paused.gate("pause", mode="keep", reason="a test")
+    flood = [paused.send(tokens=2) for _ in range(POOL_SAMPLES + 8)]
+    assert len(neighbour.stream(tokens=5).finish()["sequences"][0]["tokens"]) == 5
+    paused.gate("resume")
+    for request_id in flood:
+        assert len(paused.client.wait(request_id).json()["sequences"][0]["tokens"]) == 2
+
+
+@pytest.mark.parametrize("how", ["cancel_future", "operator", "session", "key", "stream", "completion"])
+def test_what_nobody_waits_for_leaves_the_replica_and_its_neighbour_goes_on(
+    gated: Service, untaught: tuple[Speaker, Speaker], how: str
+) -> None:
+    cat, cow = untaught
+    expected = cow.stream(tokens=BESIDE).finish()["sequences"][0]["tokens"]
+    with begun(gated, cat, how) as cancel:
+        until(lambda: running(gated) == 1, "the sample is drawn")
+        beside = cow.stream(tokens=BESIDE).until_tokens(3)
+        assert running(gated) == 2
+        cancel()
+        until(lambda: running(gated) < 2, "it is drawn no longer")
+    (newest,) = rows(gated, "SELECT MAX(position) FROM operations WHERE id <> ?", beside.request_id)[0]
+    ended = "SELECT error_code, tokens FROM operations WHERE position = ? AND tokens > 0"
+    until(lambda: bool(rows(gated, ended, newest)), "its tokens are counted")
+    ((code, tokens),) = rows(gated, ended, newest)
+    assert (code, int(str(tokens)) < ENDLESS) == ("cancelled", True)
+    assert beside.finish()["sequences"][0]["tokens"] == expected
+    assert cow.report(beside)["attempts"] == 1
+
+
+@contextmanager
+def begun(service: Service, cat: Speaker, how: str) -> Iterator[Callable[[], object]]:
+    """Have a long sample drawn inside the block; yields what ends it in the way ``how``."""
+    settings = Settings(data_dir=service.data)
+    if how in ("stream", "completion"):
+        body = json.dumps({"model": cat.run, "prompt": PROMPT, "max_tokens": ENDLESS, "stream": how == "stream"})
+        host = service.base_url.removeprefix("http://")
+        lines = [
+            "POST /v1/completions HTTP/1.1",
+            f"Host: {host}",
+            f"X-API-Key: {cat.client.key}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        ]
+        address, _, port = host.partition(":")
+        with socket.create_connection((address, int(port))) as connection:
+            connection.sendall("\r\n".join([*lines, "", body]).encode())
+            yield connection.close
+        return
+    if how == "key":
+        secret = on_database(settings, lambda database: new_key(database, "first", ""))
+        other = RawClient(service.base_url, secret)
+        other.post("/asample", **cat.body(tokens=ENDLESS, sampler=cat.sampler))
+        yield lambda: on_database(settings, lambda database: end_key(database, secret))
+        other.close()
+    elif how == "session":
+        session = cat.client.session()
+        opened = cat.client.post(
+            "/create_sampling_session",
+            session_id=session,
+            sampling_session_seq_id=0,
+            model_path=cat.paths[MEOW],
+        )
+        cat.send(tokens=ENDLESS, sampler=opened.json()["sampling_session_id"])
+        yield lambda: cat.client.post(f"/sessions/{session}/finish").raise_for_status()
+    else:
+        request_id = cat.send(tokens=ENDLESS)
+        if how == "operator":
+            yield lambda: cancel_operation(request_id, "", service.data)
+        else:
+            yield lambda: cat.client.post("/cancel_future", request_id=request_id).raise_for_status()
 
 
 def test_restart_keeps_a_pause_and_the_samples_behind_it(service: Service, tmp_path: Any) -> None:

@@ -41,6 +41,7 @@ Outcome = tuple[SampleOutput, SampleReport] | WeftError
 _FIRST_PAUSE_SECONDS = 0.1
 _RECORD_SECONDS = 5.0
 """Longest time in which an ending process records what it has drawn."""
+_CANCELLED_SECONDS = 0.5
 LEASE_LOOK_SECONDS = 0.1
 """Seconds between two looks at the lease, which ask nobody."""
 SWEEP_SECONDS = 5.0
@@ -102,7 +103,9 @@ class SamplingWorker:
             asyncio.create_task(self._follow_replicas()),
             asyncio.create_task(self._watch(gates_topic(base_model), self._follow_gates, self._gates_seconds)),
             asyncio.create_task(self._watch(versions_topic(base_model), self._swap.leave_outdated)),
-            asyncio.create_task(self._watch(cancelled_samples_topic(base_model), self._end_cancelled)),
+            asyncio.create_task(
+                self._watch(cancelled_samples_topic(base_model), self._end_cancelled, self._cancelled_seconds)
+            ),
             asyncio.create_task(self._watch_lease()),
         ]
         with self._runtime.wakeups.listen(sampling_topic(base_model)) as event:
@@ -138,6 +141,13 @@ class SamplingWorker:
     def _gates_seconds(self) -> float:
         """Return the seconds until the gates are looked at again, at the latest when one of them expires."""
         return min(SWEEP_SECONDS, self._claims.next_expiry())
+
+    def _cancelled_seconds(self) -> float:
+        """Return the seconds until cancelled samples are looked for, unless one is announced.
+
+        An operator's command announces it over Redis. A single service hears of it from the database only.
+        """
+        return _CANCELLED_SECONDS if self._runtime.database.has_one_service else SWEEP_SECONDS
 
     async def _follow_gates(self) -> None:
         """Cut what runs behind closed gates, and look for samples whose gates have opened."""

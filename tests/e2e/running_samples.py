@@ -1,0 +1,40 @@
+"""How many sequences a service draws now, and how one of its samples ended."""
+
+import sqlite3
+import time
+from collections.abc import Callable
+
+import httpx
+import psutil
+
+from tests.e2e.conftest import Service
+from tests.e2e.sample_stream import DEADLINE_SECONDS
+
+_RUNNING = "vllm:num_requests_running"
+
+
+def rows(service: Service, query: str, *values: object) -> list[tuple[object, ...]]:
+    """What the service's database says."""
+    with sqlite3.connect(service.data / "weft.db") as database:
+        found = database.execute(query, values).fetchall()
+    database.close()
+    return found
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until ``holds``."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def running(service: Service) -> int:
+    """Sequences that the service's vLLM server runs by its own metrics, or samples in flight in a service without one."""
+    for child in psutil.Process(service.process.pid).children(recursive=True):
+        line = child.cmdline()
+        if "--uds" in line:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=line[line.index("--uds") + 1])) as http:
+                lines = http.get("http://localhost/metrics").raise_for_status().text.splitlines()
+            return int(sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith(_RUNNING)))
+    return len(rows(service, "SELECT 1 FROM samples_in_flight"))

@@ -24,7 +24,7 @@ from engine.sampling.vllm.settings import VllmSettings
 _PROMPT = 8
 _ALONE_REPEATS = 3
 _TOKENS_AT_A_TIME = 8
-"""As weft asks of a replica."""
+"""Tokens reported together, as weft asks of a replica."""
 
 
 @dataclass(frozen=True, slots=True)

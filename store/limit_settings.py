@@ -66,3 +66,9 @@ class LimitSettings(BaseSettings):
         ge=1,
         description="Largest num_samples x max_tokens x topk of one sample request, prompt logprobs included.",
     )
+    limit_session_samplers: int = Field(
+        default=65_536,
+        ge=1,
+        description="Most samplers (sampling sessions) of one open session. The next one is answered 400, and a save for "
+        "sampling without a name fails.",
+    )

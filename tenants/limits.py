@@ -37,6 +37,7 @@ class Limits:
     pending_samples: int
     sample_tokens: int
     sample_work: int
+    session_samplers: int
 
     @classmethod
     def of(cls, settings: LimitSettings) -> Self:
@@ -94,6 +95,7 @@ class Counted(IntEnum):
     SESSIONS = 5_203
     RUNS = 5_204
     STORAGE = 5_205
+    SAMPLERS = 5_206
 
 
 # Sorted, so that two transactions that lock several tenants cannot deadlock.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from sqlalchemy import Table, and_, bindparam, exists, or_, select, update
+from sqlalchemy import Table, and_, bindparam, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
@@ -18,6 +18,7 @@ from store.clock import Clock
 from store.database import Database
 from store.inserts import insert_unless_present
 from store.tables import Checkpoint, Sampler, Session
+from tenants.limits import Counted, Limits, hold_count, limits_of
 
 
 class OnStale(StrEnum):
@@ -133,6 +134,8 @@ _PUBLISH = (
     .returning(Sampler.id)
 )
 
+_NUMBER = select(func.count()).select_from(Sampler).where(Sampler.session_id == bindparam("session"))
+
 
 def sampler_id_for(session_id: str, sampling_session_seq_id: int) -> SamplerId:
     """Return the sampler's id, in the form that the public docs show."""
@@ -204,6 +207,19 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
             f"sampling_session_seq_id {new.sampling_session_seq_id} of this session made another sampler already"
         )
     return sampler_id
+
+
+async def check_samplers(transaction: AsyncSession, tenant: TenantId, session_id: str, defaults: Limits) -> None:
+    """Raise ``InvalidRequest`` if the session has more samplers than its tenant may have in one.
+
+    Called after ``create_sampler``, in its transaction, so that a repeat is not counted as one more.
+    """
+    await hold_count(transaction, Counted.SAMPLERS, [tenant])
+    most = (await limits_of(transaction, tenant, defaults)).session_samplers
+    if (await transaction.scalar(_NUMBER, {"session": session_id}) or 0) > most:
+        raise InvalidRequest(
+            f"session {session_id} has {most} samplers, which is your limit for one session; open a new session for more"
+        )
 
 
 async def publish_live(

@@ -22,6 +22,7 @@ _REASONS: Final = {
     "metadata_bytes": "user_metadata or tags that are larger are refused",
     "pending_samples": "asample beyond it is answered 429 and sent again by the SDK",
     "sample_tokens": "asample beyond it is answered 429 and sent again by the SDK",
+    "session_samplers": "a sampler beyond it in one session is refused; another session takes it",
     "sample_work": "a sample with a larger num_samples x max_tokens x topk is refused",
 }
 

@@ -111,6 +111,26 @@ async def test_sessions_beyond_the_limit_wait_for_another_to_end(service: Servic
     assert (await cats.http.post("/create_session", json={})).status_code == 200
 
 
+async def test_samplers_beyond_a_sessions_limit_are_refused_and_a_new_session_takes_more(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    await limit(service, "cats", session_samplers=2)
+
+    async def sampler(tenant: Tenant, session: str, number: int) -> httpx.Response:
+        body = {"session_id": session, "sampling_session_seq_id": number, "base_model": BASE}
+        return await tenant.http.post("/create_sampling_session", json=body)
+
+    mine, another, theirs = await cats.session(), await cats.session(), await dogs.session()
+    made = [await sampler(cats, mine, number) for number in (0, 1)]
+    refused = await sampler(cats, mine, 2)
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+    assert "has 2 samplers, which is your limit for one session" in refused.json()["detail"]
+    assert (await cats.http.get(f"/samplers/{mine}:sample:2")).status_code == 404
+    assert (await sampler(cats, mine, 1)).json() == made[1].json()
+    assert (await sampler(cats, another, 0)).status_code == 200
+    assert [(await sampler(dogs, theirs, number)).status_code for number in (0, 1, 2)] == [200] * 3
+
+
 async def test_standing_tells_what_the_limits_count(service: Service, cats: Tenant, dogs: Tenant) -> None:
     await limit(service, "cats", pending_operations=2)
     run = await cats.run()

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.security_events import note_not_found
 from api.wire.request_model import describe_problems
-from contracts.errors import InvalidRequest, NotFound, NotImplementedHere, WeftError
+from contracts.errors import InvalidRequest, NotFound, NotImplementedHere, Unauthenticated, WeftError
 
 _log = logging.getLogger(__name__)
 
@@ -78,13 +78,17 @@ async def _weft_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, WeftError)
     if isinstance(error, NotFound):
         note_not_found(request, is_foreign=error.is_foreign)
-    return error_response(
+    answer = error_response(
         error.status,
         detail=error.message,
         code=error.code,
         retryable=error.retryable,
         retry_after=error.retry_after,
     )
+    if isinstance(error, Unauthenticated):
+        # RFC 6750: the SDK exchanges its key for a new token.
+        answer.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
+    return answer
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

@@ -20,6 +20,7 @@ from telemetry.readiness import Readiness
 from tenants.keys import KeyReader
 from tenants.limits import Limits
 from tenants.samplers import SamplerReader
+from tenants.signed_tokens import TokenSigner
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class ApiServices:
     admission: Admission
     tokenizers: Mapping[str, TokenizerRepository]
     """Tokenizer files by the ids that clients ask a hub for."""
+    signer: TokenSigner
 
     @classmethod
     def over(
@@ -63,8 +65,9 @@ class ApiServices:
         """Compose the services of a process that serves ``bases``."""
         database, clock = runtime.database, runtime.clock
         defaults = Limits.of(runtime.settings)
+        signer = TokenSigner(runtime.data_folder, clock)
         intake = SampleIntake(database, runtime.ledger, clock, runtime.telemetry, defaults=defaults)
-        reads = BatchedReads(KeyReader(database), SamplerReader(database, clock))
+        reads = BatchedReads(KeyReader(database, signer), SamplerReader(database, clock))
         hold = runtime.settings.poll_hold.total_seconds()
         training = TrainingIntake(database, runtime.ledger, defaults=defaults, hold_seconds=hold)
         revocations, departures = Revocations(database, runtime.ledger, clock), Departures(runtime)
@@ -82,6 +85,7 @@ class ApiServices:
             departures,
             admission,
             tokenizer_repositories(bases),
+            signer,
         )
 
     def base(self, name: str) -> BaseModelFacts:

@@ -8,7 +8,7 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -21,9 +21,13 @@ from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database
 from store.tables import ApiKey, Tenant
+from tenants.signed_tokens import TOKEN_PREFIX, TokenSigner
 
 KEY_PREFIX = "tml-"
 """Start of every key; the SDK refuses others."""
+_CLIENT = "client"
+"""Purpose of tokens that stand for a key."""
+_CLIENT_LIFETIME = timedelta(hours=1)
 _PREFIX_BYTES = 6
 _SECRET_BYTES = 32
 
@@ -99,13 +103,13 @@ async def list_keys(session: AsyncSession, *, tenant: TenantId) -> list[ApiKey]:
     return list(await session.scalars(select(ApiKey).where(ApiKey.tenant_id == tenant).order_by(ApiKey.id)))
 
 
-async def describe_key(session: AsyncSession, tenant: TenantId, secret: str) -> tuple[ApiKey, Tenant]:
-    """Return the row of the key ``secret`` and its tenant. Raises ``NotFound`` unless the key is the tenant's."""
+async def describe_key(session: AsyncSession, tenant: TenantId, key_id: int | None) -> tuple[ApiKey, Tenant]:
+    """Return the row of a key and its tenant. Raises ``NotFound`` unless the key is the tenant's."""
     row = (
         await session.execute(
             select(ApiKey, Tenant)
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
-            .where(ApiKey.prefix == shown_prefix(secret), ApiKey.tenant_id == tenant)
+            .where(ApiKey.id == key_id, ApiKey.tenant_id == tenant)
         )
     ).one_or_none()
     if row is None:
@@ -146,13 +150,22 @@ _BY_PREFIX = select(
 class KeyReader:
     """Authenticates requests. Keys are not cached, so a revoked key is refused at once."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, signer: TokenSigner) -> None:
         self._database = database
+        self._signer = signer
         self._rows: Batcher[str, Any] = Batcher(self._read)
 
     async def authenticate(self, secret: str | None) -> KeyHolder:
-        """Return the holder of the live key ``secret``. Raises ``Unauthenticated``, with one message for every cause."""
-        refusal = Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
+        """Return the holder of the live key ``secret``, which may be a token that stands for one (``client_token``).
+
+        Raises ``Unauthenticated``, with one message for every cause.
+        """
+        refusal = _refusal()
+        if secret and secret.startswith(TOKEN_PREFIX):
+            claims = self._signer.claims(secret, purpose=_CLIENT)
+            if claims is None:
+                raise refusal
+            return await self.holder(claims["key"])
         if not secret or not secret.startswith(KEY_PREFIX):
             raise refusal
         row = await self._rows.ask(shown_prefix(secret))
@@ -162,11 +175,31 @@ class KeyReader:
             raise refusal
         return KeyHolder(TenantId(row.tenant_id), row.id)
 
+    async def holder(self, prefix: str) -> KeyHolder:
+        """Return the holder of the live key with that shown prefix, which a signed token names. Raises ``Unauthenticated``."""
+        row = await self._rows.ask(prefix)
+        if row is None or row.revoked_at is not None:
+            raise _refusal()
+        return KeyHolder(TenantId(row.tenant_id), row.id)
+
     async def _read(self, prefixes: Sequence[str]) -> list[Any]:
         async with self._database.read() as session:
             rows = await session.execute(_BY_PREFIX, {"prefixes": few_lengths(sorted(set(prefixes)))})
             found: dict[str, Any] = {row.prefix: row for row in rows}
         return [found.get(prefix) for prefix in prefixes]
+
+
+def _refusal() -> Unauthenticated:
+    return Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
+
+
+def client_token(signer: TokenSigner, key: ApiKey, tenant: Tenant) -> str:
+    """Return a token that stands for the key for an hour, or until the key is revoked.
+
+    ``sub`` and ``org_id`` are what the SDK's ``whoami`` shows.
+    """
+    claims = {"iss": "weft", "key": key.prefix, "sub": f"tml:key:{key.prefix}", "org_id": tenant.name}
+    return signer.sign(claims, purpose=_CLIENT, lifetime=_CLIENT_LIFETIME)
 
 
 def shown_prefix(secret: str) -> str:

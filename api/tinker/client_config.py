@@ -1,9 +1,10 @@
 """Endpoints with flags for the SDK, which fetches them before anything else and again while it lives."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from api.authentication import Caller
+from api.wire.sdk_version import exchanges_keys
 
 router = APIRouter(tags=["config"])
 
@@ -11,6 +12,7 @@ router = APIRouter(tags=["config"])
 class ClientConfig(BaseModel):
     """Flags of ``/client/config``; all others keep the SDK's defaults.
 
+    ``pjwt_auth_enabled`` makes the SDK exchange its key for a token.
     ``proto_write_fwdbwd`` and ``fwd_via_fwdbwd`` make SDK 0.20 to 0.24 send protobuf.
     """
 
@@ -30,9 +32,9 @@ class DynamicConfig(BaseModel):
 
 
 @router.post("/client/config")
-async def client_config(_caller: Caller) -> ClientConfig:
+async def client_config(_caller: Caller, request: Request) -> ClientConfig:
     """Return the SDK's flags. The SDK calls this first, so a wrong key gets its 401 here."""
-    return ClientConfig()
+    return ClientConfig(pjwt_auth_enabled=exchanges_keys(request))
 
 
 @router.post("/client/dynamic_config")

@@ -1,4 +1,4 @@
-"""Endpoints of the caller's own API key: describe and revoke, for ``tinker auth login`` and ``logout``."""
+"""Endpoints of the caller's own API key: describe, revoke, and exchange for a token that stands for it."""
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -6,10 +6,13 @@ from pydantic import BaseModel
 from api.authentication import Caller, presented_key
 from api.security_events import note_access
 from api.services import Services
+from contracts.errors import Unauthenticated
 from ledger.cancellation import OfKey
 from ledger.revocations import key_revoked
+from telemetry.context import current_work
 from telemetry.security import SecurityEvent
-from tenants.keys import describe_key, revoke_key
+from tenants.keys import client_token, describe_key, revoke_key
+from tenants.signed_tokens import TOKEN_PREFIX
 
 router = APIRouter(tags=["keys"])
 
@@ -42,11 +45,30 @@ class KeyInfo(BaseModel):
     details: KeyDetails
 
 
+class ClientToken(BaseModel):
+    """A JSON Web Token that stands for the key."""
+
+    jwt: str
+
+
+@router.post("/auth/token")
+async def exchange_key(caller: Caller, services: Services, request: Request) -> ClientToken:
+    """Return a token that may be sent in place of the key for an hour, or until the key is revoked.
+
+    Raises ``Unauthenticated`` for a token: a stolen one cannot be renewed.
+    """
+    if (presented_key(request) or "").startswith(TOKEN_PREFIX):
+        raise Unauthenticated("a token cannot be exchanged for another; send the tml-… key itself")
+    async with services.runtime.database.read() as session:
+        key, tenant = await describe_key(session, caller, current_work().key_id)
+    return ClientToken(jwt=client_token(services.signer, key, tenant))
+
+
 @router.get("/auth/apikey/me")
-async def get_own_key(caller: Caller, services: Services, request: Request) -> KeyInfo:
+async def get_own_key(caller: Caller, services: Services) -> KeyInfo:
     """Describe the key that the request carries."""
     async with services.runtime.database.read() as session:
-        key, tenant = await describe_key(session, caller, presented_key(request) or "")
+        key, tenant = await describe_key(session, caller, current_work().key_id)
     return KeyInfo(
         key_id=key.id,
         name=key.prefix,
@@ -56,10 +78,11 @@ async def get_own_key(caller: Caller, services: Services, request: Request) -> K
 
 
 @router.delete("/auth/apikey/me", status_code=204)
-async def revoke_own_key(_caller: Caller, services: Services, request: Request) -> None:
+async def revoke_own_key(caller: Caller, services: Services, request: Request) -> None:
     """Revoke the key that the request carries, and end its samples, at once; other keys stay."""
     runtime = services.runtime
     async with runtime.database.write() as transaction:
-        revoked = await revoke_key(transaction, prefix=presented_key(request) or "", clock=runtime.clock)
+        own, _ = await describe_key(transaction, caller, current_work().key_id)
+        revoked = await revoke_key(transaction, prefix=own.prefix, clock=runtime.clock)
         await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_revoked(), only_samples=True)
     note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix, actor=revoked.prefix)

@@ -32,7 +32,6 @@ class NotOffered:
 
 
 NOT_OFFERED = (
-    NotOffered("POST", "/auth/token", "send the API key itself in X-API-Key"),
     NotOffered("POST", "/retrieve_futures", _POLL),
     NotOffered("POST", "/join_sampling_session", "cloned samplers pick their seq_ids by themselves"),
     NotOffered("POST", "/create_custom_loss", "forward_backward_custom computes the loss in the client"),
@@ -41,7 +40,6 @@ NOT_OFFERED = (
     NotOffered("DELETE", f"{_CHECKPOINT}/publish", _PRIVATE),
     NotOffered("POST", "/sessions/search", "list sessions with GET /sessions"),
     NotOffered("PUT", "/sessions/{session_id}/project", "weft has no projects"),
-    NotOffered("GET", "/sessions/{session_id}/trace_export", "weft keeps no traces of sessions"),
     NotOffered("GET", "/audit", "weft keeps no audit log yet"),
     NotOffered("GET", "/billing/usage/events", "weft bills nothing"),
     NotOffered("GET", "/billing/usage/checkpoints/current", "GET /checkpoints gives the size of each"),

@@ -173,8 +173,7 @@ def _reads_of_processes(years: Years) -> dict[str, Within]:
 
 def _reads_of_operators(years: Years) -> dict[str, Within]:
     async def key(session: AsyncSession) -> None:
-        number = years.turn(64)
-        await describe_key(session, years.tenant, f"tml-{number:012x}")
+        await describe_key(session, years.tenant, years.turn(64))
 
     return {
         "usage_of_a_week": lambda session: usage(session, since=utc_now().date() - timedelta(days=6)),

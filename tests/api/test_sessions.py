@@ -80,6 +80,29 @@ async def test_session_shows_its_runs_and_samplers(cats) -> None:
     assert info.user_metadata == {"n": "1", "who": "me"}
 
 
+async def test_a_session_s_trace_shows_its_operations_and_no_one_else_s(cats, dogs, service, clock) -> None:
+    session, other = await cats.session(), await dogs.session()
+    run, their = await cats.run(session=session), await dogs.run(session=other)
+    await cats.operation(run, 1)
+    await dogs.operation(their, 1)
+    clock.move(seconds=2)
+    link = (await cats.http.get(f"/sessions/{session}/trace_export")).raise_for_status().json()
+    assert link["status"] == "ready"
+    async with httpx.AsyncClient() as http:
+        events = (await http.get(link["url"])).raise_for_status().json()["traceEvents"]
+        names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+        assert names == [f"session {session}", run]
+        begin, end = [event for event in events if event["ph"] != "M"]
+        assert (begin["name"], begin["args"]["state"], end["ts"] - begin["ts"]) == ("optim_step", "pending", 2_000_000)
+        assert (await http.get(link["url"][:-1])).status_code == 404
+        assert (await dogs.http.get(f"/sessions/{session}/trace_export")).status_code == 404
+        theirs = (await dogs.http.get(f"/sessions/{other}/trace_export")).json()["url"]
+        await cats.http.delete("/auth/apikey/me")
+        assert [(await http.get(url)).status_code for url in (link["url"], theirs)] == [404, 200]
+        clock.move(minutes=65)
+        assert (await http.get(theirs)).status_code == 404
+
+
 async def test_a_long_display_name_is_cut(cats) -> None:
     created = await cats.http.post("/create_session", json={**CREATE, "display_name": "x" * 5000})
     shown = await cats.http.get(f"/sessions/{created.json()['session_id']}")

@@ -1,0 +1,54 @@
+"""The timeline of a session: when each of its operations was accepted, and when it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import TenantId
+from store.tables import Operation, Run, Sampler
+
+MOST_TRACED = 20_000
+"""Operations of one trace: the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOperation:
+    """An operation on the timeline. ``finished_at`` is None while it is pending."""
+
+    id: str
+    lane: str
+    seq_id: int
+    kind: str
+    state: str
+    tokens: int
+    created_at: datetime
+    finished_at: datetime | None
+    error_code: str | None
+
+
+async def session_trace(
+    session: AsyncSession, tenant: TenantId, session_id: str, *, most: int = MOST_TRACED
+) -> Sequence[TracedOperation]:
+    """Return the newest ``most`` operations of the session's runs and samplers that are still recorded, oldest first."""
+    runs = select(Run.id).where(Run.session_id == session_id, Run.tenant_id == tenant)
+    samplers = select(Sampler.id).where(Sampler.session_id == session_id, Sampler.tenant_id == tenant)
+    rows = await session.execute(
+        select(
+            Operation.id,
+            Operation.lane,
+            Operation.seq_id,
+            Operation.kind,
+            Operation.state,
+            Operation.tokens,
+            Operation.created_at,
+            Operation.finished_at,
+            Operation.error_code,
+        )
+        .where(Operation.tenant_id == tenant, Operation.lane.in_(runs.union_all(samplers)))
+        .order_by(Operation.position.desc())
+        .limit(most)
+    )
+    return [TracedOperation(*row) for row in rows][::-1]

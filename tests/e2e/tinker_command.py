@@ -1,0 +1,109 @@
+"""Every subcommand of the unmodified ``tinker`` command against a service; run as a script.
+
+    python tinker_command.py BASE_URL API_KEY BASE_MODEL
+
+Prints one JSON object: for each subcommand an empty text if it ran, else the reason that it was refused with.
+"""
+
+import http.server
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+_HOUR = timedelta(hours=1)
+
+
+class HubStandIn(http.server.BaseHTTPRequestHandler):
+    """A hub that knows whoever asks, and nothing else."""
+
+    def do_GET(self) -> None:
+        """Say who asks."""
+        body = json.dumps({"type": "user", "name": "me", "auth": {}}).encode()
+        self.send_response(200 if "whoami" in self.path else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def arguments(paths: dict[str, str], key: str) -> dict[str, tuple[list[str], str]]:
+    """The arguments of each subcommand, and what is typed into it."""
+    run = paths["kept"].removeprefix("tinker://").split("/")[0]
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    return {
+        "version": ([], ""),
+        "auth status": ([], ""),
+        "auth whoami": ([], ""),
+        "auth login": ([], f"{key}\n"),
+        "auth logout": ([], ""),
+        "model list": ([], ""),
+        "run list": ([], ""),
+        "run info": ([run], ""),
+        "session export-trace": ([run.partition(":")[0]], ""),
+        "checkpoint list": (["--run-id", run], ""),
+        "checkpoint info": ([paths["kept"]], ""),
+        "checkpoint set-ttl": ([paths["kept"], "--ttl", "3600"], ""),
+        "checkpoint publish": ([paths["kept"]], ""),
+        "checkpoint unpublish": ([paths["kept"]], ""),
+        "checkpoint download": ([paths["kept"]], ""),
+        "checkpoint push-hf": ([paths["kept"], "--repo", "me/mine"], ""),
+        "checkpoint delete": (["--yes", paths["gone"]], ""),
+        "billing usage": ([(hour - _HOUR).isoformat(), hour.isoformat()], ""),
+        "billing checkpoint-storage": ([], ""),
+    }
+
+
+def subcommands(group: Any, above: str = "") -> Iterator[str]:
+    """The names of all subcommands that a group has."""
+    import click
+
+    for name in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), name)
+        if isinstance(found, click.Group):
+            yield from subcommands(found, f"{above}{name} ")
+        else:
+            yield f"{above}{name}"
+
+
+def reason(error: BaseException | None, output: str) -> str:
+    """What a user is told, without the SDK's words around it."""
+    told = f"{getattr(error, 'message', None) or error}: {getattr(error, 'details', None) or ''}"
+    detail = re.search(r"weft does not offer[^'\"]*", told)
+    return detail[0].partition(" for self.request_id")[0] if detail else f"{told} {output[-500:]}"
+
+
+def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
+    """Make a run with checkpoints, then run each subcommand."""
+    hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubStandIn)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    os.environ |= {"TINKER_BASE_URL": base_url, "TINKER_API_KEY": key, "TINKER_TELEMETRY": "0", "HF_TOKEN": "hf_me"}
+    os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}", "HOME": tempfile.mkdtemp()}
+    os.chdir(os.environ["HOME"])
+    import tinker
+    from click.testing import CliRunner
+    from tinker.cli.__main__ import main_cli
+
+    trainer = tinker.ServiceClient().create_lora_training_client(base_model=base_model, rank=4)
+    paths = {name: trainer.save_state(name).result().path for name in ("kept", "gone")}
+    given = arguments(paths, key)
+    outcomes = {}
+    for command, (options, typed) in given.items():
+        done = CliRunner().invoke(main_cli, [*command.split(), *options], input=typed)
+        outcomes[command] = "" if done.exit_code == 0 else reason(done.exception, done.output)
+    left = [one.checkpoint_id for one in tinker.RestClient().list_user_checkpoints().result().checkpoints]
+    traces = [path.name for path in Path().glob("*.pftrace") if json.loads(path.read_text())["traceEvents"]]
+    hub.shutdown()
+    return {"outcomes": outcomes, "subcommands": sorted(subcommands(main_cli)), "left": left, "traces": len(traces)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:4])))

@@ -1,0 +1,1 @@
+"""One attacker with a valid key beside honest tenants."""

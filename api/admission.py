@@ -8,6 +8,7 @@ from api.fair_threads import FairThreads
 from api.route_bounds import Holding, bounds_of
 from api.tenant_shares import TenantShares
 from contracts.ids import TenantId
+from store.fair_places import STRANGERS, ask_for
 from store.settings import Settings
 
 PATIENCE_SECONDS = 10.0
@@ -50,7 +51,8 @@ class AdmissionEnd:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, then give back the request's share."""
+        """Run the application for a stranger, until its key is known, then give back the request's share."""
+        ask_for(STRANGERS)
         leave: list[Callable[[], None]] = []
         scope[_LEAVE] = leave
         try:

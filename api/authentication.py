@@ -8,6 +8,7 @@ from api.security_events import note_refused_key
 from api.services import Services
 from contracts.errors import Unauthenticated
 from contracts.ids import TenantId
+from store.fair_places import ask_for
 from telemetry.context import note_caller
 
 
@@ -22,6 +23,7 @@ async def get_caller(request: Request, services: Services) -> TenantId:
         note_refused_key(request, presented_key(request))
         raise
     note_caller(holder.tenant, holder.key_id)
+    ask_for(holder.tenant)
     await services.admission.enter(holder.tenant, request.scope)
     return holder.tenant
 

@@ -3,7 +3,6 @@
 One request, or one step of a task, is one transaction. The code that opens a transaction commits it.
 """
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -15,8 +14,9 @@ from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from store.fair_places import FairPlaces
 from store.inline_sqlite import InlineConnection
 from store.outages import outages_as_unavailable
 from store.statement_parameters import clean_parameters
@@ -110,6 +110,12 @@ def _ping_idle_connections(engine: AsyncEngine) -> None:
             raise DisconnectionError("the connection was lost while it was idle") from error
 
 
+def _pool_size(engine: AsyncEngine) -> int:
+    """Return how many connections the engine opens at most."""
+    pool = engine.sync_engine.pool
+    return pool.size() if isinstance(pool, QueuePool) else DEFAULT_POOL
+
+
 def after_commit(transaction: AsyncSession, callback: Callable[[], None]) -> None:
     """Run ``callback`` after ``transaction`` has committed; never when it rolls back."""
     transaction.info.setdefault(_AFTER_COMMIT, []).append(callback)
@@ -122,9 +128,10 @@ async def undo(transaction: AsyncSession) -> None:
 
 
 class Database:
-    """Opens sessions for reading and transactions for writing.
+    """Opens sessions for reading and transactions for writing, for one tenant's requests in turn with the others'.
 
-    SQLite has one writer, so this process's writes queue on a lock instead of in SQLite's own busy loop.
+    - SQLite has one writer, so this process's writes queue here instead of in SQLite's own busy loop.
+    - PostgreSQL has a pool of connections. One tenant's requests have at most half of them: some may wait for a lock.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -134,7 +141,8 @@ class Database:
         # Every read statement sees the newest data anyway, so BEGIN and ROLLBACK around it would be wasted round trips.
         reading = engine if self._is_sqlite else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._readers = async_sessionmaker(reading, expire_on_commit=False, autoflush=False)
-        self._writer = asyncio.Lock()
+        most = 1 if self._is_sqlite else _pool_size(engine)
+        self.places = FairPlaces(most, each=max(1, most // 2))
 
     @property
     def has_one_service(self) -> bool:
@@ -145,8 +153,13 @@ class Database:
     async def read(self) -> AsyncIterator[AsyncSession]:
         """Open a session for queries, which commits nothing. Raises ``Unavailable``."""
         with outages_as_unavailable():
-            async with self._readers() as session:
-                yield session
+            if self._is_sqlite:
+                # A query of SQLite runs at once, beside the one that writes.
+                async with self._readers() as session:
+                    yield session
+            else:
+                async with self.places.place(patience=POOL_SECONDS), self._readers() as session:
+                    yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
@@ -154,13 +167,10 @@ class Database:
 
         Raises ``Unavailable``: the transaction is then committed as a whole or not at all.
         """
+        patience = None if self._is_sqlite else POOL_SECONDS
         with outages_as_unavailable():
-            if self._is_sqlite:
-                async with self._writer, self._transaction() as session:
-                    yield session
-            else:
-                async with self._transaction() as session:
-                    yield session
+            async with self.places.place(patience=patience), self._transaction() as session:
+                yield session
 
     @asynccontextmanager
     async def write_one(self) -> AsyncIterator[AsyncSession]:

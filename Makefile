@@ -14,7 +14,7 @@ TINY := .weft/models/tiny
 PYTEST_ARGS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check audit lock test docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-load vllm wire clean
+.PHONY: help setup check audit lock test docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-growth bench-load bench-hostile vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -98,6 +98,9 @@ bench-growth: setup ## housekeeping and the ledger's calls over a million rows o
 
 bench-load: setup ## two thousand samples at once while others train, on a cluster
 	$(PY) -m bench.load
+
+bench-hostile: setup ## an attacker with a valid key beside honest tenants
+	$(PY) -m bench.hostile
 
 wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto

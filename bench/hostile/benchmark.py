@@ -124,7 +124,7 @@ def measure(service: ServiceProcess, keys: Sequence[str], settings: Settings, sc
     trainer, sampler, prober, attacker = keys
     facts = read_base_model_facts(BASE, settings.data_dir.parent / "tiny", None)
     session = open_session(service.base_url, prober)
-    tasks = {
+    tasks: dict[str, TrainingTask | LoadTask | ProbeTask | AttackTask] = {
         "bench.hostile.trainer": TrainingTask(service.base_url, trainer, BASE, facts.vocabulary_size, schedule.ends),
         "bench.load.clients": LoadTask(
             base_url=service.base_url,

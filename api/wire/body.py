@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from io import BytesIO
 from time import monotonic
 
 import zstandard
@@ -78,25 +79,24 @@ def expanded(raw: RawBody, limit: int) -> bytes:
 
 def _expand(body: bytes, limit: int, *, is_cut: bool) -> bytes:
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**_WINDOW_LOG_MAX).decompressobj()
-    expanded: list[bytes] = []
-    size = 0
+    # Its value is the buffer itself, not a copy: a body may take a large part of what a process may take.
+    expanded = BytesIO()
     try:
         for start in range(0, len(body), _PIECE):
             if decompressor.eof:
                 break
-            expanded.append(decompressor.decompress(body[start : start + _PIECE]))
-            size += len(expanded[-1])
-            if size > limit:
-                raise _oversized(limit, b"".join(expanded))
+            expanded.write(decompressor.decompress(body[start : start + _PIECE]))
+            if expanded.tell() > limit:
+                raise _oversized(limit, expanded.getvalue())
     except zstandard.ZstdError as error:
         raise InvalidRequest(
             "the body is not valid zstd; compress it again or send it without Content-Encoding"
         ) from error
     if is_cut:
-        raise _oversized(limit, b"".join(expanded))
+        raise _oversized(limit, expanded.getvalue())
     if not decompressor.eof:
         raise InvalidRequest("the body's zstd frame is cut short; send the whole frame")
-    return b"".join(expanded)
+    return expanded.getvalue()
 
 
 def _oversized(limit: int, body: bytes) -> OversizedBody:

@@ -170,6 +170,14 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     vllm_arguments: tuple[str, ...] = Field(
         default=(), description="Further arguments of that command, such as `--tensor-parallel-size`, `2`."
     )
+    vllm_memory_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=0.95,
+        description="Share of the memory left on a device that its vLLM servers take together. Default: half of it beside "
+        "a trainer, on a CPU or on the trainer's GPU, and nine tenths of another GPU. Memory or key-value sizes in the "
+        "arguments of vLLM win over it.",
+    )
     vllm_max_loras: int = Field(
         default=8,
         ge=2,

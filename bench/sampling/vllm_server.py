@@ -24,7 +24,9 @@ from bench.sampling.contestants import (
 )
 from contracts.base_model import BaseModelFacts
 from engine.sampling.vllm.http import request_url
+from engine.sampling.vllm.model_memory import ModelMemory
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
+from engine.sampling.vllm.server_memory import MemoryNeed
 
 ADAPTERS = 4
 _LENGTHS = (32, 96, 48, 80, 64)
@@ -33,9 +35,9 @@ _WARM_UP_LENGTHS = (16,)
 _CONTEXT, MAX_RANK, MAX_LORAS, MAX_RESIDENT = 1024, 32, 8, 64
 SERVICE_ENVIRONMENT = {
     "WEFT_VLLM_CONTEXT_LENGTH": str(_CONTEXT),
-    "WEFT_VLLM_MAX_LORAS": str(MAX_LORAS),
+    "WEFT_VLLMMAX_LORAS": str(MAX_LORAS),
     "WEFT_BASE_DTYPE": "float32",
-    "WEFT_MAX_RANK": str(MAX_RANK),
+    "WEFTMAX_RANK": str(MAX_RANK),
 }
 _WEFT, _WHOLE, _STREAMED, _SDK = "weft", "whole", "streamed", "sdk"
 
@@ -57,8 +59,11 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path, *, max_sequen
         on_cpu=not has_accelerator(),
         head_adapters=True,
         dtype="float32",
-        extra=("--enforce-eager",),
-        environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        need=MemoryNeed(
+            model=ModelMemory.read(model, dtype="float32", max_rank=MAX_RANK, adapters=MAX_LORAS),
+            context_length=_CONTEXT,
+            sequences=max_sequences,
+        ),
     )
 
 

@@ -40,7 +40,6 @@ _ENVIRONMENT = {
     "WEFT_VLLM_CONTEXT_LENGTH": str(_CONTEXT),
     "WEFT_BASE_DTYPE": "float32",
     "WEFT_MAX_RANK": "8",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 
 
@@ -57,7 +56,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--base", default="small", help="tiny or small")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="WEFT_VLLM_PROMPT_TOKENS; 0: no limit")
-    parser.add_argument("--vllm-arguments", default="--enforce-eager", help="more arguments of vLLM, spaces between")
+    parser.add_argument("--vllm-arguments", default="", help="more arguments of vLLM, spaces between")
     parser.add_argument("--bare", action="store_true", help="the same swaps without weft, too")
     return parser.parse_args()
 

@@ -1,11 +1,8 @@
 """Default sizes for this machine: the tokens of one training pass, and the bytes of memory for adapters."""
 
-import os
-import re
-from pathlib import Path
-
 import torch
 
+from engine.machine_memory import available_memory
 from engine.model.base import BaseModel
 
 CPU_PASS_TOKENS, GPU_PASS_TOKENS = 2048, 16384
@@ -23,12 +20,4 @@ def default_adapter_memory(base: BaseModel) -> int:
     if base.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(base.device)
         return free // _ADAPTER_DIVISOR
-    return _available_memory() // _ADAPTER_DIVISOR
-
-
-def _available_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE) if meminfo.is_file() else None
-    if found:
-        return int(found[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory() // _ADAPTER_DIVISOR

@@ -25,11 +25,6 @@ VLLM_ENVIRONMENT = {
     "WEFT_POOL_SAMPLES": str(POOL_SAMPLES),
     "WEFT_VLLM_REPLICAS": "1",
     "WEFT_VLLM_COMMAND": json.dumps([str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"]),
-    "WEFT_VLLM_ARGUMENTS": json.dumps(["--enforce-eager"]),
-    "WEFT_VLLM_CONTEXT_LENGTH": "1024",
-    "WEFT_MAX_RANK": "32",
-    "WEFT_BASE_DTYPE": "float32",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 """A service that samples on one vLLM server, which it starts."""
 

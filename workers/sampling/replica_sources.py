@@ -11,8 +11,10 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.secrets import mask_secrets
 from engine.sampling.replica import SamplerReplica
+from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.server_memory import MemoryNeed, gpus_each
 from engine.sampling.vllm.settings import VllmSettings
 from store.data_folder import DataFolder
 from store.settings import Settings
@@ -176,6 +178,7 @@ def _vllm_settings(
 def _process_settings(
     settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str
 ) -> VllmProcessSettings:
+    dtype = checkpoint_dtype(facts.path) if settings.base_dtype == "auto" else settings.base_dtype
     return VllmProcessSettings(
         command=settings.vllm_command or server_command(Path(".venv-vllm/bin/python").absolute()),
         model=facts.path,
@@ -187,10 +190,24 @@ def _process_settings(
         # One more for the zero adapter.
         max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + _OWN_SPARE_PLACES + 1,
         head_adapters=settings.vllm_head_adapters,
-        dtype=settings.base_dtype,
+        dtype=dtype,
+        need=_memory_need(settings, facts, dtype),
         max_sequences=settings.vllm_sequences,
         on_cpu=not has_accelerator(),
         tune_cpu=settings.vllm_tune_cpu,
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
+    )
+
+
+def _memory_need(settings: Settings, facts: BaseModelFacts, dtype: str) -> MemoryNeed:
+    _, _, number = settings.device.partition(":")
+    return MemoryNeed(
+        model=ModelMemory.read(facts.path, dtype=dtype, max_rank=settings.max_rank, adapters=settings.vllm_max_loras),
+        context_length=settings.vllm_context_length or facts.context_length,
+        sequences=settings.vllm_sequences,
+        servers=settings.vllm_replicas * max(1, len(settings.base_models)),
+        share=settings.vllm_memory_share,
+        trainer_gpu=None if settings.device == "cpu" else int(number or 0),
+        gpus_each=gpus_each(settings.vllm_arguments),
     )

@@ -106,6 +106,19 @@ class Scheduling(msgspec.Struct):
     enable_chunked_prefill: bool | None = None
 
 
+class Parallelism(msgspec.Struct):
+    """Number of engines that the server gives requests to in turn, and of its processes that take requests."""
+
+    data_parallel_size: int = 1
+    api_processes: int = msgspec.field(default=1, name="_api_process_count")
+
+
+class Version(msgspec.Struct):
+    """Answer of ``GET /version``."""
+
+    version: str
+
+
 class Device(msgspec.Struct):
     """Device that the model runs on."""
 
@@ -119,6 +132,7 @@ class Config(msgspec.Struct):
     lora_config: LoraLimits | None = None
     scheduler_config: Scheduling = msgspec.field(default_factory=Scheduling)
     device_config: Device = msgspec.field(default_factory=Device)
+    parallel_config: Parallelism = msgspec.field(default_factory=Parallelism)
 
 
 class ServerInfo(msgspec.Struct):

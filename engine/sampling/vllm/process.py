@@ -1,6 +1,7 @@
 """Starts, watches and ends a vLLM server as a child process of weft, in a Python environment of its own."""
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -16,9 +17,16 @@ from contracts.errors import EngineFailure
 from engine.sampling.vllm import guard as vllm_guard
 from engine.sampling.vllm.cores import bind_engine, one_process_variables
 from engine.sampling.vllm.http import UNIX, VllmHttp
+from engine.sampling.vllm.memory_claims import FOLDER_PREFIX, MemoryNote, give_memory, write_note
+from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, is_sized_by_operator
+from engine.sampling.vllm.start_failures import explain_start_failure
 
 _SOCKET = "api.sock"
 _TAIL_BYTES = 4000
+_CAUSE_BYTES = 2**18
+"""End of the log in which the cause of a failed start is looked for."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks that vLLM can be started with."""
 _PROBE_EVERY_S = 0.25
 _PROBE_DEADLINE_S = 5.0
 # Time for the guard to end after its server.
@@ -26,6 +34,7 @@ _GUARD_S = 5.0
 # Variables of weft's own interpreter. vLLM runs in another one.
 _OWN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_log = logging.getLogger(__name__)
 
 
 def server_command(python: Path) -> tuple[str, ...]:
@@ -42,6 +51,7 @@ class VllmProcessSettings:
     - ``on_cpu``: prompts are not split over steps, because vLLM on a CPU dies of a seeded prompt that it splits.
     - ``tune_cpu``: with ``on_cpu``, engine and model share a process that keeps off one core (``engine.sampling.vllm.cores``).
     - Without ``head_adapters``, adapters may change ``target_modules`` only.
+    - ``need``: what its memory is reckoned from. None, or options in ``extra`` that say a size: weft gives it none.
     - ``extra``: more arguments, such as ``--tensor-parallel-size``. ``environment`` is added to weft's own.
     - ``log``: file that the server's output is appended to.
     """
@@ -61,10 +71,11 @@ class VllmProcessSettings:
     target_modules: tuple[str, ...] = _NO_HEAD
     max_logprobs: int = 20
     dtype: str = "auto"
+    need: MemoryNeed | None = None
     extra: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
-    start_deadline_s: float = 300.0
+    start_deadline_s: float = 900.0
     stop_grace_s: float = 15.0
 
     @property
@@ -72,14 +83,14 @@ class VllmProcessSettings:
         """True if ``engine.sampling.vllm.cores`` applies to this server."""
         return self.on_cpu and self.tune_cpu
 
-    def arguments(self, socket: Path) -> list[str]:
+    def arguments(self, socket: Path, memory: ServerMemory | None = None) -> list[str]:
         """Return the whole command line of a server that listens on ``socket`` and on no port."""
         flags = {
             "--model": self.model.absolute(),
             "--served-model-name": self.served_model,
             "--uds": socket,
             "--max-model-len": self.context_length,
-            "--max-lora-rank": self.max_lora_rank,
+            "--max-lora-rank": min(rank for rank in (*_LORA_RANKS, self.max_lora_rank) if rank >= self.max_lora_rank),
             "--max-loras": self.max_loras,
             "--max-cpu-loras": self.max_cpu_loras,
             "--max-num-seqs": self.max_sequences,
@@ -95,9 +106,11 @@ class VllmProcessSettings:
             line += ["--lora-target-modules", *self.target_modules]
         if self.on_cpu:
             line.append("--no-enable-chunked-prefill")
+        if memory is not None:
+            line += memory.arguments()
         return line + list(self.extra)
 
-    def variables(self) -> dict[str, str]:
+    def variables(self, memory: ServerMemory | None = None) -> dict[str, str]:
         """Return the whole environment."""
         own = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
         needed = {
@@ -109,7 +122,8 @@ class VllmProcessSettings:
         }
         if self.api_key is not None:
             needed["VLLM_API_KEY"] = self.api_key
-        return (one_process_variables() if self.tunes_cores else {}) | own | needed | dict(self.environment)
+        devices = {} if memory is None else memory.variables()
+        return (one_process_variables() if self.tunes_cores else {}) | own | needed | devices | dict(self.environment)
 
 
 def has_accelerator() -> bool:
@@ -133,48 +147,74 @@ class VllmProcess:
         self._guard: asyncio.subprocess.Process | None = None
         self._group = 0
         self._folder: Path | None = None
+        self._log_start = 0
+        """Place in the log at which this run's output begins."""
         self._watch: asyncio.Task[None] | None = None
         self.base_url = ""
         self.died = asyncio.Event()
         """Set once the server has ended, by ``stop`` or by itself."""
+        self.memory: ServerMemory | None = None
+        """Memory that weft gave the server; None before the start, and where the operator or vLLM itself sizes it."""
         self.exit_code: int | None = None
         """Exit status of a server that has ended; 128 and more for a signal, negative when its guard was killed."""
 
     async def start(self) -> None:
         """Start the server and wait until it is healthy.
 
-        Raises ``EngineFailure`` with the end of the log when the server ends or is not healthy in time.
+        Raises ``InvalidRequest`` for too little memory, and ``EngineFailure`` with the cause, or the end of the log, when the
+        server ends or is not healthy in time.
         """
         # Not in the data folder: a socket's path has at most 107 characters. ``mkdtemp`` makes it for its owner only.
-        self._folder = Path(tempfile.mkdtemp(prefix="weft-vllm-"))
-        socket = self._folder / _SOCKET
-        self.base_url = f"{UNIX}{socket}"
-        self._settings.log.parent.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s), str(self._folder)]
-        with self._settings.log.open("ab") as log:
-            self._guard = await asyncio.create_subprocess_exec(
-                *guard,
-                *self._settings.arguments(socket),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._settings.variables(),
-                # Started in a folder other than weft's own: from weft's folder the server would import weft's packages.
-                cwd=self._settings.log.parent,
-            )
-        self._watch = asyncio.create_task(self._watch_over(self._guard))
+        self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        try:
+            await self._give_memory(self._folder)
+            await self._start_guard(self._folder / _SOCKET)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         is_up = False
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
                 await self._wait_until_healthy()
             if self._settings.tunes_cores:
                 bind_engine(self._group, self._settings.variables())
+            self._note_memory(is_up=True)
             is_up = True
         except TimeoutError as error:
             raise self._did_not_start(f"was not healthy in {self._settings.start_deadline_s:.0f} s") from error
         finally:
             if not is_up:
                 await self.stop()
+
+    async def _give_memory(self, folder: Path) -> None:
+        settings = self._settings
+        if settings.need is None or is_sized_by_operator(settings.extra, settings.variables()):
+            return
+        self.memory = await asyncio.to_thread(give_memory, settings.need, folder, on_cpu=settings.on_cpu)
+        if self.memory is not None:
+            _log.info("a vLLM server for %s gets %s", settings.served_model, self.memory)
+
+    def _note_memory(self, *, is_up: bool) -> None:
+        if self.memory is not None and self._folder is not None and self._folder.exists():
+            write_note(self._folder, MemoryNote(os.getpid(), self.memory, self._group, is_up))
+
+    async def _start_guard(self, socket: Path) -> None:
+        self.base_url = f"{UNIX}{socket}"
+        self._settings.log.parent.mkdir(parents=True, exist_ok=True)
+        guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s), str(socket.parent)]
+        with self._settings.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._guard = await asyncio.create_subprocess_exec(
+                *guard,
+                *self._settings.arguments(socket, self.memory),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._settings.variables(self.memory),
+                # Started in a folder other than weft's own: from weft's folder the server would import weft's packages.
+                cwd=self._settings.log.parent,
+            )
+        self._watch = asyncio.create_task(self._watch_over(self._guard))
 
     async def stop(self) -> None:
         """End all processes of the server: SIGTERM, and SIGKILL after the grace. Safe to repeat."""
@@ -203,14 +243,18 @@ class VllmProcess:
 
     def log_tail(self) -> str:
         """Return the last 4,000 bytes of the log."""
+        return self._end_of_log(_TAIL_BYTES, 0)
+
+    def _end_of_log(self, size: int, start: int) -> str:
         with self._settings.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            log.seek(max(start, log.seek(0, os.SEEK_END) - size))
             return log.read().decode(errors="replace")
 
     async def _watch_over(self, guard: asyncio.subprocess.Process) -> None:
         if guard.stdout is not None:
             first = await guard.stdout.readline()
             self._group = int(first) if first.strip().isdigit() else 0
+            self._note_memory(is_up=False)
         self.exit_code = await guard.wait()
         # Needed only if the guard itself was killed: otherwise no process and no folder is left.
         self.kill()
@@ -238,6 +282,9 @@ class VllmProcess:
             return False
 
     def _did_not_start(self, what: str) -> EngineFailure:
+        cause = explain_start_failure(self._end_of_log(_CAUSE_BYTES, self._log_start))
+        if cause is not None:
+            return EngineFailure(f"the vLLM server {what}: {cause} (its log: {self._settings.log})")
         return EngineFailure(f"the vLLM server {what}; the end of its log:\n{self.log_tail()}")
 
     async def __aenter__(self) -> Self:

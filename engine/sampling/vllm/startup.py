@@ -1,11 +1,16 @@
 """Compares a vLLM server with its replica's settings, before the first request."""
 
+import re
+
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.sampling.vllm.adapters import MODELS
 from engine.sampling.vllm.http import VllmHttp
-from engine.sampling.vllm.messages import LoraLimits, ModelList, ServerInfo
+from engine.sampling.vllm.messages import LoraLimits, ModelList, Parallelism, ServerInfo, Version
 from engine.sampling.vllm.settings import VllmSettings
 
+LEAST_VERSION = (0, 32)
+"""Oldest vLLM that weft has run on: earlier ones lack routes, or fields of their answers, that it needs."""
+_VERSION = "/version"
 _INFO = "/server_info?config_format=json"
 _RAW = "raw_logprobs"
 _HEAD = "lm_head"
@@ -17,6 +22,7 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
     Raises ``EngineFailure`` for a server that does not answer. Limits on adapters and logprobs are checked only on a server
     in development mode: other servers do not tell their limits.
     """
+    await _check_version(http, settings)
     await _check_model(http, settings)
     answer = await http.get(_INFO, settings.start_deadline_s)
     if answer.status == 404:
@@ -32,11 +38,41 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
     if config.lora_config is None:
         raise InvalidRequest(f"replica {settings.name}: its server takes no adapters; start it with --enable-lora")
     _check_adapters(config.lora_config, settings)
+    _check_parallelism(config.parallel_config, settings)
     if config.device_config.device == "cpu" and config.scheduler_config.enable_chunked_prefill:
         # vLLM rewinds the random generator of a seeded prompt that spans two steps, and a CPU's generator cannot be rewound.
         raise InvalidRequest(
             f"replica {settings.name}: vLLM on a CPU dies of the first prompt with a seed that it splits over two steps; "
             "start it with --no-enable-chunked-prefill"
+        )
+
+
+async def _check_version(http: VllmHttp, settings: VllmSettings) -> None:
+    answer = await http.get(_VERSION, settings.health_deadline_s)
+    if answer.status == 404:
+        raise InvalidRequest(
+            f"replica {settings.name}: its server is no vLLM, or one before {_least()}: it tells no version"
+        )
+    if not answer.ok:
+        raise EngineFailure(f"replica {settings.name} does not tell its version (status {answer.status})")
+    version = http.decode(answer.body, Version).version
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    # A build from a checkout may have no number. What it lacks shows in its answers.
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < LEAST_VERSION:
+        raise _mismatch(settings, "vLLM's version", version, f"{_least()} or later")
+
+
+def _least() -> str:
+    return ".".join(map(str, LEAST_VERSION))
+
+
+def _check_parallelism(found: Parallelism, settings: VllmSettings) -> None:
+    # An adapter loaded through one process or engine is unknown to the others.
+    if found.api_processes > 1:
+        raise _mismatch(settings, "API server count", found.api_processes, "1 (--api-server-count 1)")
+    if found.data_parallel_size > 1:
+        raise _mismatch(
+            settings, "data parallel size", found.data_parallel_size, "1: start a server for each engine instead"
         )
 
 

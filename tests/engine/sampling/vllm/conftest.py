@@ -13,8 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
+from engine.sampling.vllm.model_memory import ModelMemory
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, server_command
 from engine.sampling.vllm.replica import VllmReplica
+from engine.sampling.vllm.server_memory import MemoryNeed
 from engine.sampling.vllm.settings import VllmSettings
 from tests.conftest import ROOT, missing_service
 from tests.engine.sampling.conftest import Adapted
@@ -50,8 +52,12 @@ def process_settings(world: Any, folder: Path, **changes: Any) -> VllmProcessSet
         on_cpu=True,
         head_adapters=True,
         dtype="float32",
-        extra=("--enforce-eager", "--max-num-seqs", str(SEQUENCES)),
-        environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        need=MemoryNeed(
+            model=ModelMemory.read(world.base.facts.path, dtype="float32", max_rank=MAX_RANK, adapters=4),
+            context_length=world.base.facts.context_length,
+            sequences=SEQUENCES,
+        ),
+        max_sequences=SEQUENCES,
     )
     return replace(settings, **changes)
 

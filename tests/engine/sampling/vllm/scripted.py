@@ -58,6 +58,8 @@ class ScriptedServer:
         self.operate_answers: list[int] = []
         """Statuses of the next of them; 200 when there are none."""
         self.sleeps = False
+        self.version: str | None = "0.32.0"
+        """Answer of ``/version``; None: not found."""
         self.config: dict[str, Any] | None = None
         """Answer of ``/server_info``; None: not in development mode."""
 
@@ -84,6 +86,7 @@ class ScriptedServer:
             ("GET", "/health", self._health),
             ("GET", "/v1/models", self._models),
             ("GET", "/server_info", self._info),
+            ("GET", "/version", self._version),
             ("GET", "/is_sleeping", self._is_sleeping),
             ("POST", "/sleep", self._operate),
             ("POST", "/wake_up", self._operate),
@@ -112,6 +115,9 @@ class ScriptedServer:
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": self.config}, status=404 if self.config is None else 200)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version}, status=404 if self.version is None else 200)
 
     async def _unload(self, request: web.Request) -> web.Response:
         self.unloads += 1

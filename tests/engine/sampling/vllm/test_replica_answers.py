@@ -59,13 +59,18 @@ async def failure(client: Client, world: Any, **asked: Any) -> tuple[WeftError, 
     return raised.value, running.drawn.only.ids
 
 
+CONFIG = {
+    "model_config": {"max_logprobs": 20, "logprobs_mode": "raw_logprobs"},
+    "lora_config": {"max_lora_rank": 8, "max_loras": 4, "max_cpu_loras": 5, "target_modules": ["q_proj"]},
+}
+"""Settings of a server in development mode that fits."""
+
+
 @pytest.mark.parametrize(("device", "splits"), [("cpu", True), ("cpu", False), ("cuda", True)])
 async def test_a_server_that_splits_prompts_on_a_cpu_is_refused(
     settings: VllmSettings, scripted: ScriptedServer, device: str, splits: bool
 ) -> None:
-    scripted.config = {
-        "model_config": {"max_logprobs": 20, "logprobs_mode": "raw_logprobs"},
-        "lora_config": {"max_lora_rank": 8, "max_loras": 4, "max_cpu_loras": 5, "target_modules": ["q_proj"]},
+    scripted.config = CONFIG | {
         "scheduler_config": {"enable_chunked_prefill": splits},
         "device_config": {"device": device},
     }
@@ -74,6 +79,44 @@ async def test_a_server_that_splits_prompts_on_a_cpu_is_refused(
         with pytest.raises(InvalidRequest, match="--no-enable-chunked-prefill"):
             await replica.start()
     else:
+        await replica.start()
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("0.31.2", "0.31.2 on the server, and should be 0.32 or later"),
+        (None, "tells no version"),
+        ("0.32.0rc1", None),
+        ("1.0.0+cpu", None),
+        ("dev", None),
+    ],
+)
+async def test_a_server_of_an_older_version_is_refused(
+    settings: VllmSettings, scripted: ScriptedServer, version: str | None, told: str | None
+) -> None:
+    scripted.version = version
+    replica = VllmReplica(settings)
+    if told is None:
+        await replica.start()
+    else:
+        with pytest.raises(InvalidRequest, match=told):
+            await replica.start()
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("_api_process_count", "API server count is 2"), ("data_parallel_size", "data parallel size is 2")],
+)
+async def test_a_server_of_several_processes_or_engines_is_refused(
+    settings: VllmSettings, scripted: ScriptedServer, field: str, told: str
+) -> None:
+    """An adapter is loaded in one of them only, and the others would fail or draw from another version."""
+    scripted.config = CONFIG | {"parallel_config": {field: 2}}
+    replica = VllmReplica(settings)
+    with pytest.raises(InvalidRequest, match=told):
         await replica.start()
     await replica.close()
 

@@ -1,0 +1,83 @@
+"""Memory that a base model takes on a vLLM server, reckoned from its folder, without loading it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+_SAFETENSORS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
+_LARGEST_HEADER = 2**26
+
+
+def checkpoint_dtype(model: Path) -> str:
+    """Return the precision of the weights in a model's folder, as transformers reads it: float32, bfloat16 or float16.
+
+    vLLM's own ``auto`` makes float32 weights half as precise, and the sampler would not be the model that is trained.
+    """
+    named = _text_config(model)
+    told = named.get("dtype") or named.get("torch_dtype")
+    if isinstance(told, str) and told.removeprefix("torch.") in _WIDTHS:
+        return told.removeprefix("torch.")
+    return _stored_dtype(model) or "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes of the weights, of the places for adapters, and of one token's keys and values (None: not known)."""
+
+    weights: int
+    adapters: int
+    token: int | None
+
+    @classmethod
+    def read(cls, model: Path, *, dtype: str, max_rank: int, adapters: int) -> Self:
+        """Reckon from ``config.json`` and the sizes of the files; ``adapters`` places hold adapters of ``max_rank``."""
+        config = _text_config(model)
+        width = _WIDTHS[dtype]
+        stored = sum(file.stat().st_size for pattern in _WEIGHT_FILES for file in model.glob(pattern))
+        # Weights with fewer bits than the data type stay as they are.
+        factor = 1.0 if "quantization_config" in config else width / _WIDTHS[_stored_dtype(model) or dtype]
+        rows = _adapter_rows(config)
+        return cls(int(stored * factor), rows * max_rank * adapters * width, _token_bytes(config, width))
+
+
+def _text_config(model: Path) -> Mapping[str, Any]:
+    config = json.loads((model / "config.json").read_text())
+    return {**config, **config.get("text_config", {})}
+
+
+def _stored_dtype(model: Path) -> str | None:
+    """Data type of the first weights of the first safetensors file, which is the checkpoint's; None without such a file."""
+    for file in sorted(model.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length <= _LARGEST_HEADER else {}
+        for tensor in header.values():
+            if tensor.get("dtype") in _SAFETENSORS:
+                return _SAFETENSORS[tensor["dtype"]]
+    return None
+
+
+def _token_bytes(config: Mapping[str, Any], width: int) -> int | None:
+    """Keys and values of one token in all layers, as if no layer's window were bounded."""
+    layers, hidden, heads = (config.get(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    if not (layers and hidden and heads):
+        return None
+    if latent := config.get("kv_lora_rank"):
+        return int(layers * (latent + config.get("qk_rope_head_dim", 0)) * width)
+    head = config.get("head_dim") or hidden // heads
+    return int(2 * layers * (config.get("num_key_value_heads") or heads) * head * width)
+
+
+def _adapter_rows(config: Mapping[str, Any]) -> int:
+    """Numbers that an adapter has for each unit of rank: inputs and outputs of every projection and of the head."""
+    hidden, heads = config.get("hidden_size") or 0, config.get("num_attention_heads") or 1
+    head = config.get("head_dim") or hidden // heads
+    queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
+    attention = 2 * (hidden + queries) + 2 * (hidden + keys)
+    perceptron = 3 * (hidden + (config.get("intermediate_size") or 4 * hidden))
+    layers = config.get("num_hidden_layers") or 0
+    return int(layers * (attention + perceptron) + hidden + (config.get("vocab_size") or 0))

@@ -1,0 +1,172 @@
+"""Memory that weft gives to each vLLM server that it starts: an equal share of what is left on the server's device.
+
+vLLM by itself asks for 92 % of a device, which is not there beside a trainer.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from contracts.errors import InvalidRequest
+from engine.machine_memory import Gpu
+from engine.sampling.vllm.model_memory import ModelMemory
+
+CPU = "cpu"
+SHARE_BESIDE_TRAINER, SHARE_ALONE = 0.5, 0.9
+"""Share of what is left that servers take, on a device that trains, too, and on a GPU that does not."""
+CPU_OVERHEAD, GPU_OVERHEAD = 2 * 2**30, 2**30
+"""Bytes of a server besides weights, adapters, keys and values: libraries, processes, a step's activations."""
+_SPARE_TOKENS = 256
+"""Tokens beyond one context whose keys and values a server needs: blocks are whole, and one stays empty."""
+_GIB = 2**30
+_OWN_SIZES = (
+    "--kv-cache-memory-bytes",
+    "--gpu-memory-utilization",
+    "--memory-utilization",
+    "--num-gpu-blocks-override",
+)
+_OWN_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+_PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """Bytes given to one server on each of its devices: ``cpu``, or the numbers of GPUs that CUDA shows it.
+
+    ``kv_cache`` are the bytes for keys and values, None where vLLM takes what is left of ``given``. ``fraction`` is the
+    share of a GPU's memory that vLLM may use, None on a CPU.
+    """
+
+    devices: tuple[str, ...]
+    given: int
+    kv_cache: int | None = None
+    fraction: float | None = None
+
+    def arguments(self) -> list[str]:
+        """Return vLLM's options."""
+        if self.fraction is not None:
+            return ["--gpu-memory-utilization", f"{self.fraction:.4f}"]
+        return ["--kv-cache-memory-bytes", str(self.kv_cache)] if self.kv_cache is not None else []
+
+    def variables(self) -> dict[str, str]:
+        """Return environment variables."""
+        return {} if CPU in self.devices else {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)}
+
+    def __str__(self) -> str:
+        where = CPU if CPU in self.devices else f"GPU {','.join(self.devices)}"
+        cache = f", {self.kv_cache / _GIB:.2f} GiB of them for keys and values" if self.kv_cache is not None else ""
+        return f"{self.given / _GIB:.2f} GiB on {where}{cache}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryClaim:
+    """Bytes that a running server of this machine was given and has not taken yet. ``owner`` is the process that started it."""
+
+    owner: int
+    memory: ServerMemory
+    untaken: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Needs of one server, one of ``servers`` that this process starts.
+
+    - ``model``: what the base takes. ``context_length`` is in tokens, ``sequences`` are drawn at once.
+    - ``share`` of what is left goes to the servers; None: a half beside a trainer, nine tenths elsewhere.
+    - ``trainer_gpu``: place of the trainer's GPU among the visible ones, None for a trainer on the CPU.
+    - ``gpus_each``: number of GPUs of one server.
+    """
+
+    model: ModelMemory
+    context_length: int
+    sequences: int
+    servers: int = 1
+    share: float | None = None
+    trainer_gpu: int | None = 0
+    gpus_each: int = 1
+
+    @property
+    def context_bytes(self) -> int:
+        """Bytes of the keys and values of one sequence of the whole context; 0 where they are not known."""
+        return (self.context_length + _SPARE_TOKENS) * (self.model.token or 0)
+
+
+def is_sized_by_operator(extra: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Tell whether the operator's arguments or environment say themselves how much memory a server takes."""
+    return bool(environment.get(_OWN_VARIABLE)) or any(part.split("=")[0] in _OWN_SIZES for part in extra)
+
+
+def gpus_each(extra: Sequence[str]) -> int:
+    """Return the number of GPUs that vLLM's arguments ask for one server."""
+    words = [word for part in extra for word in part.split("=", 1)]
+    sizes = [after for word, after in itertools.pairwise(words) if word in _PARALLEL]
+    return math.prod(int(size) for size in sizes if size.isdigit())
+
+
+def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> ServerMemory:
+    """Return a server's memory, ``left`` bytes being available on this machine. Raises ``InvalidRequest`` if it is too little.
+
+    Memory beyond what every sequence at full length needs is not taken.
+    """
+    left -= _untaken(claims, CPU)
+    budget = _equal_share(left, claims, CPU, need.share or SHARE_BESIDE_TRAINER, need.servers)
+    fixed = CPU_OVERHEAD + need.model.weights + need.model.adapters
+    cache = budget - fixed
+    if need.model.token is not None:
+        cache = min(need.context_bytes * need.sequences, max(need.context_bytes, cache))
+    if cache <= 0 or fixed + cache > left:
+        raise _too_little(need, left, fixed)
+    return ServerMemory((CPU,), fixed + cache, kv_cache=cache)
+
+
+def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryClaim]) -> ServerMemory:
+    """Return a server's GPUs and its memory on each: GPUs with fewest servers, without the trainer, with most left come first.
+
+    Raises ``InvalidRequest`` if there are too few GPUs or there is too little memory on them.
+    """
+    if need.gpus_each > len(gpus):
+        raise InvalidRequest(f"a vLLM server needs {need.gpus_each} GPUs, and {len(gpus)} are visible here")
+    trainer = gpus[need.trainer_gpu] if need.trainer_gpu is not None and need.trainer_gpu < len(gpus) else None
+    taken = [device for claim in claims for device in claim.memory.devices]
+    left = {gpu: gpu.free - _untaken(claims, gpu.name) for gpu in gpus}
+    chosen = sorted(gpus, key=lambda gpu: (taken.count(gpu.name), gpu is trainer, -left[gpu]))[: need.gpus_each]
+    together = math.ceil(need.servers * need.gpus_each / len(gpus))
+    shares = {
+        gpu: _equal_share(
+            left[gpu],
+            claims,
+            gpu.name,
+            need.share or (SHARE_BESIDE_TRAINER if gpu is trainer else SHARE_ALONE),
+            together,
+        )
+        for gpu in chosen
+    }
+    given = min(shares.values())
+    fixed = GPU_OVERHEAD + (need.model.weights + need.model.adapters) // need.gpus_each
+    if given < fixed + need.context_bytes // need.gpus_each:
+        raise _too_little(need, given, fixed)
+    # Rounded down: more than is free would end vLLM at its start.
+    fraction = math.floor(given / max(gpu.total for gpu in chosen) * 1e4) / 1e4
+    return ServerMemory(tuple(gpu.name for gpu in chosen), given, fraction=fraction)
+
+
+def _untaken(claims: Sequence[MemoryClaim], device: str) -> int:
+    return sum(claim.untaken for claim in claims if device in claim.memory.devices)
+
+
+def _equal_share(left: int, claims: Sequence[MemoryClaim], device: str, share: float, servers: int) -> int:
+    """Return the share as if none of this process's servers had been given any yet, but no more than is left."""
+    own = sum(claim.memory.given for claim in claims if claim.owner == os.getpid() and device in claim.memory.devices)
+    return min(int((left + own) * share / servers), int(left * SHARE_ALONE))
+
+
+def _too_little(need: MemoryNeed, left: int, fixed: int) -> InvalidRequest:
+    rest = max(0, left - fixed) * need.gpus_each
+    fits = rest // need.model.token - _SPARE_TOKENS if need.model.token else 0
+    way = f"set WEFT_VLLM_CONTEXT_LENGTH to at most {fits}, or free memory" if fits > 0 else "free memory"
+    return InvalidRequest(
+        f"a vLLM server needs {(fixed + need.context_bytes // need.gpus_each) / _GIB:.1f} GiB for its weights, its adapters and "
+        f"one sequence of {need.context_length} tokens, and {left / _GIB:.1f} GiB are left for it on its device: {way}"
+    )

@@ -1,0 +1,159 @@
+"""Memory that weft gives to vLLM servers: equal shares of what is left, beside the trainer and other servers."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import InvalidRequest
+from engine.machine_memory import Gpu
+from engine.sampling.vllm.memory_claims import MemoryNote, memory_claims, write_note
+from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
+from engine.sampling.vllm.server_memory import (
+    CPU_OVERHEAD,
+    MemoryClaim,
+    MemoryNeed,
+    ServerMemory,
+    give_on_cpu,
+    give_on_gpus,
+    gpus_each,
+    is_sized_by_operator,
+)
+
+GIB = 2**30
+BIG = MemoryNeed(model=ModelMemory(weights=4 * GIB, adapters=0, token=2**17), context_length=8192, sequences=256)
+GPUS = (Gpu(0, "a", 80 * GIB, 60 * GIB), Gpu(1, "b", 80 * GIB, 79 * GIB), Gpu(2, "c", 80 * GIB, 78 * GIB))
+
+
+def claim(memory: ServerMemory, *, untaken: int | None = None, owner: int | None = None) -> MemoryClaim:
+    return MemoryClaim(os.getpid() if owner is None else owner, memory, memory.given if untaken is None else untaken)
+
+
+def cpu_shares(need: MemoryNeed, left: int, taken: float) -> list[int]:
+    """Give every server its memory, of which it takes a part at once."""
+    claims: list[MemoryClaim] = []
+    for _ in range(need.servers):
+        used = sum(one.memory.given - one.untaken for one in claims)
+        memory = give_on_cpu(need, left - used, claims)
+        claims.append(claim(memory, untaken=int(memory.given * (1 - taken))))
+    return [one.memory.given for one in claims]
+
+
+@pytest.mark.parametrize("taken", [0.0, 0.4, 1.0])
+def test_servers_on_a_cpu_share_half_of_what_is_left_equally(taken: float) -> None:
+    shares = cpu_shares(replace(BIG, servers=4), 64 * GIB, taken)
+    assert shares == pytest.approx([8 * GIB] * 4, rel=1e-6)
+
+
+def test_a_server_takes_no_more_than_every_sequence_needs() -> None:
+    small = replace(BIG, model=ModelMemory(GIB, GIB, 2**10), context_length=256, sequences=64)
+    memory = give_on_cpu(small, 64 * GIB, [])
+    assert memory.kv_cache == (256 + 256) * 64 * 2**10
+    assert memory.given == CPU_OVERHEAD + 2 * GIB + memory.kv_cache
+    assert memory.arguments() == ["--kv-cache-memory-bytes", str(memory.kv_cache)]
+    assert memory.variables() == {}
+
+
+def test_one_whole_context_fits_beyond_the_share_while_it_is_left() -> None:
+    needed = CPU_OVERHEAD + 4 * GIB + BIG.context_bytes
+    assert give_on_cpu(BIG, needed, []).given == needed
+    with pytest.raises(InvalidRequest, match=r"WEFT_VLLM_CONTEXT_LENGTH to at most \d+") as refused:
+        give_on_cpu(BIG, needed - GIB // 2, [])
+    length = int(refused.value.message.partition("at most ")[2].partition(",")[0])
+    give_on_cpu(replace(BIG, context_length=length), needed - GIB // 2, [])
+    with pytest.raises(InvalidRequest, match=": free memory"):
+        give_on_cpu(BIG, GIB, [])
+
+
+def test_memory_promised_to_another_process_is_left_to_it() -> None:
+    other = claim(ServerMemory(("cpu",), 40 * GIB, kv_cache=GIB), untaken=30 * GIB, owner=1)
+    assert give_on_cpu(BIG, 62 * GIB, [other]).given == give_on_cpu(BIG, 32 * GIB, []).given == 16 * GIB
+
+
+def test_a_server_that_starts_again_gets_what_it_had() -> None:
+    two = replace(BIG, servers=2)
+    first = give_on_cpu(two, 64 * GIB, [])
+    second = give_on_cpu(two, 64 * GIB, [claim(first)])
+    assert give_on_cpu(two, 64 * GIB, [claim(second)]).given == first.given
+
+
+def test_servers_go_to_gpus_without_the_trainer_first_and_leave_it_a_half() -> None:
+    claims: list[MemoryClaim] = []
+    need = replace(BIG, servers=3)
+    for _ in range(3):
+        claims.append(claim(give_on_gpus(need, GPUS, claims)))
+    assert [one.memory.devices for one in claims] == [("1",), ("2",), ("0",)]
+    assert [one.memory.given / GIB for one in claims] == pytest.approx([79 * 0.9, 78 * 0.9, 60 * 0.5])
+    assert claims[2].memory.arguments() == ["--gpu-memory-utilization", "0.3750"]
+    assert claims[2].memory.variables() == {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_servers_on_the_trainers_only_gpu_share_half_of_it_equally() -> None:
+    need, only = replace(BIG, servers=2), GPUS[:1]
+    first = claim(give_on_gpus(need, only, []))
+    # vLLM takes a GPU's memory at its start: then the driver tells it, and nothing is left to be taken.
+    is_up = [replace(only[0], free=only[0].free - first.memory.given)], [replace(first, untaken=0)]
+    for gpus, claims in ((only, [first]), is_up):
+        assert give_on_gpus(need, gpus, claims).given == first.memory.given == 15 * GIB
+
+
+def test_a_server_over_several_gpus_gets_the_share_of_the_smallest() -> None:
+    memory = give_on_gpus(replace(BIG, gpus_each=2), GPUS, [])
+    assert (memory.devices, memory.given) == (("1", "2"), int(78 * GIB * 0.9))
+    with pytest.raises(InvalidRequest, match="needs 4 GPUs, and 3 are visible"):
+        give_on_gpus(replace(BIG, gpus_each=4), GPUS, [])
+    full = [replace(gpu, free=2 * GIB) for gpu in GPUS]
+    with pytest.raises(InvalidRequest, match="are left for it"):
+        give_on_gpus(BIG, full, [])
+
+
+@pytest.mark.parametrize(
+    ("extra", "environment", "is_own"),
+    [
+        (["--kv-cache-memory-bytes", "1"], {}, True),
+        (["--gpu-memory-utilization=0.5"], {}, True),
+        ([], {"VLLM_CPU_KVCACHE_SPACE": "4"}, True),
+        (["--enforce-eager"], {"VLLM_CPU_KVCACHE_SPACE": ""}, False),
+    ],
+)
+def test_sizes_of_the_operator_win(extra: Sequence[str], environment: dict[str, str], is_own: bool) -> None:
+    assert is_sized_by_operator(extra, environment) is is_own
+
+
+def test_gpus_of_a_server_are_counted_from_its_arguments() -> None:
+    assert gpus_each(["--enforce-eager"]) == 1
+    assert gpus_each(["--tensor-parallel-size=2", "-pp", "3"]) == 6
+
+
+def test_a_claim_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    memory = ServerMemory(("cpu",), 10**15, kv_cache=GIB)
+    for name, group in (("weft-vllm-own", os.getpgid(0)), ("weft-vllm-gone", 2**22 - 1)):
+        (tmp_path / name).mkdir()
+        write_note(tmp_path / name, MemoryNote(os.getpid(), memory, group))
+    (only,) = memory_claims()
+    assert only.memory == memory
+    # The group of this process has some memory.
+    assert 0 < only.untaken < memory.given
+
+
+def test_a_base_is_reckoned_from_its_folder(tiny_model_dir: Path, tmp_path: Path) -> None:
+    memory = ModelMemory.read(tiny_model_dir, dtype="float32", max_rank=8, adapters=2)
+    # 4 layers, 2 key-value heads of 32, keys and values, 4 bytes.
+    assert memory.token == 4 * 2 * 32 * 2 * 4
+    assert memory.weights == pytest.approx(sum(file.stat().st_size for file in tiny_model_dir.glob("*.safetensors")))
+    half = ModelMemory.read(tiny_model_dir, dtype="bfloat16", max_rank=8, adapters=2)
+    assert (half.token, half.weights) == (memory.token // 2, memory.weights // 2)
+    config = json.loads((tiny_model_dir / "config.json").read_text())
+    for name, text in (
+        ("torch_dtype", config | {"dtype": None, "torch_dtype": "bfloat16"}),
+        ("none", {"hidden_size": 8}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(text))
+    assert checkpoint_dtype(tiny_model_dir) == "float32"
+    assert checkpoint_dtype(tmp_path / "torch_dtype") == "bfloat16"
+    assert ModelMemory.read(tmp_path / "none", dtype="float32", max_rank=8, adapters=2).token is None

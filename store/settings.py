@@ -99,7 +99,7 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     )
     max_samples: int = Field(default=1024, ge=1, description="Largest num_samples of one sample request.")
     max_topk_logprobs: int = Field(
-        default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs."
+        default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs, on every sampler."
     )
     pass_token_budget: int | None = Field(
         default=None,

@@ -1,12 +1,11 @@
 """Checks of a ``SampleRequest`` against the base model and the limits, shared by Tinker's and OpenAI's wire."""
 
-import math
 from collections.abc import Mapping
 
 from api.wire.token_ids import check_token_ids
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
-from contracts.operations import SampleRequest, SamplingParams
+from contracts.operations import MAX_TEMPERATURE, SampleRequest, SamplingParams
 from store.settings import Settings
 
 MAX_STOPS = 64
@@ -59,8 +58,8 @@ def _check_params(params: SamplingParams, facts: BaseModelFacts, names: FieldNam
     def name(field: str) -> str:
         return names.get(field, field)
 
-    if not math.isfinite(params.temperature) or params.temperature < 0:
-        raise InvalidRequest(f"{name('temperature')} must be a finite number, 0 (greedy) or more")
+    if not 0 <= params.temperature <= MAX_TEMPERATURE:
+        raise InvalidRequest(f"{name('temperature')} must be a number from 0 (greedy) to {MAX_TEMPERATURE:g}")
     if not 0 < params.top_p <= 1:
         raise InvalidRequest(f"{name('top_p')} must be above 0 and at most 1; got {params.top_p}")
     if not -1 <= params.top_k <= MAX_TOP_K:

@@ -33,11 +33,12 @@ _LENGTHS = (32, 96, 48, 80, 64)
 """Tokens of samples in turn, 64 in the mean. Samples of one length would all begin and end at the same time."""
 _WARM_UP_LENGTHS = (16,)
 _CONTEXT, MAX_RANK, MAX_LORAS, MAX_RESIDENT = 1024, 32, 8, 64
+_MOST_LOGPROBS = 101
 SERVICE_ENVIRONMENT = {
     "WEFT_VLLM_CONTEXT_LENGTH": str(_CONTEXT),
-    "WEFT_VLLMMAX_LORAS": str(MAX_LORAS),
+    "WEFT_VLLM_MAX_LORAS": str(MAX_LORAS),
     "WEFT_BASE_DTYPE": "float32",
-    "WEFTMAX_RANK": str(MAX_RANK),
+    "WEFT_MAX_RANK": str(MAX_RANK),
 }
 _WEFT, _WHOLE, _STREAMED, _SDK = "weft", "whole", "streamed", "sdk"
 
@@ -64,6 +65,7 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path, *, max_sequen
             context_length=_CONTEXT,
             sequences=max_sequences,
         ),
+        max_logprobs=_MOST_LOGPROBS,
     )
 
 

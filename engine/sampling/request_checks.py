@@ -1,12 +1,11 @@
 """Checks of a generate request that every replica makes, so that a mistake gives the same message on each of them."""
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
+from contracts.operations import MAX_TEMPERATURE
 from engine.sampling.replica import GenerateRequest
 
 
@@ -39,7 +38,7 @@ def check_prompt(prompt: NDArray[np.int64], max_tokens: int, facts: BaseModelFac
 
 def check_choice(temperature: float, top_p: float) -> None:
     """Raise ``InvalidRequest`` for a ``temperature`` or ``top_p`` out of range."""
-    if not 0 <= temperature < math.inf:
-        raise InvalidRequest("temperature must be a finite number of at least 0")
+    if not 0 <= temperature <= MAX_TEMPERATURE:
+        raise InvalidRequest(f"temperature must be a number from 0 (greedy) to {MAX_TEMPERATURE:g}")
     if not 0 < top_p <= 1:
         raise InvalidRequest("top_p must be over 0 and at most 1")

@@ -73,7 +73,7 @@ class ManagedVllm:
 
     def __init__(self, settings: VllmSettings, process: VllmProcessSettings) -> None:
         self._settings = settings
-        self._process_settings = process
+        self.process_settings = process
         self._process: VllmProcess | None = None
 
     @property
@@ -84,7 +84,7 @@ class ManagedVllm:
     async def start(self) -> SamplerReplica:
         """See ``ReplicaSource``. A server of an earlier start is stopped first."""
         await self.stop()
-        self._process = VllmProcess(self._process_settings)
+        self._process = VllmProcess(self.process_settings)
         await self._process.start()
         replica = VllmReplica(replace(self._settings, base_url=self._process.base_url))
         await replica.start()
@@ -170,6 +170,7 @@ def _vllm_settings(
         spare_places=0 if url else _OWN_SPARE_PLACES,
         api_key=settings.vllm_api_key,
         head_adapters=settings.vllm_head_adapters,
+        max_logprobs=_most_logprobs(settings),
         max_streams=settings.vllm_sequences,
         prompt_tokens=settings.vllm_prompt_tokens,
     )
@@ -190,6 +191,7 @@ def _process_settings(
         # One more for the zero adapter.
         max_cpu_loras=settings.vllm_max_loras * RESIDENT_PER_SLOT + _OWN_SPARE_PLACES + 1,
         head_adapters=settings.vllm_head_adapters,
+        max_logprobs=_most_logprobs(settings),
         dtype=dtype,
         need=_memory_need(settings, facts, dtype),
         max_sequences=settings.vllm_sequences,
@@ -198,6 +200,11 @@ def _process_settings(
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
     )
+
+
+def _most_logprobs(settings: Settings) -> int:
+    """Logprobs a token that a server must give: the likeliest ones that a tenant may ask for, and the drawn token's."""
+    return settings.max_topk_logprobs + 1
 
 
 def _memory_need(settings: Settings, facts: BaseModelFacts, dtype: str) -> MemoryNeed:

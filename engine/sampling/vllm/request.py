@@ -14,7 +14,6 @@ from engine.sampling.vllm.settings import VllmSettings
 
 # vLLM takes -1 for no seed, and no more than 63 bits.
 _SEEDS = 2**63
-_HOTTEST = 2.0
 
 
 class VllmRequest:
@@ -76,8 +75,6 @@ class VllmRequest:
 def check(request: GenerateRequest, settings: VllmSettings) -> None:
     """Raise ``InvalidRequest`` for a request that the server would refuse or silently change."""
     check_request(request, settings.base)
-    if request.temperature > _HOTTEST:
-        raise InvalidRequest(f"temperature: this sampler allows at most {_HOTTEST:g}")
     limit = settings.max_logprobs
     if likely_asked(request.topk) > limit:
         raise InvalidRequest(f"topk: this sampler reports at most {limit - 1} likeliest tokens")

@@ -96,7 +96,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "a token outside": ({}, {"prompt": {"chunks": [{"tokens": [VOCABULARY]}]}}, ["prompt", f"{VOCABULARY - 1}"]),
     "an image": ({}, {"prompt": {"chunks": [{"data": "eA==", "format": "png"}]}}, ["prompt", "text only"]),
     "NaN temperature": ({"temperature": float("nan")}, {}, ["temperature", "finite"]),
-    "infinite temperature": ({"temperature": float("inf")}, {}, ["temperature", "finite"]),
+    "a temperature that vLLM refuses": ({"temperature": 2.01}, {}, ["temperature", "0 (greedy) to 2"]),
     "negative temperature": ({"temperature": -0.1}, {}, ["temperature"]),
     "top_k below": ({"top_k": -2}, {}, ["top_k"]),
     "top_k above": ({"top_k": 2**70}, {}, ["top_k"]),

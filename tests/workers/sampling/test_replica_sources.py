@@ -12,7 +12,7 @@ from contracts.base_model import BaseModelFacts, read_base_model_facts
 from contracts.errors import EngineFailure, InvalidRequest
 from store.data_folder import DataFolder
 from store.settings import Settings
-from workers.sampling.replica_sources import ExternalVllm, ReplicaSource, vllm_servers, vllm_sources
+from workers.sampling.replica_sources import ExternalVllm, ManagedVllm, ReplicaSource, vllm_servers, vllm_sources
 
 URL = "http://gpu:8000"
 
@@ -78,3 +78,23 @@ def test_no_two_replicas_write_to_one_folder(bases: tuple[BaseModelFacts, BaseMo
     folders = {source.settings.zero_adapter for source in external}
     assert len(folders) == len(external) == 4
     assert {folder.parent for folder in folders} == {tmp_path / "zero-adapters"}
+
+
+def test_every_sampler_gives_as_many_logprobs_as_a_tenant_may_ask_for(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path
+) -> None:
+    """Servers count the drawn token's logprob, too. A smaller one is refused at the start, not at a tenant's sample."""
+    settings = Settings(vllm_urls=(URL,), vllm_replicas=1, max_topk_logprobs=30)
+    external, managed = vllm_sources(settings, bases[0], DataFolder(tmp_path))
+    assert isinstance(external, ExternalVllm)
+    assert isinstance(managed, ManagedVllm)
+    assert external.settings.max_logprobs == managed.process_settings.max_logprobs == 31
+
+
+def test_a_server_has_the_precision_of_the_trainers_base(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path
+) -> None:
+    for dtype, given in (("auto", "float32"), ("bfloat16", "bfloat16")):
+        (managed,) = vllm_sources(Settings(vllm_replicas=1, base_dtype=dtype), bases[0], DataFolder(tmp_path))
+        assert isinstance(managed, ManagedVllm)
+        assert managed.process_settings.dtype == given

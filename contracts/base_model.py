@@ -22,6 +22,13 @@ class BaseModelFacts:
     vocabulary_size: int
     tokenizer_id: str | None
 
+    def most_new_tokens(self, prompt_length: int) -> int:
+        """Return the most tokens that can be drawn after a prompt, below 1 for a prompt beyond the context.
+
+        The last drawn token is not computed on, so it needs no place: a prompt of the whole context has one new token.
+        """
+        return self.context_length - prompt_length + 1
+
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 

@@ -30,11 +30,11 @@ def check_sample(sample: SampleRequest, facts: BaseModelFacts, settings: Setting
     check_token_ids(sample.prompt, prompt, facts)
     _check_params(sample.params, facts, names)
     max_tokens = sample.params.max_tokens or 1
-    longest = len(sample.prompt) + max_tokens
-    if longest > facts.context_length:
+    if max_tokens > facts.most_new_tokens(len(sample.prompt)):
         raise InvalidRequest(
             f"{prompt} ({len(sample.prompt)} tokens) and {names.get('max_tokens', 'max_tokens')} ({max_tokens}) are "
-            f"{longest} together; the context of {facts.name} holds {facts.context_length}: shorten one of them"
+            f"{len(sample.prompt) + max_tokens} together; the context of {facts.name} holds {facts.context_length}, and one "
+            "more drawn token needs no place: shorten one of them"
         )
     _check_range(sample.num_samples, names.get("num_samples", "num_samples"), 1, settings.max_samples)
     for field in ("topk_prompt_logprobs", "topk_sample_logprobs"):

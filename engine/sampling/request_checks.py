@@ -29,7 +29,7 @@ def check_prompt(prompt: NDArray[np.int64], max_tokens: int, facts: BaseModelFac
         raise InvalidRequest(f"prompt: token ids must be from 0 to {facts.vocabulary_size - 1}")
     if max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1")
-    if len(prompt) + max_tokens > facts.context_length:
+    if max_tokens > facts.most_new_tokens(len(prompt)):
         raise InvalidRequest(
             f"prompt ({len(prompt)} tokens) and max_tokens ({max_tokens}) exceed the context of "
             f"{facts.context_length} tokens"

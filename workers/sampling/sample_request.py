@@ -27,7 +27,9 @@ def stop_rules(sample: SampleRequest, facts: BaseModelFacts, vocabulary: BaseVoc
         raise InvalidRequest("stop: this base model has no tokenizer, so give stop token ids instead of text")
     stops_by_default = params.stop_strings is None and params.stop_tokens is None
     return StopRules(
-        max_tokens=facts.context_length - len(sample.prompt) if params.max_tokens is None else params.max_tokens,
+        max_tokens=max(1, facts.context_length - len(sample.prompt))
+        if params.max_tokens is None
+        else params.max_tokens,
         tokens=vocabulary.end_of_sequence_ids if stops_by_default else frozenset(params.stop_tokens or ()),
         strings=strings,
         decode=vocabulary.decode if strings else None,

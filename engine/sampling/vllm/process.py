@@ -89,7 +89,8 @@ class VllmProcessSettings:
             "--model": self.model.absolute(),
             "--served-model-name": self.served_model,
             "--uds": socket,
-            "--max-model-len": self.context_length,
+            # One more: vLLM counts the last drawn token, which needs no place, so a prompt of the whole context can be scored.
+            "--max-model-len": self.context_length + 1,
             "--max-lora-rank": min(rank for rank in (*_LORA_RANKS, self.max_lora_rank) if rank >= self.max_lora_rank),
             "--max-loras": self.max_loras,
             "--max-cpu-loras": self.max_cpu_loras,
@@ -117,6 +118,7 @@ class VllmProcessSettings:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             # Development mode: pause, sleep, and the server's own limits at /server_info.
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }

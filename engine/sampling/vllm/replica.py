@@ -60,6 +60,8 @@ class VllmReplica:
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._heard_at = 0.0
+        self._longest = 0
+        """Most tokens of a prompt and what is drawn after it; the server tells it at the start."""
         self._is_ready = False
 
     @property
@@ -76,7 +78,7 @@ class VllmReplica:
         warm = False
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
-                await check_server(self._http, self._settings)
+                self._longest = await check_server(self._http, self._settings)
                 await self._wake_sleeper()
                 await asyncio.to_thread(write_zero_adapter, self._settings.zero_adapter, self._settings.base.path)
                 async with self._adapters.pin(self._zero, permanent=True):
@@ -109,7 +111,7 @@ class VllmReplica:
         """See ``SamplerReplica.generate``."""
         if not self._is_ready:
             raise EngineFailure("the sampler is not running")
-        check(request, self._settings)
+        check(request, self._settings, self._longest)
         if request.request_id in self._requests:
             raise EngineFailure(f"request {request.request_id} is already being sampled")
         running = self._requests[request.request_id] = VllmRequest(request, self._heard)

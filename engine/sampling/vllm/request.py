@@ -72,9 +72,17 @@ class VllmRequest:
         return body
 
 
-def check(request: GenerateRequest, settings: VllmSettings) -> None:
-    """Raise ``InvalidRequest`` for a request that the server would refuse or silently change."""
+def check(request: GenerateRequest, settings: VllmSettings, longest: int) -> None:
+    """Raise ``InvalidRequest`` for a request that the server would refuse or silently change.
+
+    ``longest`` is the most tokens of a prompt and what is drawn after it.
+    """
     check_request(request, settings.base)
+    if len(request.prompt) + request.max_tokens > longest:
+        raise InvalidRequest(
+            f"prompt and max_tokens: this sampler takes {longest} tokens together; an operator who starts its server with "
+            f"--max-model-len {settings.base.context_length + 1} lets a prompt of the whole context be scored"
+        )
     limit = settings.max_logprobs
     if likely_asked(request.topk) > limit:
         raise InvalidRequest(f"topk: this sampler reports at most {limit - 1} likeliest tokens")

@@ -16,17 +16,18 @@ _RAW = "raw_logprobs"
 _HEAD = "lm_head"
 
 
-async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
-    """Raise ``InvalidRequest`` for a server that does not fit ``settings``, naming the server's value and the wanted one.
+async def check_server(http: VllmHttp, settings: VllmSettings) -> int:
+    """Return the most tokens that a prompt and what is drawn after it may have on the server.
 
+    Raises ``InvalidRequest`` for a server that does not fit ``settings``, naming the server's value and the wanted one.
     Raises ``EngineFailure`` for a server that does not answer. Limits on adapters and logprobs are checked only on a server
     in development mode: other servers do not tell their limits.
     """
     await _check_version(http, settings)
-    await _check_model(http, settings)
+    longest = await _check_model(http, settings)
     answer = await http.get(_INFO, settings.start_deadline_s)
     if answer.status == 404:
-        return
+        return longest
     if not answer.ok:
         raise EngineFailure(f"replica {settings.name} does not tell its settings (status {answer.status})")
     config = http.decode(answer.body, ServerInfo).vllm_config
@@ -45,6 +46,7 @@ async def check_server(http: VllmHttp, settings: VllmSettings) -> None:
             f"replica {settings.name}: vLLM on a CPU dies of the first prompt with a seed that it splits over two steps; "
             "start it with --no-enable-chunked-prefill"
         )
+    return longest
 
 
 async def _check_version(http: VllmHttp, settings: VllmSettings) -> None:
@@ -76,7 +78,7 @@ def _check_parallelism(found: Parallelism, settings: VllmSettings) -> None:
         )
 
 
-async def _check_model(http: VllmHttp, settings: VllmSettings) -> None:
+async def _check_model(http: VllmHttp, settings: VllmSettings) -> int:
     answer = await http.get(MODELS, settings.health_deadline_s)
     if answer.status in (401, 403):
         raise InvalidRequest(f"replica {settings.name}: its server refuses the API key")
@@ -88,6 +90,7 @@ async def _check_model(http: VllmHttp, settings: VllmSettings) -> None:
     length = bases[settings.served_model].max_model_len
     if length is None or length < settings.base.context_length:
         raise _mismatch(settings, "max model length", length, settings.base.context_length)
+    return length
 
 
 def _check_adapters(limits: LoraLimits, settings: VllmSettings) -> None:

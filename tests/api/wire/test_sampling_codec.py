@@ -75,23 +75,24 @@ def test_no_top_k_is_off(top_k: int) -> None:
 
 
 def test_the_whole_context_may_be_used() -> None:
-    assert asked({"max_tokens": CONTEXT - len(PROMPT)}).params.max_tokens == CONTEXT - len(PROMPT)
+    most = CONTEXT - len(PROMPT) + 1
+    assert asked({"max_tokens": most}).params.max_tokens == most
     assert asked({"temperature": 0, "top_p": 1}).params.temperature == 0
 
 
 ONE = {"chunks": [{"tokens": [1]}]}
-FULL = {"chunks": [{"tokens": [1] * CONTEXT}]}
+OVERFULL = {"chunks": [{"tokens": [1] * (CONTEXT + 1)}]}
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "no samples": ({}, {"num_samples": 0}, ["num_samples", f"1 to {MAX_SAMPLES}"]),
     "too many samples": ({}, {"num_samples": MAX_SAMPLES + 1}, ["num_samples", f"1 to {MAX_SAMPLES}"]),
     "no tokens": ({"max_tokens": 0}, {}, ["max_tokens", "1 or more"]),
     "beyond the context": (
-        {"max_tokens": CONTEXT - 2},
+        {"max_tokens": CONTEXT - 1},
         {},
-        ["prompt (3", f"max_tokens ({CONTEXT - 2})", str(CONTEXT + 1), f"holds {CONTEXT}", FACTS.name],
+        ["prompt (3", f"max_tokens ({CONTEXT - 1})", str(CONTEXT + 2), f"holds {CONTEXT}", FACTS.name],
     ),
     "far beyond the context": ({"max_tokens": 2**80}, {}, ["max_tokens"]),
-    "a full prompt": ({}, {"prompt": FULL}, ["prompt", f"holds {CONTEXT}"]),
+    "a prompt beyond the context": ({}, {"prompt": OVERFULL}, ["prompt", f"holds {CONTEXT}"]),
     "an empty prompt": ({}, {"prompt": {"chunks": [{"tokens": []}]}}, ["prompt is empty"]),
     "a token outside": ({}, {"prompt": {"chunks": [{"tokens": [VOCABULARY]}]}}, ["prompt", f"{VOCABULARY - 1}"]),
     "an image": ({}, {"prompt": {"chunks": [{"data": "eA==", "format": "png"}]}}, ["prompt", "text only"]),

@@ -254,10 +254,25 @@ async def test_a_bad_adapter_fails_its_own_request_only(world: Any, client: Clie
 async def test_a_prompt_that_cannot_be_is_refused(world: Any, client: Client) -> None:
     facts = world.base.facts
     too_long = [1] * facts.context_length
-    for prompt in (too_long, too_long[:-5], [facts.vocabulary_size], [-1], []):
+    for prompt in (too_long, too_long[:-4], [facts.vocabulary_size], [-1], []):
         with pytest.raises(InvalidRequest, match="prompt"):
             await client.ask(prompt, world.bare, SHORT)
     assert (await client.ask(PROMPT, world.bare, SHORT)).only.ids == world.bare.greedy(PROMPT, 6)
+
+
+async def test_a_prompt_of_the_whole_context_is_scored(world: Any, client: Client) -> None:
+    """Its last token has a logprob, too, though nothing more than one token can be drawn after it."""
+    facts = world.base.facts
+    prompt = np.random.default_rng(7).integers(0, 256, facts.context_length).tolist()
+    last = PromptScoring(facts.context_length - 3, True, 0)
+    drawn = await client.ask(prompt, world.bare, replace(SHORT, max_tokens=1), scoring=last)
+    assert drawn.scored is not None
+    places = np.arange(facts.context_length)[-3:]
+    expected = world.bare.logprobs(prompt, [])[places, np.array(prompt)[places]]
+    np.testing.assert_allclose(drawn.scored.logprobs[-3:], expected, atol=1e-4)
+    assert len(drawn.only.ids) == 1
+    with pytest.raises(InvalidRequest, match="prompt"):
+        await client.ask(prompt, world.bare, replace(SHORT, max_tokens=2))
 
 
 async def test_health(world: Any, client: Client) -> None:

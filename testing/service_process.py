@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 STOP_SECONDS = 75.0
 """Longest wait for the service's end; ``weft up`` gives its children less."""
 _URL_LINE = "export TINKER_BASE_URL="

@@ -16,7 +16,7 @@ from contracts.codec import request_digest
 from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, RejectedOperation, new_request_id
-from contracts.operations import LoadWeights, OperationKind, Payload, TrainingBatch
+from contracts.operations import LoadWeights, OperationKind, OptimStep, Payload, TrainingBatch
 from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.limits import Limits
@@ -161,7 +161,7 @@ async def _operation(
 
 
 def _check_limits(submission: TrainingSubmission, payload: Payload, run: RunStanding, limits: Limits) -> None:
-    """Raise ``InvalidRequest`` for an operation too far ahead of its run, or with too much metadata."""
+    """Raise ``InvalidRequest`` for an operation too far ahead, with too much metadata, or of another optimizer."""
     ahead = submission.seq_id - run.next_seq_id
     if submission.kind is not OperationKind.UNLOAD_MODEL and ahead > limits.seq_ahead:
         raise InvalidRequest(
@@ -169,6 +169,11 @@ def _check_limits(submission: TrainingSubmission, payload: Payload, run: RunStan
             f"your limit is {limits.seq_ahead}; send the requests between them first"
         )
     check_payload_metadata(payload, limits)
+    if isinstance(payload, OptimStep) and payload.optimizer is not run.optimizer:
+        raise InvalidRequest(
+            f"the model was created for {run.optimizer}, and this step is one of {payload.optimizer}; send the parameters of "
+            f"{run.optimizer}"
+        )
 
 
 def promise(

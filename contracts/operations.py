@@ -92,9 +92,20 @@ class CreateModel:
     user_metadata: dict[str, str] | None = None
 
 
+class OptimizerName(StrEnum):
+    """Optimizers of the SDK's wire. A run has one for its whole life."""
+
+    ADAMW = "adamw"
+    DIMUON = "dimuon"
+
+
 @dataclass(frozen=True, slots=True)
 class OptimStep:
-    """Payload of ``optim_step``: AdamW with decoupled weight decay. ``grad_clip_norm`` <= 0 means no clipping."""
+    """Payload of ``optim_step``. ``grad_clip_norm`` <= 0 means no clipping.
+
+    AdamW has decoupled weight decay. Dimuon reads ``learning_rate``, ``beta1`` and ``grad_clip_norm``; the other fields have
+    their defaults.
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -102,6 +113,7 @@ class OptimStep:
     eps: float = 1e-12
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
+    optimizer: OptimizerName = OptimizerName.ADAMW
 
 
 @dataclass(frozen=True, slots=True)

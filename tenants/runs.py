@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound, RunUnloaded, SessionEnded
 from contracts.ids import RunId, SessionId, TenantId
-from contracts.operations import LoraSettings
+from contracts.operations import LoraSettings, OptimizerName
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Run, RunState, Session, Tenant
@@ -25,6 +25,7 @@ class NewRun:
     base_model: str
     lora: LoraSettings
     user_metadata: dict[str, str] | None
+    optimizer: OptimizerName = OptimizerName.ADAMW
 
 
 def run_id_for(session_id: str, model_seq_id: int) -> RunId:
@@ -51,6 +52,7 @@ async def create_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, c
         "train_mlp": new.lora.train_mlp,
         "train_unembed": new.lora.train_unembed,
         "user_metadata": new.user_metadata,
+        "optimizer": new.optimizer,
         "state": RunState.CREATING,
         "next_seq_id": 0,
         "snapshot_seq_id": -1,
@@ -94,6 +96,7 @@ class RunStanding:
     """seq_id of the operation that may run next."""
     own_limits: Mapping[str, int] | None
     """Limits that the tenant has of its own."""
+    optimizer: OptimizerName
 
     def check_open(self) -> None:
         """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run accepts work."""
@@ -112,6 +115,7 @@ _STANDING = (
         Run.__table__.c.state,
         Run.__table__.c.trainer_id,
         Run.__table__.c.next_seq_id,
+        Run.__table__.c.optimizer,
         Session.__table__.c.end_reason,
         Tenant.__table__.c.limits,
     )
@@ -134,6 +138,7 @@ async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> 
         trainer=row.trainer_id,
         next_seq_id=row.next_seq_id,
         own_limits=row.limits,
+        optimizer=OptimizerName(row.optimizer),
     )
 
 

@@ -15,12 +15,20 @@ from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
 from api.training_submission import TrainingSubmission, promise, submit_training
 from api.wire.request_model import DefaultingModel, Metadata, PlainText, RequestModel
-from api.wire.tinker_requests import OptimizerConfig, SeqId
+from api.wire.tinker_requests import OptimizerConfig, SeqId, optimizer_of
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, new_request_id
-from contracts.operations import CreateModel, LoadWeights, LoraSettings, OperationKind, Payload, UnloadModel
+from contracts.operations import (
+    CreateModel,
+    LoadWeights,
+    LoraSettings,
+    OperationKind,
+    OptimizerName,
+    Payload,
+    UnloadModel,
+)
 from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.limits import limits_of
@@ -29,7 +37,6 @@ from tenants.sessions import get_session, live_session
 
 router = APIRouter(tags=["models"])
 
-OPTIMIZER: dict[str, Any] = {"type": "adamw"}
 _SEED_BITS = 63
 
 
@@ -77,7 +84,7 @@ class ModelInfo(BaseModel):
     model_data: ModelData
     is_lora: bool = True
     lora_rank: int
-    optimizer_config: dict[str, Any] = OPTIMIZER
+    optimizer_config: dict[str, Any]
 
 
 @router.post("/create_model", response_class=Response)
@@ -87,11 +94,11 @@ async def create_model(
 ) -> Response:
     """Open a run with a fresh adapter. The run's id is ``{session_id}:train:{model_seq_id}``."""
     facts = services.base(body.base_model)
-    check_optimizer(body.optimizer_config)
+    optimizer = new_optimizer(body.optimizer_config)
     lora = _checked_lora(services, body.lora_config or LoraConfig())
     payload = CreateModel(base_model=facts.name, lora=lora, user_metadata=body.user_metadata)
     resolved = lora if lora.seed is not None else replace(lora, seed=secrets.randbits(_SEED_BITS))
-    new = NewRun(SessionId(body.session_id), body.model_seq_id, facts.name, resolved, body.user_metadata)
+    new = NewRun(SessionId(body.session_id), body.model_seq_id, facts.name, resolved, body.user_metadata, optimizer)
     identity = request_digest(OperationKind.CREATE_MODEL, body.sent)
     return await open_run(services, caller, new, OperationKind.CREATE_MODEL, payload, identity)
 
@@ -160,6 +167,7 @@ async def get_info(
         model_name=facts.name,
         model_data=ModelData(arch=facts.architecture, model_name=facts.name, tokenizer_id=facts.tokenizer_id),
         lora_rank=run.rank,
+        optimizer_config=optimizer_config(run.optimizer),
     )
 
 
@@ -174,10 +182,14 @@ async def unload_model(
     return await submit_training(services, caller, submission)
 
 
-def check_optimizer(config: OptimizerConfig | None) -> None:
-    """Raise ``InvalidRequest`` for an optimiser that weft does not have."""
-    if config is not None and config.type not in ("adamw", "adam"):
-        raise InvalidRequest(f"optimizer_config.type {config.type[:50]!r} is not offered; send adamw")
+def new_optimizer(config: OptimizerConfig | None) -> OptimizerName:
+    """Return the optimizer of a new run. Raises ``InvalidRequest`` for one that weft does not have."""
+    return OptimizerName.ADAMW if config is None else optimizer_of(config.type, "optimizer_config.type")
+
+
+def optimizer_config(name: str) -> dict[str, Any]:
+    """Return the optimizer as the wire describes it."""
+    return {"type": name, "version": 1} if name == OptimizerName.DIMUON else {"type": name}
 
 
 def _checked_lora(services: ApiServices, config: LoraConfig) -> LoraSettings:

@@ -14,12 +14,12 @@ from api.training_submission import TrainingSubmission, failed_submission, submi
 from api.wire.body import OversizedBody
 from api.wire.json_counts import DATA
 from api.wire.request_model import DefaultingModel, parse_json
-from api.wire.tinker_requests import ForwardInput, ModelKey
+from api.wire.tinker_requests import ForwardInput, ModelKey, optimizer_of
 from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest, WeftError
 from contracts.ids import TenantId
-from contracts.operations import OperationKind, OptimStep, Payload
+from contracts.operations import OperationKind, OptimizerName, OptimStep, Payload
 from store.settings import Settings
 
 router = APIRouter(tags=["training"])
@@ -34,10 +34,13 @@ class ForwardRequest(ModelKey):
     forward_backward_input: ForwardInput | None = None
 
 
-class AdamParams(DefaultingModel):
-    """AdamW settings with the SDK's defaults; old SDKs leave fields out."""
+_DIMUON_FIELDS = frozenset({"type", "learning_rate", "beta1", "grad_clip_norm"})
 
-    model_config = ConfigDict(allow_inf_nan=True)
+
+class AdamParams(DefaultingModel):
+    """Settings of a step with the SDK's defaults; old SDKs leave fields out. Dimuon has some of them (``_DIMUON_FIELDS``)."""
+
+    model_config = ConfigDict(allow_inf_nan=True, extra="allow")
 
     type: str = "adamw"
     learning_rate: float = 1e-4
@@ -84,7 +87,7 @@ async def forward(caller: Caller, services: Services, request: Request) -> Respo
 @router.post("/optim_step", response_class=Response)
 @reads(OptimStepRequest)
 async def optim_step(caller: Caller, services: Services, request: Request) -> Response:
-    """Apply the accumulated gradients with AdamW, and clear them."""
+    """Apply the accumulated gradients with the run's optimizer, and clear them."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
         asked = parse_json(OptimStepRequest, body)
@@ -126,8 +129,11 @@ def _failed_pass(beginning: bytes, error: WeftError) -> TrainingSubmission:
 
 
 def _checked_step(params: AdamParams, field: str) -> OptimStep:
-    if params.type not in ("adamw", "adam"):
-        raise InvalidRequest(f"{field}.type {params.type[:50]!r} is not offered; send adamw")
+    optimizer = optimizer_of(params.type, f"{field}.type")
+    if optimizer is OptimizerName.DIMUON and (unknown := params.model_fields_set - _DIMUON_FIELDS):
+        raise InvalidRequest(
+            f"{field}.{min(unknown)[:50]} is no setting of dimuon; it has learning_rate, beta1, grad_clip_norm"
+        )
     values = {
         "learning_rate": params.learning_rate,
         "beta1": params.beta1,
@@ -145,4 +151,4 @@ def _checked_step(params: AdamParams, field: str) -> OptimStep:
     for name in ("learning_rate", "eps", "weight_decay"):
         if values[name] < 0:
             raise InvalidRequest(f"{field}.{name} must be 0 or more; got {values[name]}")
-    return OptimStep(**values)
+    return OptimStep(**values, optimizer=optimizer)

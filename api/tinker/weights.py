@@ -1,6 +1,6 @@
 """Weights endpoints: save, load and describe the weights of a run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
@@ -11,7 +11,7 @@ from api.openapi_document import reads
 from api.request_body import off_loop, request_body
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
-from api.tinker.models import check_optimizer, earlier_opening, open_run
+from api.tinker.models import earlier_opening, new_optimizer, open_run, optimizer_config
 from api.training_submission import promise, submit_json, submit_json_body, submit_oversized
 from api.wire.body import OversizedBody
 from api.wire.request_model import DefaultingModel, Metadata, PlainText, RequestModel, parse_json
@@ -20,7 +20,7 @@ from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId, TenantId
-from contracts.operations import LoadWeights, OperationKind, Payload, SaveWeights, SaveWeightsForSampler
+from contracts.operations import LoadWeights, OperationKind, OptimizerName, Payload, SaveWeights, SaveWeightsForSampler
 from contracts.paths import Segment, check_name, parse_path
 from tenants.checkpoints import check_ttl, find_checkpoint
 from tenants.runs import NewRun, lora_settings, run_id_for
@@ -89,6 +89,7 @@ class WeightsInfo(BaseModel):
     train_unembed: bool
     train_mlp: bool
     train_attn: bool
+    optimizer_config: dict[str, Any]
 
 
 @router.post("/save_weights", response_class=Response)
@@ -166,11 +167,12 @@ async def weights_info(
         train_unembed=run.train_unembed,
         train_mlp=run.train_mlp,
         train_attn=run.train_attn,
+        optimizer_config=optimizer_config(run.optimizer),
     )
 
 
 async def _create_by_load(services: ApiServices, caller: TenantId, asked: CreateByLoadRequest) -> Response:
-    check_optimizer(asked.optimizer_config)
+    wanted = new_optimizer(asked.optimizer_config)
     payload = _load(asked, creates=True)
     path = parse_path(payload.path, segment=Segment.WEIGHTS)
     identity = request_digest(OperationKind.LOAD_WEIGHTS, asked.sent)
@@ -186,9 +188,20 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
             f"base_model is {asked.base_model[:300]!r}, but the checkpoint was trained on {source.base_model!r}; "
             "leave base_model out"
         )
+    optimizer = OptimizerName(source.optimizer) if payload.optimizer else wanted
+    if asked.optimizer_config is not None and optimizer is not wanted:
+        raise InvalidRequest(
+            f"optimizer_config.type is {wanted}, but the checkpoint's optimizer state is that of {optimizer}; load it without "
+            "the optimizer state, or leave optimizer_config out"
+        )
     facts = services.base(source.base_model)
     new = NewRun(
-        SessionId(asked.session_id), asked.model_seq_id, facts.name, lora_settings(source), asked.user_metadata
+        SessionId(asked.session_id),
+        asked.model_seq_id,
+        facts.name,
+        lora_settings(source),
+        asked.user_metadata,
+        optimizer,
     )
     return await open_run(services, caller, new, OperationKind.LOAD_WEIGHTS, payload, identity)
 

@@ -13,6 +13,8 @@ from pydantic import ConfigDict, Field, StrictFloat, StrictInt
 
 from api.wire.json_counts import DATA
 from api.wire.request_model import BodyPart, DefaultingModel, ListOf, MapOf, PlainText, RequestModel, parse_json
+from contracts.errors import InvalidRequest
+from contracts.operations import OptimizerName
 
 MAX_SEQ_ID = 2**31 - 1
 """Largest ``seq_id`` of a run: int32 on the wire."""
@@ -105,6 +107,14 @@ class OptimizerConfig(DefaultingModel):
     """Kind of optimiser of a new model."""
 
     type: str = "adamw"
+
+
+def optimizer_of(kind: str, field: str) -> OptimizerName:
+    """Return the optimizer that the wire calls ``kind``. Raises ``InvalidRequest``, naming ``field``."""
+    try:
+        return OptimizerName.ADAMW if kind == "adam" else OptimizerName(kind)
+    except ValueError:
+        raise InvalidRequest(f"{field} {kind[:50]!r} is not offered; send {' or '.join(OptimizerName)}") from None
 
 
 class JsonSamplingParams(BodyPart):

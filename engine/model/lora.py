@@ -55,9 +55,21 @@ class LoraLayout:
         self.sizes = [rank * features for shape in self._shapes.values() for features in shape]
         self.size = sum(self.sizes)
         """Number of elements of the vector."""
+        self.head_names = frozenset(name for name, projection in projections.items() if projection.group == "unembed")
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def head(self) -> slice:
+        """Place of the output layer's A and B in the vector; empty without an adapter there."""
+        at = 0
+        for name, shape in self._shapes.items():
+            size = self.rank * sum(shape)
+            if name in self.head_names:
+                return slice(at, at + size)
+            at += size
+        return slice(at, at)
 
     def pairs(self, vectors: Tensor) -> dict[str, LoraPair]:
         """Return views of ``vectors`` (size,) or (adapters, size), by projection name."""

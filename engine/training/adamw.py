@@ -21,8 +21,10 @@ _LARGEST_NUMBER = 1e20
 
 
 @dataclass(frozen=True, slots=True)
-class AdamWTask:
+class StepTask:
     """One adapter's step. The vectors are float32 (P,) and are not changed; ``step_count`` counts from 1.
+
+    A dimuon step's second moment is shorter (``engine.training.muon``).
 
     ``step`` has passed ``check_step``.
     """
@@ -36,7 +38,7 @@ class AdamWTask:
 
 
 @dataclass(frozen=True, slots=True)
-class AdamWResult:
+class StepResult:
     """New vectors of a task, the gradient's norm before clipping, and whether norm and weights are finite."""
 
     parameters: Tensor
@@ -47,7 +49,7 @@ class AdamWResult:
 
 
 @torch.no_grad()
-def adamw_steps(tasks: Sequence[AdamWTask]) -> list[AdamWResult]:
+def adamw_steps(tasks: Sequence[StepTask]) -> list[StepResult]:
     """Step ``tasks``, one or more, and return their results in order. No task's numbers depend on another's.
 
     Raises ``RuntimeError`` when the vectors of a task differ in length; the kernel itself would not notice.
@@ -56,7 +58,7 @@ def adamw_steps(tasks: Sequence[AdamWTask]) -> list[AdamWResult]:
         if len({tensor.shape for tensor in (task.parameters, task.gradient, task.exp_avg, task.exp_avg_sq)}) > 1:
             raise RuntimeError("an adapter's weights, gradient and moments differ in length")
     norms = torch.stack(list(torch._foreach_norm([task.gradient for task in tasks])))
-    gradients = _clipped(tasks, norms)
+    gradients = clipped(tasks, norms)
     news = [[tensor.clone() for tensor in (task.parameters, task.exp_avg, task.exp_avg_sq)] for task in tasks]
     alike: dict[tuple[float, ...], list[int]] = {}
     for number, task in enumerate(tasks):
@@ -100,8 +102,8 @@ def check_step(step: OptimStep) -> None:
         raise InvalidRequest(f"adam_params.grad_clip_norm must be a finite number; got {step.grad_clip_norm}")
 
 
-def _clipped(tasks: Sequence[AdamWTask], norms: Tensor) -> list[Tensor]:
-    """Return the tasks' gradients. A gradient whose norm exceeds its bound is scaled to the bound.
+def clipped(tasks: Sequence[StepTask], norms: Tensor) -> list[Tensor]:
+    """Return the tasks' gradients, whose norms are ``norms`` (tasks,), each scaled to its bound where its norm exceeds it.
 
     Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural networks".
     """
@@ -113,7 +115,7 @@ def _clipped(tasks: Sequence[AdamWTask], norms: Tensor) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, factors))
 
 
-def _results(news: Sequence[Sequence[Tensor]], norms: Tensor) -> list[AdamWResult]:
+def _results(news: Sequence[Sequence[Tensor]], norms: Tensor) -> list[StepResult]:
     """Return the results. Only weights are checked: the moments are weighted means, finite while the norm is."""
     broken = torch.zeros_like(norms)
     one = norms.new_ones(())
@@ -122,6 +124,6 @@ def _results(news: Sequence[Sequence[Tensor]], norms: Tensor) -> list[AdamWResul
         torch._amp_foreach_non_finite_check_and_unscale_([weights], found, one)
     is_finite = (torch.isfinite(norms) & (broken == 0)).tolist()
     return [
-        AdamWResult(weights, first, second, norm, finite)
+        StepResult(weights, first, second, norm, finite)
         for (weights, first, second), norm, finite in zip(news, norms.tolist(), is_finite, strict=True)
     ]

@@ -1,6 +1,7 @@
-"""Training state of one adapter (weights, gradient, AdamW moments) as a value, and the one file it is paged out to.
+"""Training state of one adapter (weights, gradient, moments) as a value, and the one file it is paged out to.
 
-    state.safetensors    weights, gradient, exp_avg, exp_avg_sq as vectors; metadata: format, base, LoRA settings, step
+    state.safetensors    weights, gradient, exp_avg, exp_avg_sq as vectors; metadata: format, base, LoRA settings, step,
+                         optimizer
 
 A state is never changed: a pass or step makes a new one. A save therefore needs no copy, and training may go on meanwhile.
 """
@@ -9,16 +10,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from contracts.errors import InvalidRequest
-from contracts.operations import LoraSettings
+from contracts.operations import LoraSettings, OptimizerName
 from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
-from engine.model.lora import LoraWeights
+from engine.model.lora import LoraLayout, LoraWeights
+from engine.training.muon import head_size
 
 STATE = "state.safetensors"
 FORMAT = "weft-adapter-state-1"
@@ -26,11 +30,27 @@ FORMAT = "weft-adapter-state-1"
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """AdamW's first and second moments, float32 (layout.size,) each, and the number of steps taken."""
+    """First and second moments, float32 (layout.size,) each, and the number of steps taken.
+
+    Dimuon has the momentum as first moment, and a second moment of the head only, float32 (head_size(layout),).
+    """
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
     step: int
+    name: OptimizerName = OptimizerName.ADAMW
+
+    @classmethod
+    def fresh(cls, name: OptimizerName, weights: LoraWeights) -> Self:
+        """Return the state before the first step."""
+        vector = weights.vector
+        sizes = second_moment_size(name, weights.layout)
+        return cls(torch.zeros_like(vector), vector.new_zeros(sizes), step=0, name=name)
+
+
+def second_moment_size(name: OptimizerName, layout: LoraLayout) -> int:
+    """Return the number of elements of the second moment."""
+    return head_size(layout) if name is OptimizerName.DIMUON else layout.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +76,7 @@ class AdapterState:
 
 
 def largest_nbytes(base: BaseModel, settings: LoraSettings) -> int:
-    """Return the bytes of an adapter's state with gradient and moments."""
+    """Return the bytes of an adapter's state with gradient and moments: AdamW's, which no other optimizer exceeds."""
     return 4 * 4 * base.layout(settings).size
 
 
@@ -70,6 +90,7 @@ def write_state(directory: Path, base: BaseModel, state: AdapterState) -> int:
         "base_model": base.facts.name,
         "lora": json.dumps(asdict(state.weights.settings)),
         "step": str(state.optimizer.step if state.optimizer else 0),
+        "optimizer": state.optimizer.name if state.optimizer else OptimizerName.ADAMW,
     }
     tensors = {name: tensor.cpu() for name, tensor in state._tensors().items()}
     return write_atomically(directory, lambda folder: save_file(tensors, folder / STATE, described))
@@ -88,12 +109,15 @@ def read_state(directory: Path, base: BaseModel) -> AdapterState:
         weights = LoraWeights(settings, base.layout(settings), tensors.pop("weights"))
         gradient = tensors.pop("gradient", None)
         step = int(described["step"])
+        optimizer = OptimizerName(described.get("optimizer", OptimizerName.ADAMW))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InvalidRequest("the adapter's state cannot be read: its file is missing or damaged") from error
-    expected = (weights.layout.size,)
-    found = [weights.vector, *([] if gradient is None else [gradient]), *tensors.values()]
-    if described.get("format") != FORMAT or any(tensor.shape != expected for tensor in found):
+    sizes = {"exp_avg": weights.layout.size, "exp_avg_sq": second_moment_size(optimizer, weights.layout)}
+    found = [(weights.vector, weights.layout.size)]
+    found += [] if gradient is None else [(gradient, weights.layout.size)]
+    found += [(tensor, sizes.get(name, 0)) for name, tensor in tensors.items()]
+    if described.get("format") != FORMAT or any(tensor.shape != (size,) for tensor, size in found):
         raise InvalidRequest(f"the adapter's state does not fit base model {base.facts.name!r} or this weft")
     if not tensors:
         return AdapterState(weights, gradient)
-    return AdapterState(weights, gradient, OptimizerState(tensors["exp_avg"], tensors["exp_avg_sq"], step))
+    return AdapterState(weights, gradient, OptimizerState(tensors["exp_avg"], tensors["exp_avg_sq"], step, optimizer))

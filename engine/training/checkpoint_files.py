@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from contracts.operations import OptimizerName
 from engine.model.adapter_folder import (
     damaged,
     matrices_by_key,
@@ -21,9 +22,12 @@ from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 from engine.training.adapter_state import AdapterState, OptimizerState
+from engine.training.muon import head_size
 
 OPTIMIZER = "optimizer.safetensors"
 _STEP = "step"
+_HEAD_MOMENT = "exp_avg_sq"
+"""Second moment of a dimuon state; tells it from AdamW's, whose second moment is a tensor for each matrix."""
 
 
 def write_checkpoint(directory: Path, base: BaseModel, state: AdapterState, *, optimizer: bool) -> int:
@@ -38,9 +42,12 @@ def _fill(folder: Path, base: BaseModel, state: AdapterState, *, optimizer: bool
     write_adapter_files(folder, base, state.weights)
     if optimizer and state.optimizer is not None:
         moments = {_STEP: torch.tensor(state.optimizer.step)}
-        for kind in ("exp_avg", "exp_avg_sq"):
+        kinds = ("exp_avg", "exp_avg_sq") if state.optimizer.name is OptimizerName.ADAMW else ("exp_avg",)
+        for kind in kinds:
             found = matrices_by_key(state.weights.layout, getattr(state.optimizer, kind))
             moments |= {f"{kind}.{key}": tensor for key, tensor in found.items()}
+        if state.optimizer.name is OptimizerName.DIMUON:
+            moments[_HEAD_MOMENT] = state.optimizer.exp_avg_sq.cpu()
         save_file(moments, folder / OPTIMIZER)
 
 
@@ -61,6 +68,11 @@ def _read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | N
     tensors = read_tensors(path, str(weights.vector.device))
     if _STEP not in tensors:
         raise damaged()
+    if _HEAD_MOMENT in tensors:
+        momentum, second = vector_from_keys(weights.layout, tensors, "exp_avg."), tensors[_HEAD_MOMENT]
+        if second.shape != (head_size(weights.layout),):
+            raise damaged()
+        return OptimizerState(momentum, second, int(tensors[_STEP]), OptimizerName.DIMUON)
     return OptimizerState(
         exp_avg=vector_from_keys(weights.layout, tensors, "exp_avg."),
         exp_avg_sq=vector_from_keys(weights.layout, tensors, "exp_avg_sq."),

@@ -15,16 +15,17 @@ import torch
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimStep, OptimStepped
+from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimizerName, OptimStep, OptimStepped
 from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.model.device import device_errors
-from engine.model.lora import LoraWeights
-from engine.training.adamw import AdamWTask, adamw_steps, check_step
+from engine.model.lora import LoraLayout, LoraWeights
+from engine.training.adamw import StepResult, StepTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.batch_checks import check_batch
 from engine.training.executors.threads import MicroBatchThreads
 from engine.training.fused_pass import ComputedPass, FusedPass, MicroBatchExecutor
+from engine.training.muon import dimuon_step
 from engine.training.pass_operation import PassItem, PassOperation, PassPiece, PieceResult
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class Trainer:
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
     def optim_step(self, run: RunId, step: OptimStep) -> OptimStepped:
-        """Take one AdamW step on the accumulated gradient (zeros if there is none), and clear the gradient.
+        """Take one optimizer step on the accumulated gradient (zeros if there is none), and clear the gradient.
 
         Raises ``InvalidRequest``, changing nothing, when weights or moments would not be finite after the step.
         """
@@ -208,6 +209,7 @@ class Trainer:
                 run, step = steps[index]
                 try:
                     check_step(step)
+                    _check_optimizer(self.state(run), step)
                     size = self.state(run).weights.layout.size
                 except WeftError as error:
                     outcomes[index] = error
@@ -244,17 +246,19 @@ class Trainer:
     def _stepped(self, steps: Mapping[int, tuple[RunId, OptimStep]]) -> dict[int, _Stepped]:
         """Return the new states and outcomes by the caller's index, and change nothing. The state is None after an error."""
         tasks = [_task(self.state(run), step) for run, step in steps.values()]
+        layouts = [self.state(run).weights.layout for run, _ in steps.values()]
         found: dict[int, _Stepped] = {}
-        for (index, (run, step)), task, result in zip(steps.items(), tasks, adamw_steps(tasks), strict=True):
+        for (index, (run, step)), task, result in zip(steps.items(), tasks, _results(tasks, layouts), strict=True):
             if not result.is_finite:
+                field = "adam_params" if step.optimizer is OptimizerName.ADAMW else "optimizer_params"
                 refusal = InvalidRequest(
-                    f"adam_params: this step would leave weights that are not finite (learning_rate "
+                    f"{field}: this step would leave weights that are not finite (learning_rate "
                     f"{step.learning_rate}, eps {step.eps}); nothing was changed"
                 )
                 found[index] = None, refusal
                 continue
             weights = replace(self.state(run).weights, vector=result.parameters)
-            optimizer = OptimizerState(result.exp_avg, result.exp_avg_sq, task.step_count)
+            optimizer = OptimizerState(result.exp_avg, result.exp_avg_sq, task.step_count, step.optimizer)
             outcome = OptimStepped({"grad_norm:max": result.grad_norm, "step:max": float(task.step_count)})
             found[index] = AdapterState(weights, gradient=None, optimizer=optimizer), outcome
         return found
@@ -278,12 +282,31 @@ def loaded_state(held: AdapterState, found: AdapterState) -> AdapterState:
     return found
 
 
-def _task(state: AdapterState, step: OptimStep) -> AdamWTask:
+def _task(state: AdapterState, step: OptimStep) -> StepTask:
     """Return the adapter's next step. A missing gradient or moment counts as zeros."""
     vector = state.weights.vector
     gradient = torch.zeros_like(vector) if state.gradient is None else state.gradient
-    moments = state.optimizer or OptimizerState(torch.zeros_like(vector), torch.zeros_like(vector), step=0)
-    return AdamWTask(vector, gradient, moments.exp_avg, moments.exp_avg_sq, moments.step + 1, step)
+    moments = state.optimizer or OptimizerState.fresh(step.optimizer, state.weights)
+    return StepTask(vector, gradient, moments.exp_avg, moments.exp_avg_sq, moments.step + 1, step)
+
+
+def _results(tasks: Sequence[StepTask], layouts: Sequence[LoraLayout]) -> list[StepResult]:
+    """Return the tasks' results in order: the AdamW steps fused, each dimuon step by itself."""
+    by_adamw = [task for task in tasks if task.step.optimizer is OptimizerName.ADAMW]
+    fused = iter(adamw_steps(by_adamw) if by_adamw else [])
+    return [
+        next(fused) if task.step.optimizer is OptimizerName.ADAMW else dimuon_step(task, layout)
+        for task, layout in zip(tasks, layouts, strict=True)
+    ]
+
+
+def _check_optimizer(state: AdapterState, step: OptimStep) -> None:
+    """Raise ``InvalidRequest`` for a step of another optimizer than the one whose moments the adapter has."""
+    if state.optimizer is not None and state.optimizer.name is not step.optimizer:
+        raise InvalidRequest(
+            f"the adapter has the optimizer state of {state.optimizer.name}, and this step is one of {step.optimizer}; "
+            "load the checkpoint without its optimizer state, or step with that optimizer"
+        )
 
 
 def _waves(runs: Sequence[RunId]) -> list[list[int]]:

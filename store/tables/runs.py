@@ -55,6 +55,7 @@ class Run(Base):
     train_mlp: Mapped[bool]
     train_unembed: Mapped[bool]
     user_metadata: Mapped[dict[str, str] | None]
+    optimizer: Mapped[str] = mapped_column(String(16), server_default="adamw")
     state: Mapped[str] = mapped_column(String(16), default=RunState.CREATING)
     next_seq_id: Mapped[int] = mapped_column(BigInteger, default=0)
     snapshot_seq_id: Mapped[int] = mapped_column(BigInteger, default=-1)

@@ -1,4 +1,4 @@
-"""Losses through the public ``tinker`` SDK; run as a script, since the SDK keeps connections open in its process.
+"""Losses and optimizers through the public ``tinker`` SDK; run as a script, since the SDK keeps connections open in its process.
 
     python sdk_losses.py BASE_URL API_KEY OTHER_KEY BASE_MODEL
 
@@ -46,6 +46,30 @@ def main(base_url: str, keys: list[str], base_model: str) -> dict[str, object]:
         seen["beside"] += [beside.result().metrics["loss:sum"]]  # type: ignore[operator]
     try:
         ours.forward_backward([datum(**policy)], "gspo").result()
+    except tinker.TinkerError as error:
+        seen["refused"] = str(error)
+    seen["dimuon"] = dimuon(services[0], base_model, plain)
+    return seen
+
+
+def dimuon(service: tinker.ServiceClient, base_model: str, plain: types.Datum) -> dict[str, object]:
+    """Train by dimuon, save, go on from the state, and try a step of AdamW."""
+    config, step = types.DimuonOptimizerConfig(), types.DimuonParams(learning_rate=0.005)
+    trainer = service.create_lora_training_client(base_model=base_model, rank=4, seed=2, optimizer=config)
+
+    def losses(client: tinker.TrainingClient, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            found.append(client.forward_backward([plain], "cross_entropy").result().metrics["loss:sum"])
+            client.optim_step(step).result()
+        return found
+
+    seen: dict[str, object] = {"losses": losses(trainer, 12)}
+    state = trainer.save_state("dimuon").result().path
+    resumed = service.create_training_client_from_state_with_optimizer(state)
+    seen["goes_on"], seen["resumed"] = losses(trainer, 3), losses(resumed, 3)
+    try:
+        resumed.optim_step(types.AdamParams()).result()
     except tinker.TinkerError as error:
         seen["refused"] = str(error)
     return seen

@@ -1,4 +1,4 @@
-"""Losses through the unmodified SDK, with a second tenant's work in the same passes."""
+"""Losses and optimizers through the unmodified SDK, with a second tenant's work in the same passes."""
 
 import json
 import subprocess
@@ -53,3 +53,10 @@ def test_a_loss_that_lacks_its_input_is_refused_by_name(seen: dict[str, Any]) ->
 
 def test_the_other_tenants_losses_are_its_own(seen: dict[str, Any]) -> None:
     assert seen["beside"] == pytest.approx([seen["alone"]] * len(seen["beside"]), rel=1e-5)
+
+
+def test_dimuon_trains_and_goes_on_from_its_saved_state(seen: dict[str, Any]) -> None:
+    found = seen["dimuon"]
+    assert found["losses"][-1] < 0.5 * found["losses"][0]
+    assert found["resumed"] == found["goes_on"]
+    assert "created for dimuon" in found["refused"]

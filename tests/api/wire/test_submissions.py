@@ -136,7 +136,9 @@ class TestOptimStep:
             ('"adam_params": {"beta2": 1.0}', "beta2"),
             ('"adam_params": {"beta1": -0.1}', "beta1"),
             ('"adam_params": {"eps": -1e-9}', "eps"),
-            ('"optimizer_params": {"type": "dimuon", "learning_rate": 0.1}', "'dimuon'"),
+            ('"optimizer_params": {"type": "lion", "learning_rate": 0.1}', "'lion'"),
+            ('"optimizer_params": {"type": "dimuon", "learning_rate": 0.1}', "created for adamw"),
+            ('"optimizer_params": {"type": "dimuon", "damping": 0.1}', "damping is no setting of dimuon"),
         ],
     )
     async def test_bad_settings_use_their_seq_id_up(self, cats: Tenant, body: str, word: str) -> None:
@@ -257,9 +259,9 @@ class TestModels:
 
     async def test_an_optimizer_that_is_not_there_is_400(self, cats: Tenant) -> None:
         body = {"session_id": await cats.session(), "model_seq_id": 0, "base_model": BASE}
-        answer = await cats.http.post("/create_model", json={**body, "optimizer_config": {"type": "dimuon"}})
+        answer = await cats.http.post("/create_model", json={**body, "optimizer_config": {"type": "lion"}})
         assert answer.status_code == 400
-        assert "'dimuon'" in answer.json()["detail"]
+        assert "'lion'" in answer.json()["detail"]
 
 
 async def end_session(tenant: Tenant, session_id: str) -> None:

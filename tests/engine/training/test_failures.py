@@ -15,7 +15,7 @@ from contracts.errors import EngineFailure, InvalidRequest
 from contracts.losses import LossName
 from contracts.operations import Datum, ForwardBackwardOutput, LossSpec, OptimStep, OptimStepped, TrainingBatch
 from engine.model.device import DeviceFailed
-from engine.training.adamw import AdamWResult, AdamWTask, adamw_steps
+from engine.training.adamw import StepResult, StepTask, adamw_steps
 from engine.training.adapter_state import STATE, read_state, write_state
 from engine.training.trainer import Trainer
 from tests.engine.training.conftest import (
@@ -176,7 +176,7 @@ def test_a_step_whose_outcome_is_an_error_was_not_applied_and_the_groups_before_
         trainer.run_pass([backward(run, good_batch())])
     before = state_of(trainer)
 
-    def fail_second(tasks: Sequence[AdamWTask]) -> list[AdamWResult]:
+    def fail_second(tasks: Sequence[StepTask]) -> list[StepResult]:
         if any(task.step.learning_rate == 0.5 for task in tasks):
             raise error
         return adamw_steps(tasks)

@@ -13,6 +13,7 @@ from sqlalchemy import create_engine as create_sync_engine
 from sqlalchemy import select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from cli.base_models import read_base_models
 from cli.doctor_services import examine_services
@@ -104,8 +105,8 @@ def _database(settings: Settings) -> Finding:
 async def _connect(url: str) -> None:
     engine = create_engine(url)
     try:
-        async with engine.connect() as connection:
-            await connection.execute(text("SELECT 1"))
+        async with AsyncSession(engine) as session:
+            await session.execute(text("SELECT 1"))
     finally:
         await engine.dispose()
 

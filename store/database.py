@@ -13,13 +13,14 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from store.fair_places import FairPlaces
-from store.inline_sqlite import InlineConnection
+from store.inline_sqlite import InlineConnection, inline_url
 from store.outages import outages_as_unavailable
 from store.statement_parameters import clean_parameters
+from store.transaction import KeptConnections, PooledConnections
 
 SQLITE_BUSY_SECONDS = 10
 """Longest wait for another process, such as an admin command, to commit. It blocks the event loop."""
@@ -75,12 +76,8 @@ def create_engine(url: str, *, pool_size: int = DEFAULT_POOL) -> AsyncEngine:
         _ping_idle_connections(engine)
         clean_parameters(engine)
         return engine
-    path = parsed.database or ":memory:"
-
-    async def connect() -> InlineConnection:
-        return await InlineConnection(path, busy_seconds=SQLITE_BUSY_SECONDS)
-
-    engine = create_async_engine(url, pool_size=8, max_overflow=0, async_creator=connect)
+    arguments = {"timeout": SQLITE_BUSY_SECONDS, "check_same_thread": False, "factory": InlineConnection}
+    engine = create_async_engine(inline_url(parsed), connect_args=arguments)
     clean_parameters(engine)
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -137,10 +134,7 @@ class Database:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         self._is_sqlite = engine.dialect.name == "sqlite"
-        self._sessions = async_sessionmaker(engine, expire_on_commit=False, autoflush=False)
-        # Every read statement sees the newest data anyway, so BEGIN and ROLLBACK around it would be wasted round trips.
-        reading = engine if self._is_sqlite else engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._readers = async_sessionmaker(reading, expire_on_commit=False, autoflush=False)
+        self._connections = KeptConnections(engine) if self._is_sqlite else PooledConnections(engine)
         most = 1 if self._is_sqlite else _pool_size(engine)
         self.places = FairPlaces(most, each=max(1, most // 2))
 
@@ -155,10 +149,10 @@ class Database:
         with outages_as_unavailable():
             if self._is_sqlite:
                 # A query of SQLite runs at once, beside the one that writes.
-                async with self._readers() as session:
+                async with self._connections.reading() as session:
                     yield session
             else:
-                async with self.places.place(patience=POOL_SECONDS), self._readers() as session:
+                async with self.places.place(patience=POOL_SECONDS), self._connections.reading() as session:
                     yield session
 
     @asynccontextmanager
@@ -169,8 +163,13 @@ class Database:
         """
         patience = None if self._is_sqlite else POOL_SECONDS
         with outages_as_unavailable():
-            async with self.places.place(patience=patience), self._transaction() as session:
-                yield session
+            async with self.places.place(patience=patience):
+                async with self._connections.writing() as session:
+                    yield session
+                    await session.commit()
+                    callbacks: list[Callable[[], None]] = session.info.pop(_AFTER_COMMIT, [])
+                for callback in callbacks:
+                    callback()
 
     @asynccontextmanager
     async def write_one(self) -> AsyncIterator[AsyncSession]:
@@ -181,19 +180,7 @@ class Database:
         async with self.write() if self._is_sqlite else self.read() as session:
             yield session
 
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncSession]:
-        async with self._sessions() as session:
-            if self._is_sqlite:
-                # The driver would begin a deferred transaction, in which a write after a read can fail as busy.
-                connection = await session.connection()
-                await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            yield session
-            await session.commit()
-            callbacks: list[Callable[[], None]] = session.info.pop(_AFTER_COMMIT, [])
-        for callback in callbacks:
-            callback()
-
     async def close(self) -> None:
         """Close every connection."""
+        self._connections.close()
         await self.engine.dispose()

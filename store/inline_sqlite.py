@@ -1,49 +1,76 @@
 """SQLite statements on the event loop's own thread.
 
-aiosqlite hands every statement to a thread and back. A statement takes tens of microseconds, the two hand-overs several times
-that. While a trainer's thread computes, each hand-over takes up to the interpreter's switch interval. This connection runs
-statements in the calling thread. SQLAlchemy sees an ordinary aiosqlite connection (decision 6).
+aiosqlite, SQLAlchemy's usual way, hands every statement to a thread and back. A statement takes tens of microseconds, the two
+hand-overs several times that. While a trainer's thread computes, each hand-over takes up to the interpreter's switch interval.
+This dialect uses Python's own ``sqlite3`` and runs each statement where it is called (decision 6).
 """
 
 import sqlite3
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections import deque
+from typing import Any
 
-import aiosqlite
+from sqlalchemy import NullPool
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.engine import URL
 
-T = TypeVar("T")
-
-_FETCH_ROWS = 64
+_DRIVER = "inline"
 
 
-class InlineConnection(aiosqlite.Connection):
-    """An aiosqlite connection without its thread. Await it to connect."""
+class InlineCursor(sqlite3.Cursor):
+    """A cursor that has read all rows when ``execute`` returns.
 
-    def __init__(self, path: str, *, busy_seconds: float) -> None:
-        def connect() -> sqlite3.Connection:
-            return sqlite3.connect(path, timeout=busy_seconds, check_same_thread=False)
+    A statement that stays open would keep its snapshot of the database while other tasks run.
+    """
 
-        super().__init__(connect, _FETCH_ROWS)
+    _rows: deque[Any]
 
-    def __await__(self) -> Generator[Any, None, "InlineConnection"]:
-        return self._open().__await__()
-
-    async def _open(self) -> "InlineConnection":
-        if self._connection is None:
-            self._connection = self._connector()
+    def execute(self, *args: Any) -> "InlineCursor":
+        """Run the statement and read its rows."""
+        super().execute(*args)
+        self._rows = deque(super().fetchall() if self.description is not None else ())
         return self
 
-    async def _execute(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        if self._connection is None:
-            raise ValueError("Connection closed")
-        return fn(*args, **kwargs)
+    def fetchone(self) -> Any:
+        """Return the next row, or None after the last one."""
+        return self._rows.popleft() if self._rows else None
 
-    async def close(self) -> None:
-        """Close the connection. A second call does nothing."""
-        self.stop()
+    def fetchmany(self, size: int | None = None) -> list[Any]:
+        """Return the next ``size`` rows, ``arraysize`` by default, or those that are left."""
+        most = self.arraysize if size is None else size
+        return [self._rows.popleft() for _ in range(min(most, len(self._rows)))]
 
-    def stop(self) -> None:
-        """Close the connection at once."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    def fetchall(self) -> list[Any]:
+        """Return the rows that are left."""
+        rows, self._rows = list(self._rows), deque()
+        return rows
+
+    async def _async_soft_close(self) -> None:
+        """Do nothing: SQLAlchemy's async session calls this once the rows are read."""
+
+
+class InlineConnection(sqlite3.Connection):
+    """A connection whose cursors are ``InlineCursor``."""
+
+    def cursor(self, factory: Any = InlineCursor) -> Any:
+        """Return a new cursor."""
+        return super().cursor(factory)
+
+
+class InlineDialect(SQLiteDialect_pysqlite):
+    """SQLAlchemy's dialect of ``sqlite3``, for async engines. Its statements never wait for the event loop."""
+
+    driver = _DRIVER
+    is_async = True
+    supports_statement_cache = True
+
+    @classmethod
+    def get_pool_class(cls, _url: URL) -> type[NullPool]:
+        """Return no pool: ``Database`` keeps its two connections."""
+        return NullPool
+
+
+def inline_url(url: URL) -> URL:
+    """Return the SQLite ``url``, whatever driver it names, for an engine with this dialect."""
+    registry.register(f"sqlite.{_DRIVER}", __name__, InlineDialect.__name__)
+    return url.set(drivername=f"sqlite+{_DRIVER}")

@@ -46,7 +46,7 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     )
     database_url: str | None = Field(
         default=None,
-        description="SQLAlchemy URL (sqlite+aiosqlite or postgresql+asyncpg). Default: SQLite in the data folder.",
+        description="SQLAlchemy URL (sqlite or postgresql+asyncpg). Default: SQLite in the data folder.",
         repr=False,
     )
     database_pool: int = Field(
@@ -339,4 +339,4 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
 
     def resolved_database_url(self) -> str:
         """Return the database URL; by default the SQLite file in the data folder."""
-        return self.database_url or f"sqlite+aiosqlite:///{(self.data_dir / 'weft.db').absolute()}"
+        return self.database_url or f"sqlite:///{(self.data_dir / 'weft.db').absolute()}"

@@ -72,6 +72,10 @@ def test_without_redis_nothing_of_a_cluster_is_asked(look: Examine, tmp_path: Pa
     assert list(found) == ["settings", "data folder", "database", "address", f"base model {BASE}"]
 
 
+def test_a_sqlite_database_that_is_there_is_well(look: Examine, migrated_database: Path) -> None:
+    assert look(database_url=f"sqlite:///{migrated_database}", redis_url=None)["database"].mark == "ok  "
+
+
 def test_redis_without_postgresql_is_no_cluster(look: Examine) -> None:
     found = look(database_url=None)
     assert not found["cluster"].is_well

@@ -41,7 +41,7 @@ class SqliteFault:
     def __post_init__(self) -> None:
         @event.listens_for(self.rig.database.engine.sync_engine, "connect")
         def connected(connection, _record):  # type: ignore[no-untyped-def]
-            connection.driver_connection._connection.create_function("refuses", 1, self._refuses)
+            connection.create_function("refuses", 1, self._refuses)
 
     def _refuses(self, request: str) -> bool:
         if request not in self.request or self.refused >= self.refusals:

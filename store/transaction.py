@@ -1,0 +1,161 @@
+"""Sessions whose statements over tables go straight to the connection.
+
+SQLAlchemy's session is made for mapped objects. For a statement over tables, such as the ledger's, the session costs several
+times what the statement does, and on SQLite the async wrapper costs as much again (decision 37).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Executable
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+
+class Transaction(AsyncSession):
+    """A session on one connection, for one transaction or for reading. The connection is the caller's."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        # Joined: objects are flushed into the connection's transaction, which ``commit`` ends.
+        super().__init__(connection, expire_on_commit=False, autoflush=False, join_transaction_mode="rollback_only")
+        self._connection = connection
+
+    async def execute(self, statement: Executable, params: Any = None, **options: Any) -> Any:
+        """Run ``statement`` and return its result, whose rows are in memory."""
+        if options or _has_objects(statement):
+            return await super().execute(statement, params, **options)
+        return await self._run(statement, params)
+
+    async def scalar(self, statement: Executable, params: Any = None, **options: Any) -> Any:
+        """Run ``statement`` and return the first column of its first row, or None."""
+        return (await self.execute(statement, params, **options)).scalar()
+
+    async def scalars(self, statement: Executable, params: Any = None, **options: Any) -> Any:
+        """Run ``statement`` and return the first column of each row."""
+        return (await self.execute(statement, params, **options)).scalars()
+
+    async def commit(self) -> None:
+        """Write the session's objects, and commit."""
+        if self.in_transaction():
+            await super().commit()
+        await self._end(commits=True)
+
+    async def rollback(self) -> None:
+        """Undo everything since the last commit."""
+        await super().rollback()
+        await self._end(commits=False)
+
+    async def close(self) -> None:
+        """Forget the session's objects."""
+        if self.in_transaction():
+            await super().close()
+
+    async def _run(self, statement: Executable, params: Any) -> CursorResult[Any]:
+        return await self._connection.execute(statement, params)
+
+    async def _end(self, *, commits: bool) -> None:
+        await (self._connection.commit() if commits else self._connection.rollback())
+
+
+class InlineTransaction(Transaction):
+    """A session on a connection to SQLite, whose driver never waits: no statement takes a greenlet of SQLAlchemy's."""
+
+    async def _run(self, statement: Executable, params: Any) -> CursorResult[Any]:
+        return _inline(self._connection).execute(statement, params)
+
+    async def _end(self, *, commits: bool) -> None:
+        connection = _inline(self._connection)
+        connection.commit() if commits else connection.rollback()
+
+
+class PooledConnections:
+    """Sessions on connections of PostgreSQL's pool."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        # Every read statement sees the newest data anyway, so BEGIN and ROLLBACK around it would be wasted round trips.
+        self._reading = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def reading(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a session whose statements commit one by one."""
+        return self._session(self._reading)
+
+    def writing(self) -> AbstractAsyncContextManager[Transaction]:
+        """Begin a transaction, which is rolled back unless it is committed."""
+        return self._session(self._engine)
+
+    @staticmethod
+    @asynccontextmanager
+    async def _session(engine: AsyncEngine) -> AsyncIterator[Transaction]:
+        async with engine.connect() as connection:
+            session = Transaction(connection)
+            try:
+                yield session
+            finally:
+                await session.close()
+
+    def close(self) -> None:
+        """Do nothing: the pool has the connections."""
+
+
+class KeptConnections:
+    """Sessions on two connections to SQLite, one for all reads and one that writes. Opened when first used, and kept."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engines = {"read": engine.execution_options(isolation_level="AUTOCOMMIT"), "write": engine}
+        self._open: dict[str, AsyncConnection] = {}
+        self._opening = asyncio.Lock()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Transaction]:
+        """Open a session. Each of its statements sees what is committed."""
+        session = InlineTransaction(await self._connection("read"))
+        try:
+            yield session
+        finally:
+            await session.close()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[Transaction]:
+        """Begin a transaction, which is rolled back unless it is committed. The caller has no other one meanwhile."""
+        connection = await self._connection("write")
+        try:
+            # The driver would begin a deferred transaction, in which a write after a read can fail as busy.
+            _inline(connection).exec_driver_sql("BEGIN IMMEDIATE")
+            session = InlineTransaction(connection)
+            try:
+                yield session
+            finally:
+                await session.close()
+        finally:
+            _inline(connection).rollback()
+
+    async def _connection(self, use: str) -> AsyncConnection:
+        if (kept := self._usable(use)) is not None:
+            return kept
+        async with self._opening:
+            if (kept := self._usable(use)) is None:
+                kept = self._open[use] = await self._engines[use].connect()
+            return kept
+
+    def _usable(self, use: str) -> AsyncConnection | None:
+        kept = self._open.get(use)
+        return None if kept is None or _inline(kept).invalidated else kept
+
+    def close(self) -> None:
+        """Close both connections."""
+        while self._open:
+            _inline(self._open.popitem()[1]).close()
+
+
+def _inline(connection: AsyncConnection) -> Connection:
+    """Return the connection under ``connection``."""
+    assert connection.sync_connection is not None
+    return connection.sync_connection
+
+
+def _has_objects(statement: Executable) -> bool:
+    """Return whether the statement is over mapped classes. SQLAlchemy's session asks the same, and offers no other way."""
+    return "compile_state_plugin" in statement._propagate_attrs

@@ -24,7 +24,6 @@ from ledger.untold import tell
 from telemetry.context import working_on
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
-from workers.training.creation_limits import CreationLimits
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates, is_unreadable
 from workers.training.operation_outcomes import OperationOutcomes, failure_of, unrestored
 from workers.training.residency import AdapterResidency
@@ -67,7 +66,7 @@ class AdapterTasks:
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
         self._arriving = 0
         self._creating = asyncio.Lock()
-        self._limits = CreationLimits(runtime, engine.base_model)
+        self._limits = turns.creations
         self._openers: set[TenantId] = set()
         """Tenants whose runs are being created."""
         self._failure: BaseException | None = None

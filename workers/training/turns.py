@@ -10,7 +10,8 @@ from time import monotonic
 from contracts.ids import RequestId, RunId
 from contracts.ledger_records import ReadyOperation
 from workers.leases.work_in_hand import WorkInHand
-from workers.training.lanes import Lane, Lanes
+from workers.training.creation_limits import CreationLimits
+from workers.training.lanes import Lane, Lanes, creates
 
 PATIENCE_SECONDS = 0.5
 """Time for which other work goes before a suspect that has just come, so that neighbours are not held up by its deaths."""
@@ -24,8 +25,17 @@ _LONGEST_WAIT_SECONDS = 10.0
 class Turns:
     """Decides in each round which lanes of one base model may begin work."""
 
-    def __init__(self, lanes: Lanes, in_hand: WorkInHand, *, most_attempts: int, again: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        in_hand: WorkInHand,
+        creations: CreationLimits,
+        *,
+        most_attempts: int,
+        again: Callable[[], None],
+    ) -> None:
         """Call ``again`` to have another round soon. An operation with ``most_attempts`` attempts gets no turn."""
+        self.creations = creations
         self._lanes = lanes
         self._in_hand = in_hand
         self._most_attempts = most_attempts
@@ -99,12 +109,15 @@ class Turns:
         self._again()
 
     def _heads(self) -> tuple[dict[RequestId, ReadyOperation], bool]:
-        """Return the suspects that are next in their lanes, and whether any other operation is."""
+        """Return the suspects that are next in their lanes and may begin, and whether any other operation is."""
         suspects: dict[RequestId, ReadyOperation] = {}
         has_others = False
         for lane in self._lanes:
             head = lane.head
             if head is None:
+                continue
+            if creates(head) and self.creations.holds_back(lane.tenant):
+                # A turn would stop everybody for an operation that may not begin.
                 continue
             if not head.attempts:
                 has_others = True

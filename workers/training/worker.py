@@ -29,6 +29,7 @@ from workers.leases.runs import RunLeases
 from workers.leases.work_in_hand import remove_record
 from workers.training.adapter_tasks import AdapterTasks
 from workers.training.completion_writer import CompletionWriter
+from workers.training.creation_limits import CreationLimits
 from workers.training.departures import Departures
 from workers.training.fused_passes import FusedPasses
 from workers.training.lanes import Lane, Lanes
@@ -68,7 +69,13 @@ class TrainingWorker:
         self._data_folder = runtime.data_folder
         self._stall_limit = runtime.settings.stall_limit.total_seconds()
         self._lanes = Lanes()
-        self._turns = Turns(self._lanes, engine.in_hand, most_attempts=runtime.settings.max_attempts, again=self._go_on)
+        self._turns = Turns(
+            self._lanes,
+            engine.in_hand,
+            CreationLimits(runtime, engine.base_model),
+            most_attempts=runtime.settings.max_attempts,
+            again=self._go_on,
+        )
         self._writer = CompletionWriter(runtime)
         self.residency = AdapterResidency(runtime, engine, drain=self._writer.drain, on_room=self._wake)
         self.outcomes = OperationOutcomes(engine, self._lanes, self.residency, self._writer, wake=self._wake)

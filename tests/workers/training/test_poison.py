@@ -26,6 +26,7 @@ from tests.conftest import ROOT
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
 from workers.leases.work_in_hand import WorkInHand, read_record, remove_record
+from workers.training.turns import Turns
 
 STEP = OptimStep(learning_rate=1e-3)
 DEADLY = 319
@@ -169,6 +170,33 @@ async def test_a_suspect_that_cannot_begin_holds_nobody_up(new_rig: NewRig, monk
         for number in range(3):
             assert isinstance(await first.do(batch(number)), ForwardBackwardOutput)
         assert await third.is_pending(third.created)
+        await second.unload()
+        await third.result(third.created)
+
+
+async def test_a_suspect_creation_that_a_limit_holds_back_gets_no_turn(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn stops everybody: once the limit is known, none is given before an unload."""
+    monkeypatch.setattr("workers.training.turns._STUCK_SECONDS", 0.0)
+    given: list[RequestId] = []
+    choose = Turns.choose
+
+    def record(turns: Turns, *, is_computing: bool) -> None:
+        before = turns._alone
+        choose(turns, is_computing=is_computing)
+        if turns._alone is not None and turns._alone != before:
+            given.append(turns._alone[1])
+
+    monkeypatch.setattr(Turns, "choose", record)
+    rig = new_rig(max_adapters=2)
+    async with rig.running():
+        first, second = await rig.clients("first", "second")
+        third = await rig.client("third")
+        await suspect(rig, third.created)
+        for number in range(8):
+            assert isinstance(await first.do(batch(number)), ForwardBackwardOutput)
+        assert given.count(third.created) <= 1
         await second.unload()
         await third.result(third.created)
 

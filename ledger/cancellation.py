@@ -165,6 +165,7 @@ async def _fail(
             failing = update(operations).where(operations.c.id.in_(pending))
             columns = {"state": OperationState.FAILED, "finished_at": now, **error_columns(error), **values}
             await transaction.execute(failing.values(**columns))
+            await transaction.execute(sql.DROP_PAYLOADS, {"ids": pending})
         failed += pending
     return failed
 

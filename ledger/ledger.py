@@ -268,6 +268,8 @@ class Ledger:
             after_commit(transaction, partial(self._telemetry.finished, operation, outcome))
         if finished:
             await transaction.execute(sql.FINISH, finished)
+            if failed := [row["operation_id"] for row in finished if row["new_state"] == OperationState.FAILED]:
+                await transaction.execute(sql.DROP_PAYLOADS, {"ids": failed})
         if results:
             await transaction.execute(sql.INSERT_RESULT, results)
         if cut:
@@ -321,7 +323,10 @@ class Ledger:
             .values(state=OperationState.FAILED, finished_at=self._clock(), **error_columns(error))
             .returning(Operation.id)
         )
-        for request_id in failed.scalars().all():
+        ids = failed.scalars().all()
+        if ids:
+            await transaction.execute(sql.DROP_PAYLOADS, {"ids": ids})
+        for request_id in ids:
             after_commit(transaction, partial(self.wakeups.announce, operation_topic(request_id)))
 
     # --- announcing ------------------------------------------------------------------------------------------------

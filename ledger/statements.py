@@ -6,7 +6,7 @@ mapped classes for the same reason. Each ``bindparam`` names a parameter. Prunin
 
 from typing import Any, cast
 
-from sqlalchemy import Select, Table, bindparam, case, func, insert, literal_column, select, update
+from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -190,6 +190,9 @@ METER_CANCELLED = (
     .values(tokens=bindparam("used"))
 )
 """Counts the tokens of a sample that was cancelled while it was drawn, once."""
+
+DROP_PAYLOADS = delete(payloads).where(payloads.c.operation_id.in_(bindparam("ids", expanding=True)))
+"""Deletes the payloads of operations that failed: nothing computes them again, and no tenant's bound counts them any more."""
 
 STILL_PENDING = (
     select(operations.c.id)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import select, update
 
-from contracts.errors import Cancelled, LeaseLost
+from contracts.errors import Cancelled, LeaseLost, RunUnloaded
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState
 from contracts.operations import (
@@ -32,7 +32,7 @@ from ledger.wakeups import Wakeups, cancelled_samples_topic, operation_topic, re
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
-from store.tables import ApiKey, Operation, Run, RunState
+from store.tables import ApiKey, Operation, OperationPayload, Run, RunState
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_key, create_tenant
 from tenants.runs import NewRun, create_run
@@ -141,6 +141,33 @@ async def test_a_cancelled_operation_answers_its_poller_and_leaves_no_hole(two: 
         await two.ledger.complete(transaction, [Completion(one, OptimStepped({})) for one in heads.values()])
     assert leases.keys() == {cat.run, dog.run}
     assert (await cat.next_seq_id(), await dog.next_seq_id()) == (3, 2)
+
+
+async def test_an_operation_that_failed_keeps_no_payload(two: Two) -> None:
+    """Nothing computes it again, and a tenant whose work fails could fill the disk for as long as results are kept."""
+    cat, dog = two.cat, two.dog
+    failed, cancelled, kept = await cat.step(1), await cat.step(2), await dog.step(1)
+    sampled = await dog.sample(1)
+    assert await payloads(two.database) == {failed, cancelled, kept, sampled}
+    await two.cancel(OfOperation(cancelled))
+    assert await payloads(two.database) == {failed, kept, sampled}
+    async with two.database.read() as session:
+        heads = {one.lane: one for one in await ready_heads(two.ledger, session, BASE)}
+    outcomes = [Completion(heads[cat.run], WHY), Completion(heads[dog.run], OptimStepped({}))]
+    async with two.database.write() as transaction:
+        await two.ledger.complete(transaction, outcomes)
+    # The replay of a run applies again what was done.
+    assert await payloads(two.database) == {kept, sampled}
+    unloaded = await cat.step(3)
+    async with two.database.write() as transaction:
+        await two.ledger.fail_pending(transaction, cat.run, RunUnloaded("unloaded by the test"))
+    assert unloaded not in await payloads(two.database)
+    assert await payloads(two.database) == {kept, sampled}
+
+
+async def payloads(database: Database) -> set[str]:
+    async with database.read() as session:
+        return set((await session.scalars(select(OperationPayload.operation_id))).all())
 
 
 async def test_what_was_computed_before_the_cancellation_cannot_be_recorded(two: Two) -> None:

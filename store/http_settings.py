@@ -59,3 +59,12 @@ class HttpSettings(BaseSettings):
         description="Most streams, chats, pauses and downloads in progress of one tenant in one API process. Further ones "
         "are answered 429.",
     )
+    sdk_compression: bool = Field(
+        default=True,
+        description="Have the SDK compress the bodies of forward and forward_backward (zstd). Off: less work for clients "
+        "on the same machine.",
+    )
+    sdk_parallel_chunks: bool = Field(
+        default=True,
+        description="Have the SDK send the chunks of one large forward_backward side by side. Off: one after another.",
+    )

@@ -19,6 +19,7 @@ from store.database import Database
 from store.inserts import insert_unless_present
 from store.tables import Checkpoint, Sampler, Session
 from tenants.limits import Counted, Limits, hold_count, limits_of
+from tenants.sessions import live_session
 
 
 class OnStale(StrEnum):
@@ -148,6 +149,21 @@ async def get_sampler(session: AsyncSession, tenant: TenantId, sampler_id: str) 
     if found is None:
         raise NotFound(f"no sampling session {sampler_id[:150]!r}")
     return found
+
+
+async def join_sampler(transaction: AsyncSession, tenant: TenantId, sampler_id: str) -> int:
+    """Return the next number, from 1, of a copy of the sampler's client. Raises ``NotFound``, and what bars new samples."""
+    counted = (
+        update(Sampler)
+        .where(Sampler.id == sampler_id, Sampler.tenant_id == tenant)
+        .values(copies=Sampler.copies + 1)
+        .returning(Sampler.copies, Sampler.session_id)
+    )
+    found = (await transaction.execute(counted)).one_or_none()
+    if found is None:
+        raise NotFound(f"no sampling session {sampler_id[:150]!r}")
+    await live_session(transaction, tenant, found.session_id)
+    return int(found.copies)
 
 
 class SamplerReader:

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from api.authentication import Caller
+from api.services import Services
 from api.wire.sdk_version import exchanges_keys
 
 router = APIRouter(tags=["config"])
@@ -14,13 +15,17 @@ class ClientConfig(BaseModel):
 
     ``pjwt_auth_enabled`` makes the SDK exchange its key for a token.
     ``proto_write_fwdbwd`` and ``fwd_via_fwdbwd`` make SDK 0.20 to 0.24 send protobuf.
+    ``proto_compress_fwdbwd`` makes it compress that with zstd. With ``sample_join_sampling_session`` a copy of a sampling
+    client asks for the number that its samples' seq_ids begin with, instead of drawing one by lot.
     """
 
     pjwt_auth_enabled: bool = False
     parallel_fwdbwd_chunks: bool = True
     proto_write_fwdbwd: bool = True
     fwd_via_fwdbwd: bool = True
+    proto_compress_fwdbwd: bool = True
     create_model_via_load_weights: bool = True
+    sample_join_sampling_session: bool = True
 
 
 class DynamicConfig(BaseModel):
@@ -32,9 +37,14 @@ class DynamicConfig(BaseModel):
 
 
 @router.post("/client/config")
-async def client_config(_caller: Caller, request: Request) -> ClientConfig:
+async def client_config(_caller: Caller, services: Services, request: Request) -> ClientConfig:
     """Return the SDK's flags. The SDK calls this first, so a wrong key gets its 401 here."""
-    return ClientConfig(pjwt_auth_enabled=exchanges_keys(request))
+    settings = services.runtime.settings
+    return ClientConfig(
+        pjwt_auth_enabled=exchanges_keys(request),
+        parallel_fwdbwd_chunks=settings.sdk_parallel_chunks,
+        proto_compress_fwdbwd=settings.sdk_compression,
+    )
 
 
 @router.post("/client/dynamic_config")

@@ -33,7 +33,6 @@ class NotOffered:
 
 NOT_OFFERED = (
     NotOffered("POST", "/retrieve_futures", _POLL),
-    NotOffered("POST", "/join_sampling_session", "cloned samplers pick their seq_ids by themselves"),
     NotOffered("POST", "/create_custom_loss", "forward_backward_custom computes the loss in the client"),
     NotOffered("POST", "/copy_weights", "load the checkpoint into a run and save it there"),
     NotOffered("POST", f"{_CHECKPOINT}/publish", _PRIVATE),

@@ -18,7 +18,7 @@ from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, SessionId, TenantId
 from contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint
-from tenants.samplers import NewSampler, check_samplers, create_sampler, get_sampler
+from tenants.samplers import NewSampler, check_samplers, create_sampler, get_sampler, join_sampler
 from tenants.sessions import live_session
 
 router = APIRouter(tags=["sampling"])
@@ -61,6 +61,31 @@ async def create_sampling_session(
         sampler_id = await create_sampler(transaction, caller, new, services.runtime.clock)
         await check_samplers(transaction, caller, body.session_id, services.limits)
     return SamplingSessionCreated(sampling_session_id=sampler_id)
+
+
+class JoinSamplingSessionRequest(RequestModel):
+    """Sampler that a copy of its client joins."""
+
+    sampling_session_id: PlainText
+
+
+class SamplingSessionJoined(BaseModel):
+    """Number of the copy, from 1: its samples' seq_ids begin with a thousand million times it."""
+
+    client_counter: int
+    type: str = "join_sampling_session"
+
+
+@router.post("/join_sampling_session")
+async def join_sampling_session(
+    caller: Caller,
+    services: Services,
+    body: Annotated[JoinSamplingSessionRequest, json_body(JoinSamplingSessionRequest)],
+) -> SamplingSessionJoined:
+    """Return a number that no other copy of the sampler's client has. Raises ``NotFound``, and the reason of an ended session."""
+    async with services.runtime.database.write() as transaction:
+        joined = await join_sampler(transaction, caller, body.sampling_session_id)
+    return SamplingSessionJoined(client_counter=joined)
 
 
 async def _new_sampler(services: ApiServices, caller: TenantId, body: CreateSamplingSessionRequest) -> NewSampler:

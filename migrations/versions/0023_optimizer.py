@@ -7,6 +7,8 @@ Revises: 0022
 import sqlalchemy as sa
 from alembic import op
 
+from migrations.online import add_column
+
 revision = "0023"
 down_revision = "0022"
 branch_labels = None
@@ -16,7 +18,7 @@ depends_on = None
 def upgrade() -> None:
     """Apply."""
     # Runs that are there, and those that an old process still opens, have AdamW.
-    op.add_column("runs", sa.Column("optimizer", sa.String(length=16), server_default="adamw", nullable=False))
+    add_column("runs", sa.Column("optimizer", sa.String(length=16), server_default="adamw", nullable=False))
 
 
 def downgrade() -> None:

@@ -12,7 +12,9 @@ async def test_client_config_has_the_flags_of_the_protobuf_path(cats) -> None:
         "parallel_fwdbwd_chunks": True,
         "proto_write_fwdbwd": True,
         "fwd_via_fwdbwd": True,
+        "proto_compress_fwdbwd": True,
         "create_model_via_load_weights": True,
+        "sample_join_sampling_session": True,
     }
 
 

@@ -1,10 +1,12 @@
-"""Hundreds of samples of one sampler at once, through the public ``tinker`` SDK.
+"""Hundreds of samples of one sampler at once, half of them by a copy of its client, through the public ``tinker`` SDK.
 
     python sdk_many_samples.py BASE_URL API_KEY BASE_MODEL COUNT
 
-Prints the run whose adapter samples, sends the samples after a line of input, and prints how many were drawn.
+The copy is made as another process gets one. Prints the run whose adapter samples, sends the samples after a line of
+input, and prints how many were drawn.
 """
 
+import pickle
 import sys
 
 import tinker
@@ -20,7 +22,10 @@ def main(base_url: str, api_key: str, base_model: str, count: str) -> None:
     sys.stdin.readline()
     params = types.SamplingParams(max_tokens=2, stop=[])
     prompt = types.ModelInput.from_ints(list(b"Hello"))
-    futures = [sampler.sample(prompt, num_samples=1, sampling_params=params) for _ in range(int(count))]
+    clients = (sampler, pickle.loads(pickle.dumps(sampler)))
+    futures = [
+        clients[number % 2].sample(prompt, num_samples=1, sampling_params=params) for number in range(int(count))
+    ]
     print(sum(len(future.result().sequences[0].tokens) == 2 for future in futures), flush=True)
 
 

@@ -36,6 +36,8 @@ def test_hundreds_of_held_polls_lose_no_sample_and_hold_up_no_other_tenant(servi
         assert resumed.status_code == 200, resumed.text
         out, _ = process.communicate(timeout=300)
     assert out.strip() == str(SAMPLES)
+    # The copy of the client asked for a number, so that both have seq_ids of their own.
+    assert rows(service, "SELECT copies FROM samplers WHERE session_id = ? AND copies > 0", session) == [(1,)]
     for client in (mine, other):
         client.close()
 

@@ -308,7 +308,9 @@ def begun(service: Service, cat: Speaker, how: str) -> Iterator[Callable[[], obj
     """Have a long sample drawn inside the block; yields what ends it in the way ``how``."""
     settings = Settings(data_dir=service.data)
     if how in ("stream", "completion"):
-        body = json.dumps({"model": cat.run, "prompt": PROMPT, "max_tokens": ENDLESS, "stream": how == "stream"})
+        # Greedy: another sample may come to an end-of-sequence token before it is left.
+        asked = {"model": cat.run, "prompt": PROMPT, "max_tokens": ENDLESS, "temperature": 0, "stream": how == "stream"}
+        body = json.dumps(asked)
         host = service.base_url.removeprefix("http://")
         lines = [
             "POST /v1/completions HTTP/1.1",

@@ -104,7 +104,8 @@ def read_state(directory: Path, base: BaseModel) -> AdapterState:
     try:
         with safe_open(directory / STATE, framework="pt", device=str(base.device)) as file:
             described: Mapping[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            # Copied: a tensor of a file begins where the header ends, and a CPU's kernels round by how memory is aligned.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         settings = LoraSettings(**json.loads(described["lora"]))
         weights = LoraWeights(settings, base.layout(settings), tensors.pop("weights"))
         gradient = tensors.pop("gradient", None)

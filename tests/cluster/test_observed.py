@@ -58,6 +58,7 @@ def test_metrics_of_all_processes_add_up_to_the_work(cluster: Cluster) -> None:
         kind = name.partition(".")[0]
         assert page["weft_database_up"] == 1 if kind == "api" else True
         assert page["process_resident_memory_bytes"] > 0
+        assert page["weft_database_pool_limit"] >= page["weft_database_pool_size"] > 0
         if kind == "api":
             assert page["weft_http_requests_total"] > 0
             assert "weft_pending_operations" in page or page["weft_database_up"] == 1

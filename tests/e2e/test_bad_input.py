@@ -70,7 +70,7 @@ def bad_csr(message: pb.ForwardBackwardRequest) -> None:
 
 
 BAD_PASSES: dict[str, tuple[dict[str, Any], Callable[[pb.ForwardBackwardRequest], None] | None, list[str]]] = {
-    "unknown loss": ({"loss": "gspo"}, None, ["gspo", "cross_entropy"]),
+    "unknown loss": ({"loss": "nonesuch"}, None, ["nonesuch", "cross_entropy"]),
     "unknown config key": ({}, unknown_config, ["temperature", "loss_fn_config"]),
     "lengths differ": ({"targets": [1, 2]}, None, ["target_tokens", "5"]),
     "weights differ": ({"weights": [1.0]}, None, ["weights"]),

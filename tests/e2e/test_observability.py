@@ -182,7 +182,6 @@ def test_metrics_tell_how_the_process_stands(observed: Observed) -> None:
     for name in ("sequences", "draining", "asleep"):
         assert observed.total(f"weft_replica_{name}") == 0
     assert observed.total("weft_database_up") == 1
-    assert observed.total("weft_database_pool_limit") >= observed.total("weft_database_pool_size") > 0
     assert observed.total("weft_event_loop_lag_seconds") < SECONDS
     assert observed.total("weft_process_info", process="serve") == 1
     assert observed.total("process_resident_memory_bytes") > 0

@@ -112,6 +112,8 @@ def test_state_on_disk_is_bit_equal(base: BaseModel, trainer: Trainer, tmp_path:
     trainer.put(NEIGHBOUR, read_state(tmp_path / "snapshot", base))
     for ours, theirs in zip(tensors_of(trainer.state(NEIGHBOUR)), tensors_of(trainer.state(RUN)), strict=True):
         assert torch.equal(ours, theirs)
+        # Kernels round by how memory is aligned: in a file it hangs on the header's length.
+        assert ours.data_ptr() % 64 == 0
     assert trainer.state(NEIGHBOUR).weights.settings == trainer.state(RUN).weights.settings
 
 

@@ -204,6 +204,6 @@ async def test_a_server_that_is_not_as_set_is_refused(settings: VllmSettings, ch
 
 
 async def test_a_context_longer_than_the_servers_is_refused(settings: VllmSettings) -> None:
-    with pytest.raises(InvalidRequest, match=r"2048 .*4096"):
+    with pytest.raises(InvalidRequest, match=r"2049 .*4096"):
         async with serving(replace(settings, base=replace(settings.base, context_length=4096))):
             pass

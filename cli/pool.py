@@ -79,7 +79,9 @@ async def _end(pools: Sequence[BaseSampling], running: "list[asyncio.Task[None]]
 
 async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> BaseSampling:
     vocabulary = await asyncio.to_thread(read_vocabulary, facts.path)
-    sources = vllm_sources(runtime.settings, facts, runtime.data_folder) or [await _in_process(runtime.settings, facts)]
+    sources = vllm_sources(
+        runtime.settings, facts, runtime.data_folder, trains_here=runtime.settings.beside_trainer
+    ) or [await _in_process(runtime.settings, facts)]
     return wire_sampling(runtime, facts, vocabulary, sources)
 
 

@@ -92,6 +92,8 @@ def children(settings: Settings, sizes: Sizes, base_models: list[str], port: int
         found += [child("worker", number, [base_model], threads) for number in range(sizes.trainers)]
         for number in range(sizes.pools):
             name = {"WEFT_POOL_NAME": f"{settings.pool_name or 'pool'}-{number}"}
+            if sizes.trainers:
+                name["WEFT_BESIDE_TRAINER"] = "true"
             found.append(child("pool", number, [base_model], {**threads, **name}))
     beat = [sys.executable, "-m", "cli.main", "beat", "--data", str(settings.data_dir.absolute())]
     return [*_with_metrics_ports(found, settings.metrics_port), Child("beat.0", beat)]

@@ -27,8 +27,8 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """Number of the GPU as text, as ``CUDA_VISIBLE_DEVICES`` takes it."""
-        return str(self.index)
+        """UUID, as ``CUDA_VISIBLE_DEVICES`` takes it: CUDA numbers GPUs by speed, the driver by their place."""
+        return self.uuid
 
 
 def available_memory(root: Path = _ROOT) -> int:
@@ -53,9 +53,10 @@ def smallest_memory_node(root: Path = _ROOT) -> int | None:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return NVIDIA's GPUs that this process may use, in the order in which CUDA numbers them; empty without the driver.
+    """Return NVIDIA's GPUs that this process may use, in the driver's order; empty without the driver.
 
-    ``CUDA_VISIBLE_DEVICES`` chooses among them, by number or UUID.
+    ``CUDA_VISIBLE_DEVICES`` chooses and orders them, by number or UUID. Among unlike GPUs CUDA's own numbers may differ from the
+    driver's: UUIDs there, or ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, name the same ones to both.
     """
     command = shutil.which("nvidia-smi")
     if command is None:

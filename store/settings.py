@@ -170,6 +170,11 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     vllm_arguments: tuple[str, ...] = Field(
         default=(), description="Further arguments of that command, such as `--tensor-parallel-size`, `2`."
     )
+    beside_trainer: bool = Field(
+        default=False,
+        description="A trainer runs on this machine, too, on the first GPU or the one that the device names: the vLLM servers "
+        "of `weft pool` leave it half of what is left there. `weft up` sets it.",
+    )
     vllm_memory_share: float | None = Field(
         default=None,
         gt=0,

@@ -79,7 +79,9 @@ class EmbeddedRunner:
 
     def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
         settings = self._runtime.settings
-        sources = vllm_sources(settings, facts, self._runtime.data_folder) or [TorchSource(base, settings)]
+        sources = vllm_sources(settings, facts, self._runtime.data_folder, trains_here=True) or [
+            TorchSource(base, settings)
+        ]
         sampling = wire_sampling(self._runtime, facts, self._vocabularies[facts.name], sources)
         self._publication.register(facts.name, sampling.prepare, sampling.withdraw)
         return _BaseWorkers(wire_trainer(self._runtime, base), sampling)

@@ -96,10 +96,14 @@ class ManagedVllm:
             await self._process.stop()
 
 
-def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFolder) -> Sequence[ReplicaSource]:
+def vllm_sources(
+    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, *, trains_here: bool
+) -> Sequence[ReplicaSource]:
     """Return sources of the vLLM servers that the settings name for a base model, maybe none.
 
-    Raises ``InvalidRequest`` for an entry that is no ``[NAME=]URL[#REPLICA]``, and for two replicas of one name.
+    ``trains_here``: this process trains on the settings' device, too, which its servers leave a part of.
+    Raises ``InvalidRequest`` for an entry that is no ``[NAME=]URL[#REPLICA]``, for two replicas of one name, and for a base that
+    vLLM cannot serve with adapters.
     """
     servers = [server for server in vllm_servers(settings.vllm_urls) if server.base_model in (None, facts.name)]
     sources: list[ReplicaSource] = [
@@ -108,7 +112,7 @@ def vllm_sources(settings: Settings, facts: BaseModelFacts, data_folder: DataFol
     sources += [
         ManagedVllm(
             _vllm_settings(settings, facts, data_folder, f"vllm-{number}", ""),
-            _process_settings(settings, facts, data_folder, f"vllm-{number}"),
+            _process_settings(settings, facts, data_folder, f"vllm-{number}", trains_here=trains_here),
         )
         for number in range(settings.vllm_replicas)
     ]
@@ -177,9 +181,15 @@ def _vllm_settings(
 
 
 def _process_settings(
-    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str
+    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, own: str, *, trains_here: bool
 ) -> VllmProcessSettings:
+    on_cpu = not has_accelerator()
     dtype = checkpoint_dtype(facts.path) if settings.base_dtype == "auto" else settings.base_dtype
+    if dtype == "float32" and not on_cpu:
+        raise InvalidRequest(
+            f"{facts.name} is of float32, and vLLM's adapters on an accelerator take half precision only: set "
+            "WEFT_BASE_DTYPE=bfloat16, for the trainer and the samplers alike"
+        )
     return VllmProcessSettings(
         command=settings.vllm_command or server_command(Path(".venv-vllm/bin/python").absolute()),
         model=facts.path,
@@ -193,9 +203,9 @@ def _process_settings(
         head_adapters=settings.vllm_head_adapters,
         max_logprobs=_most_logprobs(settings),
         dtype=dtype,
-        need=_memory_need(settings, facts, dtype),
+        need=_memory_need(settings, facts, dtype, trains_here=trains_here),
         max_sequences=settings.vllm_sequences,
-        on_cpu=not has_accelerator(),
+        on_cpu=on_cpu,
         tune_cpu=settings.vllm_tune_cpu,
         extra=settings.vllm_arguments,
         api_key=settings.vllm_api_key,
@@ -207,7 +217,7 @@ def _most_logprobs(settings: Settings) -> int:
     return settings.max_topk_logprobs + 1
 
 
-def _memory_need(settings: Settings, facts: BaseModelFacts, dtype: str) -> MemoryNeed:
+def _memory_need(settings: Settings, facts: BaseModelFacts, dtype: str, *, trains_here: bool) -> MemoryNeed:
     _, _, number = settings.device.partition(":")
     return MemoryNeed(
         model=ModelMemory.read(facts.path, dtype=dtype, max_rank=settings.max_rank, adapters=settings.vllm_max_loras),
@@ -215,6 +225,6 @@ def _memory_need(settings: Settings, facts: BaseModelFacts, dtype: str) -> Memor
         sequences=settings.vllm_sequences,
         servers=settings.vllm_replicas * max(1, len(settings.base_models)),
         share=settings.vllm_memory_share,
-        trainer_gpu=None if settings.device == "cpu" else int(number or 0),
+        trainer_gpu=int(number or 0) if trains_here and settings.device != "cpu" else None,
         gpus_each=gpus_each(settings.vllm_arguments),
     )

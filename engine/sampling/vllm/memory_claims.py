@@ -20,17 +20,25 @@ FOLDER_PREFIX = "weft-vllm-"
 """Beginning of the names of servers' private folders, in the folder for temporary files."""
 _NOTE = "memory.json"
 _PROCESSES = Path("/proc")
-_GROUP, _RESIDENT = 2, 21
-"""Places in ``/proc/PID/stat``, after the command's name: the process group, and the pages in memory."""
+_GROUP, _BEGAN, _RESIDENT = 2, 19, 21
+"""Places in ``/proc/PID/stat``, after the command's name: the process group, the beginning, and the pages in memory."""
 
 
 class MemoryNote(msgspec.Struct):
-    """A server's memory. ``group`` is its process group, 0 before its start; ``is_up`` once it has taken a GPU's memory."""
+    """A server's memory. ``group`` is its process group, 0 before its start; ``is_up`` once it has taken a GPU's memory.
+
+    ``began`` is the beginning of the process ``group``, or of ``owner`` without one: numbers of processes are used again.
+    """
 
     owner: int
     memory: ServerMemory
     group: int = 0
     is_up: bool = False
+    began: str = ""
+
+    def dated(self) -> "MemoryNote":
+        """Return the note with the beginning of its process."""
+        return msgspec.structs.replace(self, began=_beginning(self.group or self.owner))
 
 
 @contextmanager
@@ -44,7 +52,8 @@ def memory_of_machine() -> Iterator[None]:
 def give_memory(need: MemoryNeed, folder: Path, *, on_cpu: bool) -> ServerMemory | None:
     """Return the memory for the server with the private folder ``folder``, and note it there. Blocks.
 
-    None on an accelerator whose memory nobody tells: vLLM then takes what it takes. Raises ``InvalidRequest`` for too little.
+    None on an accelerator whose memory nobody tells: vLLM then takes what it takes. Raises ``EngineFailure`` where too little is
+    left, ``InvalidRequest`` where the device is too small.
     """
     with memory_of_machine():
         claims = list(memory_claims())
@@ -63,7 +72,7 @@ def give_memory(need: MemoryNeed, folder: Path, *, on_cpu: bool) -> ServerMemory
 def write_note(folder: Path, note: MemoryNote) -> None:
     """Write a server's note anew, at once and whole."""
     new = folder / f"{_NOTE}.new"
-    new.write_bytes(msgspec.json.encode(note))
+    new.write_bytes(msgspec.json.encode(note.dated()))
     new.replace(folder / _NOTE)
 
 
@@ -72,22 +81,24 @@ def memory_claims() -> Iterator[MemoryClaim]:
     for file in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_NOTE}"):
         # The folder may be removed meanwhile, or be another user's.
         with suppress(OSError, msgspec.DecodeError):
+            if file.stat().st_uid != os.getuid():
+                continue
             note = msgspec.json.decode(file.read_bytes(), type=MemoryNote)
-            if _is_alive(note):
+            if note.began and note.began == _beginning(note.group or note.owner):
                 yield MemoryClaim(note.owner, note.memory, _untaken(note))
 
 
-def _is_alive(note: MemoryNote) -> bool:
+def _beginning(process: int) -> str:
+    """Return when a process began, in ticks since the machine did; empty for one that is gone."""
     try:
-        if note.group:
-            os.killpg(note.group, 0)
-        else:
-            os.kill(note.owner, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return _fields(process)[_BEGAN]
+    except (OSError, IndexError):
+        return ""
+
+
+def _fields(process: int | str) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` that follow the command's name."""
+    return (_PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()
 
 
 def _untaken(note: MemoryNote) -> int:
@@ -103,6 +114,6 @@ def _resident_bytes(group: int) -> int:
         # A process may end while it is read.
         with suppress(OSError, IndexError):
             if group and entry.name.isdigit():
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = _fields(entry.name)
                 pages += int(fields[_RESIDENT]) if int(fields[_GROUP]) == group else 0
     return pages * os.sysconf("SC_PAGE_SIZE")

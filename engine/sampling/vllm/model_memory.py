@@ -8,7 +8,7 @@ from typing import Any, Self
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAFETENSORS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
+_INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 2**26
 
 
@@ -37,11 +37,24 @@ class ModelMemory:
         """Reckon from ``config.json`` and the sizes of the files; ``adapters`` places hold adapters of ``max_rank``."""
         config = _text_config(model)
         width = _WIDTHS[dtype]
-        stored = sum(file.stat().st_size for pattern in _WEIGHT_FILES for file in model.glob(pattern))
+        stored = _stored_bytes(model)
         # Weights with fewer bits than the data type stay as they are.
         factor = 1.0 if "quantization_config" in config else width / _WIDTHS[_stored_dtype(model) or dtype]
         rows = _adapter_rows(config)
         return cls(int(stored * factor), rows * max_rank * adapters * width, _token_bytes(config, width))
+
+
+def _stored_bytes(model: Path) -> int:
+    """Bytes of the weights as they are stored. Hub folders often hold them twice, in files of another form."""
+    if (model / _INDEX).is_file():
+        told = json.loads((model / _INDEX).read_text()).get("metadata", {}).get("total_size")
+        if isinstance(told, int):
+            return told
+    for pattern in ("*.safetensors", "pytorch_model*.bin", "*.bin"):
+        sizes = [file.stat().st_size for file in model.glob(pattern) if not file.name.startswith("consolidated")]
+        if sizes:
+            return sum(sizes)
+    return 0
 
 
 def _text_config(model: Path) -> Mapping[str, Any]:

@@ -163,8 +163,8 @@ class VllmProcess:
     async def start(self) -> None:
         """Start the server and wait until it is healthy.
 
-        Raises ``InvalidRequest`` for too little memory, and ``EngineFailure`` with the cause, or the end of the log, when the
-        server ends or is not healthy in time.
+        Raises ``InvalidRequest`` for a device that is too small, and ``EngineFailure`` for too little memory left, or with the
+        cause, or the end of the log, when the server ends or is not healthy in time.
         """
         # Not in the data folder: a socket's path has at most 107 characters. ``mkdtemp`` makes it for its owner only.
         self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))

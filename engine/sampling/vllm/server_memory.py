@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from contracts.errors import InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest
 from engine.machine_memory import Gpu
 from engine.sampling.vllm.model_memory import ModelMemory
 
@@ -33,7 +33,7 @@ _PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """Bytes given to one server on each of its devices: ``cpu``, or the numbers of GPUs that CUDA shows it.
+    """Bytes given to one server on each of its devices: ``cpu``, or the UUIDs of the GPUs that CUDA shows it.
 
     ``kv_cache`` are the bytes for keys and values, None where vLLM takes what is left of ``given``. ``fraction`` is the
     share of a GPU's memory that vLLM may use, None on a CPU.
@@ -106,7 +106,7 @@ def gpus_each(extra: Sequence[str]) -> int:
 
 
 def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> ServerMemory:
-    """Return a server's memory, ``left`` bytes being available on this machine. Raises ``InvalidRequest`` if it is too little.
+    """Return a server's memory, ``left`` bytes being available on this machine. Raises ``EngineFailure`` if it is too little.
 
     Memory beyond what every sequence at full length needs is not taken.
     """
@@ -124,7 +124,7 @@ def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> S
 def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryClaim]) -> ServerMemory:
     """Return a server's GPUs and its memory on each: GPUs with fewest servers, without the trainer, with most left come first.
 
-    Raises ``InvalidRequest`` if there are too few GPUs or there is too little memory on them.
+    Raises ``InvalidRequest`` if there are too few GPUs or they are too small, ``EngineFailure`` if too little is left on them.
     """
     if need.gpus_each > len(gpus):
         raise InvalidRequest(f"a vLLM server needs {need.gpus_each} GPUs, and {len(gpus)} are visible here")
@@ -146,7 +146,7 @@ def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryC
     given = min(shares.values())
     fixed = GPU_OVERHEAD + (need.model.weights + need.model.adapters) // need.gpus_each
     if given < fixed + need.context_bytes // need.gpus_each:
-        raise _too_little(need, given, fixed)
+        raise _too_little(need, given, fixed, total=min(gpu.total for gpu in chosen))
     # Rounded down: more than is free would end vLLM at its start.
     fraction = math.floor(given / max(gpu.total for gpu in chosen) * 1e4) / 1e4
     return ServerMemory(tuple(gpu.name for gpu in chosen), given, fraction=fraction)
@@ -162,11 +162,15 @@ def _equal_share(left: int, claims: Sequence[MemoryClaim], device: str, share: f
     return min(int((left + own) * share / servers), int(left * SHARE_ALONE))
 
 
-def _too_little(need: MemoryNeed, left: int, fixed: int) -> InvalidRequest:
+def _too_little(need: MemoryNeed, left: int, fixed: int, *, total: int | None = None) -> InvalidRequest | EngineFailure:
+    """Return the error. It is for good only where the device as a whole, of ``total`` bytes, is too small."""
     rest = max(0, left - fixed) * need.gpus_each
     fits = rest // need.model.token - _SPARE_TOKENS if need.model.token else 0
     way = f"set WEFT_VLLM_CONTEXT_LENGTH to at most {fits}, or free memory" if fits > 0 else "free memory"
-    return InvalidRequest(
-        f"a vLLM server needs {(fixed + need.context_bytes // need.gpus_each) / _GIB:.1f} GiB for its weights, its adapters and "
-        f"one sequence of {need.context_length} tokens, and {left / _GIB:.1f} GiB are left for it on its device: {way}"
+    needed = fixed + need.context_bytes // need.gpus_each
+    message = (
+        f"a vLLM server needs {needed / _GIB:.1f} GiB for its weights, its adapters and one sequence of {need.context_length} "
+        f"tokens, and its share of what is left on its device is {left / _GIB:.1f} GiB: {way}, or set a larger "
+        "WEFT_VLLM_MEMORY_SHARE"
     )
+    return InvalidRequest(message) if total is not None and needed > total else EngineFailure(message)

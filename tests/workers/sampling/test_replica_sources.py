@@ -25,7 +25,7 @@ def bases(tiny_model_dir: Path) -> tuple[BaseModelFacts, BaseModelFacts]:
 
 def sources(pool: str, facts: BaseModelFacts, folder: Path) -> Sequence[ReplicaSource]:
     settings = Settings(pool_name=pool, vllm_urls=(URL,), vllm_replicas=2)
-    return vllm_sources(settings, facts, DataFolder(folder))
+    return vllm_sources(settings, facts, DataFolder(folder), trains_here=True)
 
 
 def test_a_pools_name_stands_before_its_replicas(bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_replicas_address_and_password_are_for_operators_only(
         silent.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         urls = (f"http://user:secret@{address}", f"org/one=http://user:secret@{address}/#left")
-        unnamed, named = vllm_sources(Settings(vllm_urls=urls), bases[0], DataFolder(tmp_path))
+        unnamed, named = vllm_sources(Settings(vllm_urls=urls), bases[0], DataFolder(tmp_path), trains_here=True)
         assert (unnamed.name, named.name) == ("server-0", "left")
         with caplog.at_level("INFO"):
             for source in (unnamed, named):
@@ -85,7 +85,7 @@ def test_every_sampler_gives_as_many_logprobs_as_a_tenant_may_ask_for(
 ) -> None:
     """Servers count the drawn token's logprob, too. A smaller one is refused at the start, not at a tenant's sample."""
     settings = Settings(vllm_urls=(URL,), vllm_replicas=1, max_topk_logprobs=30)
-    external, managed = vllm_sources(settings, bases[0], DataFolder(tmp_path))
+    external, managed = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
     assert isinstance(external, ExternalVllm)
     assert isinstance(managed, ManagedVllm)
     assert external.settings.max_logprobs == managed.process_settings.max_logprobs == 31
@@ -95,6 +95,18 @@ def test_a_server_has_the_precision_of_the_trainers_base(
     bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path
 ) -> None:
     for dtype, given in (("auto", "float32"), ("bfloat16", "bfloat16")):
-        (managed,) = vllm_sources(Settings(vllm_replicas=1, base_dtype=dtype), bases[0], DataFolder(tmp_path))
+        (managed,) = vllm_sources(
+            Settings(vllm_replicas=1, base_dtype=dtype), bases[0], DataFolder(tmp_path), trains_here=True
+        )
         assert isinstance(managed, ManagedVllm)
         assert managed.process_settings.dtype == given
+
+
+def test_a_base_that_vllm_cannot_serve_with_adapters_is_refused_before_the_start(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's kernels for adapters take half precision only on a GPU."""
+    monkeypatch.setattr("workers.sampling.replica_sources.has_accelerator", lambda: True)
+    with pytest.raises(InvalidRequest, match="WEFT_BASE_DTYPE=bfloat16"):
+        vllm_sources(Settings(vllm_replicas=1), bases[0], DataFolder(tmp_path), trains_here=True)
+    vllm_sources(Settings(vllm_replicas=1, base_dtype="bfloat16"), bases[0], DataFolder(tmp_path), trains_here=True)

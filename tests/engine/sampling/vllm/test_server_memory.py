@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest
 from engine.machine_memory import Gpu
 from engine.sampling.vllm.memory_claims import MemoryNote, memory_claims, write_note
 from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
@@ -60,11 +60,11 @@ def test_a_server_takes_no_more_than_every_sequence_needs() -> None:
 def test_one_whole_context_fits_beyond_the_share_while_it_is_left() -> None:
     needed = CPU_OVERHEAD + 4 * GIB + BIG.context_bytes
     assert give_on_cpu(BIG, needed, []).given == needed
-    with pytest.raises(InvalidRequest, match=r"WEFT_VLLM_CONTEXT_LENGTH to at most \d+") as refused:
+    with pytest.raises(EngineFailure, match=r"WEFT_VLLM_CONTEXT_LENGTH to at most \d+") as refused:
         give_on_cpu(BIG, needed - GIB // 2, [])
     length = int(refused.value.message.partition("at most ")[2].partition(",")[0])
     give_on_cpu(replace(BIG, context_length=length), needed - GIB // 2, [])
-    with pytest.raises(InvalidRequest, match=": free memory"):
+    with pytest.raises(EngineFailure, match=": free memory"):
         give_on_cpu(BIG, GIB, [])
 
 
@@ -85,10 +85,10 @@ def test_servers_go_to_gpus_without_the_trainer_first_and_leave_it_a_half() -> N
     need = replace(BIG, servers=3)
     for _ in range(3):
         claims.append(claim(give_on_gpus(need, GPUS, claims)))
-    assert [one.memory.devices for one in claims] == [("1",), ("2",), ("0",)]
+    assert [one.memory.devices for one in claims] == [("b",), ("c",), ("a",)]
     assert [one.memory.given / GIB for one in claims] == pytest.approx([79 * 0.9, 78 * 0.9, 60 * 0.5])
     assert claims[2].memory.arguments() == ["--gpu-memory-utilization", "0.3750"]
-    assert claims[2].memory.variables() == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert claims[2].memory.variables() == {"CUDA_VISIBLE_DEVICES": "a"}
 
 
 def test_servers_on_the_trainers_only_gpu_share_half_of_it_equally() -> None:
@@ -102,12 +102,19 @@ def test_servers_on_the_trainers_only_gpu_share_half_of_it_equally() -> None:
 
 def test_a_server_over_several_gpus_gets_the_share_of_the_smallest() -> None:
     memory = give_on_gpus(replace(BIG, gpus_each=2), GPUS, [])
-    assert (memory.devices, memory.given) == (("1", "2"), int(78 * GIB * 0.9))
+    assert (memory.devices, memory.given) == (("b", "c"), int(78 * GIB * 0.9))
     with pytest.raises(InvalidRequest, match="needs 4 GPUs, and 3 are visible"):
         give_on_gpus(replace(BIG, gpus_each=4), GPUS, [])
     full = [replace(gpu, free=2 * GIB) for gpu in GPUS]
-    with pytest.raises(InvalidRequest, match="are left for it"):
+    # What others hold may come back; a card that is too small stays so.
+    with pytest.raises(EngineFailure, match="WEFT_VLLM_MEMORY_SHARE"):
         give_on_gpus(BIG, full, [])
+    with pytest.raises(InvalidRequest, match="WEFT_VLLM_MEMORY_SHARE"):
+        give_on_gpus(BIG, [replace(gpu, total=4 * GIB, free=4 * GIB) for gpu in GPUS], [])
+
+
+def test_without_a_trainer_beside_a_server_takes_most_of_the_first_gpu() -> None:
+    assert give_on_gpus(replace(BIG, trainer_gpu=None), GPUS[:1], []).given == int(60 * GIB * 0.9)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +138,14 @@ def test_gpus_of_a_server_are_counted_from_its_arguments() -> None:
 def test_a_claim_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     memory = ServerMemory(("cpu",), 10**15, kv_cache=GIB)
-    for name, group in (("weft-vllm-own", os.getpgid(0)), ("weft-vllm-gone", 2**22 - 1)):
-        (tmp_path / name).mkdir()
-        write_note(tmp_path / name, MemoryNote(os.getpid(), memory, group))
+    notes = {"own": (os.getpid(), os.getpgid(0)), "gone": (os.getpid(), 2**22 - 1), "again": (1, 0)}
+    for name, (owner, group) in notes.items():
+        folder = tmp_path / f"weft-vllm-{name}"
+        folder.mkdir()
+        write_note(folder, MemoryNote(owner, memory, group))
+    # The number of a process that has ended is another one's by now.
+    again = tmp_path / "weft-vllm-again" / "memory.json"
+    again.write_text(again.read_text().replace('"began":"', '"began":"1'))
     (only,) = memory_claims()
     assert only.memory == memory
     # The group of this process has some memory.
@@ -145,6 +157,12 @@ def test_a_base_is_reckoned_from_its_folder(tiny_model_dir: Path, tmp_path: Path
     # 4 layers, 2 key-value heads of 32, keys and values, 4 bytes.
     assert memory.token == 4 * 2 * 32 * 2 * 4
     assert memory.weights == pytest.approx(sum(file.stat().st_size for file in tiny_model_dir.glob("*.safetensors")))
+    for copy in ("pytorch_model.bin", "consolidated.safetensors", "optimizer.pt"):
+        (tmp_path / copy).write_bytes(b"0" * 4096)
+    for file in tiny_model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    again = ModelMemory.read(tmp_path, dtype="float32", max_rank=8, adapters=2)
+    assert again == memory, "the same weights in another form count once"
     half = ModelMemory.read(tiny_model_dir, dtype="bfloat16", max_rank=8, adapters=2)
     assert (half.token, half.weights) == (memory.token // 2, memory.weights // 2)
     config = json.loads((tiny_model_dir / "config.json").read_text())

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import TenantId
 from store.tables import Operation, Run, Sampler
 
-MOST_TRACED = 20_000
-"""Operations of one trace: the newest."""
+MOST_TRACED = 2_000
+"""Operations of one trace: the newest. Their rows are read on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)

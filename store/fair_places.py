@@ -64,7 +64,17 @@ class FairPlaces:
         except BaseException:
             if turn.done() and not turn.cancelled():
                 self._give_back(owner)
+            else:
+                self._forget(owner, turn)
             raise
+
+    def _forget(self, owner: Owner, turn: _Turn) -> None:
+        """Take back a turn that nobody waits for any more: it would cost its owner's other tasks their place."""
+        turns = self._waiting.get(owner)
+        if turns is not None and turn in turns:
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[owner]
 
     def _has_room(self, owner: Owner) -> bool:
         return self._held[owner] < (self._places if owner is _OWN_WORK else self._each)

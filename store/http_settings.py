@@ -68,3 +68,8 @@ class HttpSettings(BaseSettings):
         default=True,
         description="Have the SDK send the chunks of one large forward_backward side by side. Off: one after another.",
     )
+    sdk_tokens: bool = Field(
+        default=True,
+        description="Have SDKs from 0.38 on exchange their key for a token, which `whoami` needs. Off while API processes that "
+        "know no tokens, of a version before, answer beside: they would refuse one.",
+    )

@@ -56,7 +56,15 @@ class Transaction(AsyncSession):
         return await self._connection.execute(statement, params)
 
     async def _end(self, *, commits: bool) -> None:
-        await (self._connection.commit() if commits else self._connection.rollback())
+        if not commits:
+            await self._connection.rollback()
+            return
+        try:
+            await self._connection.commit()
+        except BaseException:
+            # SQLAlchemy sends no ROLLBACK after a COMMIT that failed: the connection's next user would go on in the transaction.
+            await self._connection.invalidate()
+            raise
 
 
 class InlineTransaction(Transaction):
@@ -67,7 +75,14 @@ class InlineTransaction(Transaction):
 
     async def _end(self, *, commits: bool) -> None:
         connection = _inline(self._connection)
-        connection.commit() if commits else connection.rollback()
+        if not commits:
+            connection.rollback()
+            return
+        try:
+            connection.commit()
+        except BaseException:
+            connection.invalidate()
+            raise
 
 
 class PooledConnections:

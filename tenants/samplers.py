@@ -195,8 +195,13 @@ def _standing(row: Any) -> SamplerStanding:
     return SamplerStanding(SamplerId(row.id), row.base_model, obstacle)
 
 
-async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSampler, clock: Clock) -> SamplerId:
-    """Insert the sampler and return its id. Repeating is allowed; other content raises ``SequenceConflict``."""
+async def create_sampler(
+    transaction: AsyncSession, tenant: TenantId, new: NewSampler, clock: Clock, defaults: Limits | None = None
+) -> SamplerId:
+    """Insert the sampler and return its id. Repeating is allowed; other content raises ``SequenceConflict``.
+
+    With ``defaults``, raises ``InvalidRequest`` for one more than the tenant may have in the session.
+    """
     sampler_id = sampler_id_for(new.session_id, new.sampling_session_seq_id)
     values = {
         "id": sampler_id,
@@ -211,6 +216,8 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
     }
     inserted = insert_unless_present(transaction, Sampler).values(values).returning(Sampler.id)
     if await transaction.scalar(inserted) is not None:
+        if defaults is not None:
+            await _check_samplers(transaction, tenant, new.session_id, defaults)
         return sampler_id
     existing = await get_sampler(transaction, tenant, sampler_id)
     same = (existing.base_model, existing.model_path, existing.live_run_id) == (
@@ -225,11 +232,8 @@ async def create_sampler(transaction: AsyncSession, tenant: TenantId, new: NewSa
     return sampler_id
 
 
-async def check_samplers(transaction: AsyncSession, tenant: TenantId, session_id: str, defaults: Limits) -> None:
-    """Raise ``InvalidRequest`` if the session has more samplers than its tenant may have in one.
-
-    Called after ``create_sampler``, in its transaction, so that a repeat is not counted as one more.
-    """
+async def _check_samplers(transaction: AsyncSession, tenant: TenantId, session_id: str, defaults: Limits) -> None:
+    """Raise ``InvalidRequest`` if the session has more samplers, with the new one, than its tenant may have in one."""
     await hold_count(transaction, Counted.SAMPLERS, [tenant])
     most = (await limits_of(transaction, tenant, defaults)).session_samplers
     if (await transaction.scalar(_NUMBER, {"session": session_id}) or 0) > most:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from contracts.errors import InvalidRequest
 from store.clock import Clock
 from store.data_folder import DataFolder
 
@@ -80,4 +81,9 @@ def _read_or_make(file: Path) -> bytes:
             pass
         finally:
             made.unlink()
-    return file.read_bytes()
+    secret = file.read_bytes()
+    if len(secret) != _SECRET_BYTES:
+        raise InvalidRequest(
+            f"{file} has {len(secret)} bytes instead of {_SECRET_BYTES}: remove it, and a new secret is made"
+        )
+    return secret

@@ -76,7 +76,7 @@ def test_every_route_that_a_message_names_exists() -> None:
         f"{method} {prefix}{route.path}" for route in routes() for method in _methods(route) for prefix in PREFIXES
     }
     known |= {f"{one.method} {one.path}" for one in NOT_OFFERED}
-    known |= {f"GET /{theirs}" for theirs in ("is_paused", "is_sleeping", "server_info")}  # of a vLLM server
+    known |= {f"GET /{theirs}" for theirs in ("is_paused", "is_sleeping", "server_info", "version")}  # of a vLLM server
     assert unknown(r"\b((?:GET|POST|PUT|DELETE) /[\w/{}-]+[\w}])", known) == set()
 
 

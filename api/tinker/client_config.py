@@ -41,7 +41,7 @@ async def client_config(_caller: Caller, services: Services, request: Request) -
     """Return the SDK's flags. The SDK calls this first, so a wrong key gets its 401 here."""
     settings = services.runtime.settings
     return ClientConfig(
-        pjwt_auth_enabled=exchanges_keys(request),
+        pjwt_auth_enabled=settings.sdk_tokens and exchanges_keys(request),
         parallel_fwdbwd_chunks=settings.sdk_parallel_chunks,
         proto_compress_fwdbwd=settings.sdk_compression,
     )

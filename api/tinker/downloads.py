@@ -24,6 +24,7 @@ from api.services import ApiServices, Services
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import parse_path
+from store.fair_places import ask_for
 from telemetry.context import current_work
 from telemetry.security import SecurityEvent
 from tenants.downloads import Link, follow_link, make_link
@@ -105,6 +106,7 @@ async def _followed(services: ApiServices, request: Request, secret: str) -> tup
     """
     async with services.runtime.database.read() as session:
         link = await follow_link(session, secret, services.runtime.clock)
+    ask_for(link.tenant)
     await services.admission.enter(link.tenant, request.scope)
     folder = services.runtime.data_folder.path(link.directory)
     return folder, lambda: link.key_id is not None and services.revocations.is_revoked(link.key_id)

@@ -18,7 +18,7 @@ from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, SessionId, TenantId
 from contracts.paths import Segment, parse_path
 from tenants.checkpoints import find_checkpoint
-from tenants.samplers import NewSampler, check_samplers, create_sampler, get_sampler, join_sampler
+from tenants.samplers import NewSampler, create_sampler, get_sampler, join_sampler
 from tenants.sessions import live_session
 
 router = APIRouter(tags=["sampling"])
@@ -58,8 +58,7 @@ async def create_sampling_session(
     new = await _new_sampler(services, caller, body)
     async with services.runtime.database.write() as transaction:
         await live_session(transaction, caller, body.session_id)
-        sampler_id = await create_sampler(transaction, caller, new, services.runtime.clock)
-        await check_samplers(transaction, caller, body.session_id, services.limits)
+        sampler_id = await create_sampler(transaction, caller, new, services.runtime.clock, services.limits)
     return SamplingSessionCreated(sampling_session_id=sampler_id)
 
 

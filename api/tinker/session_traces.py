@@ -18,6 +18,7 @@ from api.public_address import public_address
 from api.services import Services
 from contracts.errors import NotFound, Unauthenticated
 from ledger.session_trace import TracedOperation, session_trace
+from store.fair_places import ask_for
 from telemetry.context import current_work
 from tenants.keys import describe_key
 from tenants.sessions import get_session
@@ -49,7 +50,7 @@ async def export_trace(caller: Caller, services: Services, request: Request, ses
 
 @router.get("/downloads/traces/{secret}", response_class=Response)
 async def download_trace(services: Services, request: Request, secret: PathId) -> Response:
-    """Download the timeline behind a link, as it is now: the newest 20,000 operations that are recorded.
+    """Download the timeline behind a link, as it is now: the newest 2,000 operations that are recorded.
 
     Raises ``NotFound``, ``TooManyRequests``.
     """
@@ -60,6 +61,7 @@ async def download_trace(services: Services, request: Request, secret: PathId) -
         holder = await services.batched_reads.keys.holder(claims["key"])
     except Unauthenticated:
         raise NotFound("the key that this link was made with is revoked") from None
+    ask_for(holder.tenant)
     await services.admission.enter(holder.tenant, request.scope)
     now = services.runtime.clock()
     async with services.runtime.database.read() as session:

@@ -114,6 +114,23 @@ async def test_a_task_that_gives_up_leaves_its_turn_to_others(desk_of: Callable[
         pass
 
 
+async def test_tasks_that_gave_up_cost_their_owner_no_turn(desk_of: Callable[[FairPlaces], Desk]) -> None:
+    """A tenant whose clients disconnect at once is not overtaken by others for each of them."""
+    places = FairPlaces(1, each=1)
+    desk = desk_of(places)
+    await desk.send("other", "holder")
+    await desk.send("cats", "gone-0", "gone-1", "gone-2", "cat")
+    await desk.send("dogs", "dog-0", "dog-1", "dog-2")
+    for name in ("gone-0", "gone-1", "gone-2"):
+        desk.tasks[name].cancel()
+    await asyncio.wait([desk.tasks[name] for name in ("gone-0", "gone-1", "gone-2")], timeout=60)
+    assert places.waiting == 4
+    await desk.leave("holder")
+    assert desk.came == ["holder", "cat"]
+    await desk.leave("cat")
+    assert desk.came[-1] == "dog-0"
+
+
 async def test_one_tenants_transactions_leave_connections_of_the_pool_to_others(postgres_url: str) -> None:
     database, begun, over = Database(create_engine(postgres_url, pool_size=2)), asyncio.Event(), asyncio.Event()
 

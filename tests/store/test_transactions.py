@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import func, insert, make_url, select
+from sqlalchemy import Connection, event, func, insert, make_url, select
 
+from contracts.errors import Unavailable
 from store.database import Database, after_commit, create_engine, undo
 from store.tables import Tenant
 
@@ -94,6 +95,26 @@ async def test_a_cancelled_transaction_leaves_nothing_and_the_next_one_runs(data
     await asyncio.wait_for(begun.wait(), 60)
     writing.cancel()
     await asyncio.wait([writing], timeout=60)
+    async with asyncio.timeout(60), database.write() as transaction:
+        await transaction.execute(insert(_TENANTS), _row("next"))
+    assert await _names(database) == ["next"]
+
+
+async def test_a_commit_that_fails_leaves_nothing_and_the_next_one_runs(database: Database) -> None:
+    """As with a full disk: SQLite may still be in the transaction, of which SQLAlchemy knows nothing any more."""
+    engine = database.engine.sync_engine
+
+    def fail(_connection: Connection) -> None:
+        raise OSError("no space left on device")
+
+    event.listen(engine, "commit", fail)
+    try:
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                async with database.write() as transaction:
+                    await transaction.execute(insert(_TENANTS), _row("lost"))
+    finally:
+        event.remove(engine, "commit", fail)
     async with asyncio.timeout(60), database.write() as transaction:
         await transaction.execute(insert(_TENANTS), _row("next"))
     assert await _names(database) == ["next"]

@@ -34,7 +34,7 @@ from tenants.checkpoint_holds import hold
 from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id, record_checkpoint
 from tenants.limits import Counted, Limits, hold_count
 from tenants.runs import get_run, lora_settings, open_run_within_limit, set_run_state
-from tenants.samplers import NewSampler, check_samplers, create_sampler, publish_live
+from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.storage import check_storage
 from tenants.training_snapshots import snapshot_directory
 from workers.training.residency import AdapterResidency
@@ -185,8 +185,7 @@ class CheckpointOperations:
             checkpoint_id=checkpoint,
             live_run_id=RunId(run.id) if is_live else None,
         )
-        sampler_id = await create_sampler(transaction, operation.tenant, sampler, self._clock)
-        await check_samplers(transaction, operation.tenant, run.session_id, self._defaults)
+        sampler_id = await create_sampler(transaction, operation.tenant, sampler, self._clock, self._defaults)
         if is_live:
             await publish_live(transaction, operation.tenant, RunId(run.id), checkpoint, self._clock)
             self._ledger.announce_versions(transaction, run.base_model)

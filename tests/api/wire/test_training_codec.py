@@ -268,7 +268,8 @@ class TestJson:
         ],
     )
     def test_chunks_without_text_are_refused(self, chunk: dict[str, Any]) -> None:
-        body = {"forward_input": {"data": [{"model_input": {"chunks": [chunk]}}], "loss_fn": "cross_entropy"}}
+        passed = {"data": [{"model_input": {"chunks": [chunk]}}], "loss_fn": "cross_entropy"}
+        body = {"model_id": "run", "seq_id": 1, "forward_input": passed}
         with pytest.raises(InvalidRequest, match="text only"):
             decoded_json(json.dumps(body).encode())
 
@@ -276,7 +277,7 @@ class TestJson:
     def test_any_integer_may_come_as_a_token_and_be_refused(self, tokens: list[int]) -> None:
         targets = {"target_tokens": {"data": [1], "dtype": "int64"}}
         entry = {"model_input": {"chunks": [{"tokens": tokens}]}, "loss_fn_inputs": targets}
-        body = {"forward_input": {"data": [entry], "loss_fn": "cross_entropy"}}
+        body = {"model_id": "run", "seq_id": 1, "forward_input": {"data": [entry], "loss_fn": "cross_entropy"}}
         with pytest.raises(InvalidRequest, match=r"data\[0\]\.model_input"):
             decoded_json(json.dumps(body).encode())
 

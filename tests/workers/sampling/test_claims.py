@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy.engine import Connection
 
 from contracts.base_model import read_base_model_facts
 from contracts.errors import Unavailable
@@ -158,16 +158,17 @@ async def test_commits_that_fail_take_no_room(pools: Pools) -> None:
     await pools.send("cats", 2 * ROOM)
     await pools.send("dogs", 2)
 
-    def fail(_session: Session) -> None:
+    def fail(_connection: Connection) -> None:
         raise Unavailable("the database went away")
 
-    event.listen(Session, "before_commit", fail)
+    engine = pools.runtime.database.engine.sync_engine
+    event.listen(engine, "commit", fail)
     try:
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await pools.one.claim()
     finally:
-        event.remove(Session, "before_commit", fail)
+        event.remove(engine, "commit", fail)
     claimed = pools.counts(await pools.one.claim())
     assert claimed["dogs"] == 2
     assert claimed.total() > ROOM // 2

@@ -41,7 +41,9 @@ def test_the_end_of_sequence_stops_unless_stops_are_given(
 
 def test_the_length_is_what_the_context_leaves_unless_given() -> None:
     assert stop_rules(sample(SamplingParams()), FACTS, VOCABULARY).max_tokens == 98
-    assert stop_rules(sample(SamplingParams(max_tokens=98)), FACTS, VOCABULARY).max_tokens == 98
+    # The last drawn token needs no place.
+    assert stop_rules(sample(SamplingParams(max_tokens=99)), FACTS, VOCABULARY).max_tokens == 99
+    assert stop_rules(sample(SamplingParams(), [1] * 100), FACTS, VOCABULARY).max_tokens == 1
 
 
 BAD_SAMPLES = [
@@ -49,8 +51,8 @@ BAD_SAMPLES = [
     (sample(SamplingParams(max_tokens=1), [320]), "prompt"),
     (sample(SamplingParams(max_tokens=1), [-1]), "prompt"),
     (sample(SamplingParams(max_tokens=0)), "max_tokens"),
-    (sample(SamplingParams(max_tokens=99)), "max_tokens"),
-    (sample(SamplingParams(), [1] * 100), "context"),
+    (sample(SamplingParams(max_tokens=100)), "max_tokens"),
+    (sample(SamplingParams(), [1] * 101), "context"),
     (sample(SamplingParams(temperature=-1)), "temperature"),
     (sample(SamplingParams(temperature=float("nan"))), "temperature"),
     (sample(SamplingParams(top_p=0)), "top_p"),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.fair_threads import FairThreads
+from api.loop_time import LoopTime
 from api.route_bounds import Holding, bounds_of
 from api.tenant_shares import TenantShares
 from contracts.ids import TenantId
@@ -21,8 +22,11 @@ class Admission:
     """Shares of tenants in one API process. Tenants are told to wait; other tenants' requests are not touched."""
 
     def __init__(self, settings: Settings) -> None:
+        self.loop_time = LoopTime()
         self.threads = FairThreads(settings.body_threads)
         self.body_bytes = TenantShares(settings.tenant_body_bytes)
+        self.uploads = TenantShares(1)
+        """Archives that come in: each tenant's one after the other, so that what is staged stays within its storage."""
         self._at_once = TenantShares(settings.tenant_requests)
         self._polls = TenantShares(settings.tenant_polls)
         self._streams = TenantShares(settings.tenant_streams)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.presented_key import presented_key
 from api.security_events import note_refused_key
 from api.services import Services
 from contracts.errors import Unauthenticated
@@ -17,21 +18,18 @@ async def get_caller(request: Request, services: Services) -> TenantId:
 
     The request then counts among the tenant's requests in progress. Raises ``Unauthenticated``, ``TooManyRequests``.
     """
+    key = presented_key(request.headers)
     try:
-        holder = await services.batched_reads.keys.authenticate(presented_key(request))
+        holder = await services.batched_reads.keys.authenticate(key)
     except Unauthenticated:
-        note_refused_key(request, presented_key(request))
+        services.admission.loop_time.forget(key)
+        note_refused_key(request, key)
         raise
+    services.admission.loop_time.know(key, holder.tenant)
     note_caller(holder.tenant, holder.key_id)
     ask_for(holder.tenant)
     await services.admission.enter(holder.tenant, request.scope)
     return holder.tenant
-
-
-def presented_key(request: Request) -> str | None:
-    """Return the API key that the request carries, not yet checked."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return request.headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else None)
 
 
 Caller = Annotated[TenantId, Depends(get_caller)]

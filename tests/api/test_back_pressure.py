@@ -23,7 +23,7 @@ def settings(settings: Settings) -> Settings:
 
 
 async def sampler(tenant: Tenant) -> str:
-    """One of the bare base."""
+    """Return a sampler of the bare base."""
     answer = await tenant.http.post(
         "/create_sampling_session",
         json={"session_id": await tenant.session(), "sampling_session_seq_id": 0, "base_model": BASE},

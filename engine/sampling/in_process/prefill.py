@@ -18,6 +18,8 @@ from engine.sampling.in_process.token_choice import ChoiceRules
 
 MAX_CELLS = 2048
 """Most tokens, padding included, in one forward pass."""
+CELLS_BESIDE_DECODING = 256
+"""Most of them while sequences decode: each of their tokens waits for a pass of a prompt."""
 MAX_SCORED_LOGITS = 1 << 24
 """Most logits of one forward pass that scores its prompts: 64 MiB in fp32."""
 
@@ -70,16 +72,16 @@ class Prefill:
         self._segments = adapter_segments([job.adapter for job in self.jobs])
         self._cache = KvCache()
         self._done = 0
-        scored = [pad + job.scores.start - 1 for pad, job in zip(self._padding, self.jobs, strict=True) if job.scores]
+        scored = [pad + job.scores.begin - 1 for pad, job in zip(self._padding, self.jobs, strict=True) if job.scores]
         self._first_scored = min(scored, default=self._columns)
 
-    def advance(self) -> list[Prefilled] | None:
-        """Run one chunk. Return the prefilled prompts after the last chunk, else None.
+    def advance(self, cells: int = MAX_CELLS) -> list[Prefilled] | None:
+        """Run one chunk of at most ``cells`` tokens. Return the prefilled prompts after the last chunk, else None.
 
         A job whose scored logits are not finite fails alone. Any other exception is raised and concerns all jobs.
         """
         rows, start = len(self.jobs), self._done
-        end = min(self._columns, start + max(1, MAX_CELLS // rows))
+        end = min(self._columns, start + max(1, cells // rows))
         scores = start >= self._first_scored
         if scores:
             end = min(end, start + max(1, MAX_SCORED_LOGITS // (rows * self._forward.vocabulary_size)))

@@ -16,7 +16,7 @@ from engine.sampling.in_process.adapter_store import Pin
 from engine.sampling.in_process.outbox import Outbox
 from engine.sampling.in_process.prompt_scores import NOT_FINITE, PromptScores
 from engine.sampling.in_process.token_choice import uniform_stream
-from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken, PromptScored
+from engine.sampling.replica import Ended, EndReason, GenerateRequest, NewToken
 
 
 class Job:
@@ -31,7 +31,7 @@ class Job:
         self.stream = EventStream()
         self.pin: Pin | None = None
         self.adapter: LoraWeights | None = None
-        self.scores = PromptScores(request.prompt, request.scoring) if request.scoring else None
+        self.scores = _scores_of(request)
         self.begun = False
         """True once any sequence was started."""
         self.seated = 0
@@ -85,7 +85,7 @@ class Job:
     def report_scores(self) -> None:
         """Send the prompt's scores, if the request asks for them. Call once, after the whole prompt is prefilled."""
         if self.scores is not None:
-            self._outbox.add(self.stream, PromptScored(self.scores.logprobs, self.scores.topk))
+            self._outbox.add(self.stream, self.scores.result)
 
     def report(self, token: NewToken) -> None:
         """Send the next token of a sequence."""
@@ -127,6 +127,12 @@ class Job:
         self.seated = 0
         self._outbox.end(self.stream, error)
         self._on_end(self)
+
+
+def _scores_of(request: GenerateRequest) -> PromptScores | None:
+    if request.scoring is None:
+        return None
+    return PromptScores(request.prompt, request.scoring, temperature=request.temperature, seed=request.seeds[0])
 
 
 @dataclass(slots=True, eq=False)

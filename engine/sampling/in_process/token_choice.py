@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -102,8 +103,19 @@ def choose_tokens(logits: Tensor, rules: ChoiceRules, uniforms: Sequence[float])
         _keep_top_k(scaled, *rules.top_k)
     if rules.top_p is not None:
         _keep_top_p(scaled, *rules.top_p)
-    drawn = _inverse_cdf(scaled, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    drawn = _inverse_cdf(scaled, torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]).squeeze(-1)
     return torch.where(rules.greedy, logits.argmax(-1), drawn) if rules.any_greedy else drawn
+
+
+def draw_independently(logits: Tensor, temperature: float, uniforms: NDArray[np.float64]) -> Tensor:
+    """Return k tokens for each row, int64 (B, k), drawn from ``logits`` float32 (B, V) with ``uniforms`` of [0, 1), (B, k).
+
+    Draws are with replacement, at ``temperature`` alone; at 0 all of them are the likeliest token.
+    """
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True).expand(-1, uniforms.shape[1])
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    return _inverse_cdf(scaled, torch.from_numpy(uniforms).to(logits.device))
 
 
 def _keep_top_k(scaled: Tensor, rows: Tensor, top_k: Tensor) -> None:
@@ -123,9 +135,12 @@ def _keep_top_p(scaled: Tensor, rows: Tensor, top_p: Tensor) -> None:
 
 
 def _inverse_cdf(scaled: Tensor, uniforms: Tensor) -> Tensor:
-    """Return each row's first token whose cumulative weight exceeds the uniform times the total: never one of weight zero."""
+    """Return for ``uniforms`` (B, k) each row's first tokens (B, k) whose cumulative weight exceeds the uniform times the total.
+
+    None of them has weight zero.
+    """
     cumulative = scaled.double().exp_().cumsum_(-1)
     total = cumulative[:, -1:]
-    target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    chosen = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    chosen = torch.searchsorted(cumulative, target, right=True)
     return chosen.clamp_(max=scaled.shape[-1] - 1)

@@ -1,0 +1,221 @@
+"""Parts of the event loop's time, so that one sender's many requests wait for each other and not others for them.
+
+A sender is a tenant, once its key is known, or else an address. The time of each sender's requests is measured, step by step.
+A sender that has had more than its part begins its next request, or sends its next piece of an answer, when the debt is paid
+off by the time that passes. Nothing that has begun is stopped: ``api.admission`` bounds how much each tenant may hold.
+"""
+
+import asyncio
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from ipaddress import IPv6Address, IPv6Network
+from time import monotonic, process_time
+from typing import NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from api.presented_key import presented_key
+from contracts.ids import TenantId
+
+BURST_SECONDS = 0.05
+"""Time in which a sender may use its part at once, before its requests wait."""
+START_SECONDS = 0.001
+"""Time charged at a request's beginning for what its own steps do not show: its parsing, and reads made with others'."""
+MEMORY_SECONDS = 1.0
+"""Time constant of the rates of use: what a sender used before fades by a factor of e in it."""
+STRANGERS_PART = 0.2
+"""Most of the time for all addresses without a known key together."""
+_LEAST_PART = 0.1
+"""Part that a tenant has however many others there are."""
+_RESERVE = 2.0
+"""Room that a sender leaves to the others, as a multiple of their use of late."""
+_IN_USE = 0.01
+"""Least part of the time that makes a sender one of those who share it."""
+_MOST_KEYS = 10_000
+_FORGOTTEN = 0.001
+"""Part of the time below which a sender without requests is forgotten."""
+_LOOK_SECONDS = 0.02
+_LEAST_WAIT_SECONDS = 0.001
+_HEALTH = "/healthz"
+
+
+class _Turn(NamedTuple):
+    """Turn that a request waits for, and what it is charged at its beginning, in seconds."""
+
+    given: "asyncio.Future[None]"
+    cost: float
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Seconds used a second, fading. ``at`` is when it was last brought up to date."""
+
+    at: float
+    value: float = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        """Count ``seconds`` of use that end ``now``."""
+        self.value = self.value * math.exp((self.at - now) / MEMORY_SECONDS) + seconds / MEMORY_SECONDS
+        self.at = now
+
+
+@dataclass(slots=True)
+class _Sender:
+    """Use of one sender. ``debt`` is what it has used beyond its part, in seconds, as of ``rate.at``."""
+
+    rate: _Rate
+    is_stranger: bool
+    debt: float = 0.0
+    part: float = 1.0
+    in_progress: int = 0
+    waiting: deque[_Turn] = field(default_factory=deque)
+    timer: asyncio.TimerHandle | None = None
+
+
+class LoopTime:
+    """Use of one event loop by sender. A sender without requests, debt and use of late takes no memory."""
+
+    def __init__(self) -> None:
+        now = monotonic()
+        self._senders: dict[str, _Sender] = {}
+        self._tenants: OrderedDict[bytes, TenantId] = OrderedDict()
+        """Tenants of the keys seen last, by the key's digest."""
+        self._all = _Rate(now)
+        """Use by all senders."""
+        self._own = _Rate(now)
+        """Processor time of this process that no request was charged for: its passes, samples and writes."""
+        self._process_time = process_time()
+        self._charged = 0.0
+        """Time charged since ``_process_time`` was read."""
+        self._tenants_in_use = self._strangers = 0
+        """Numbers of senders that share the time."""
+
+    def know(self, key: str | None, tenant: TenantId) -> None:
+        """Count requests with ``key``, which was found valid, as the tenant's."""
+        if key is None:
+            return
+        digest = _digest(key)
+        self._tenants[digest] = tenant
+        self._tenants.move_to_end(digest)
+        if len(self._tenants) > _MOST_KEYS:
+            self._tenants.popitem(last=False)
+
+    def forget(self, key: str | None) -> None:
+        """Count requests with ``key``, which is not valid, as those of their address."""
+        if key is not None:
+            self._tenants.pop(_digest(key), None)
+
+    def name_of(self, scope: Scope) -> tuple[str, bool]:
+        """Return the name of a request's sender, and whether its key is unknown."""
+        key = presented_key(Headers(scope=scope))
+        tenant = None if key is None else self._tenants.get(_digest(key))
+        if tenant is not None:
+            return f"tenant {tenant}", False
+        address = _network(scope)
+        # Probes of health tell whether the process lives, beside whatever else comes from their address.
+        return (f"health {address}" if scope["path"].endswith(_HEALTH) else f"address {address}"), True
+
+    def enter(self, name: str, *, is_stranger: bool) -> _Sender:
+        """Note that a request of the sender is in progress, until ``leave``."""
+        sender = self._senders.get(name)
+        if sender is None:
+            sender = self._senders[name] = _Sender(_Rate(monotonic()), is_stranger)
+        sender.in_progress += 1
+        return sender
+
+    def charge(self, sender: _Sender, seconds: float) -> None:
+        """Count ``seconds`` of the loop's time as the sender's, and pay its debt off by its part of the time since."""
+        now = monotonic()
+        self._all.add(seconds, now)
+        self._charged += seconds
+        self._pay(sender, seconds, now)
+        if now - self._own.at >= _LOOK_SECONDS:
+            self._look(now)
+
+    def _pay(self, sender: _Sender, seconds: float, now: float) -> None:
+        paid = (now - sender.rate.at) * sender.part
+        sender.rate.add(seconds, now)
+        sender.debt = max(0.0, sender.debt + seconds - paid)
+        sender.part = self.part_of(sender)
+
+    def part_of(self, sender: _Sender) -> float:
+        """Return which part of the loop's time the sender may take.
+
+        A tenant leaves what the others and the service's own work have used of late several times over; whatever they use,
+        it has an even part, one part being the own work's. All strangers together count as one, and divide their part.
+        """
+        if sender.is_stranger:
+            return STRANGERS_PART / max(1, self._strangers + (sender.rate.value < _IN_USE))
+        others = self._tenants_in_use - (sender.rate.value >= _IN_USE) + bool(self._strangers)
+        in_use = max(0.0, self._all.value - sender.rate.value) + self._own.value
+        return max(_LEAST_PART, 1.0 / (max(0, others) + 2), 1.0 - _RESERVE * in_use)
+
+    def _look(self, now: float) -> None:
+        """Bring all rates up to date, and forget senders that are quiet."""
+        used = process_time()
+        self._own.add(max(0.0, used - self._process_time - self._charged), now)
+        self._process_time, self._charged = used, 0.0
+        self._all.add(0.0, now)
+        self._tenants_in_use = self._strangers = 0
+        for name, sender in list(self._senders.items()):
+            self._pay(sender, 0.0, now)
+            if sender.rate.value >= _IN_USE:
+                self._strangers += sender.is_stranger
+                self._tenants_in_use += not sender.is_stranger
+            if not (sender.in_progress or sender.debt or sender.rate.value >= _FORGOTTEN):
+                del self._senders[name]
+
+    async def turn(self, sender: _Sender, cost: float, *, most_waiting: float = math.inf) -> bool:
+        """Wait until the sender is no more than a burst beyond its part, and charge it ``cost`` seconds.
+
+        Returns False at once if ``most_waiting`` wait already.
+        """
+        self.charge(sender, 0.0)
+        if not sender.waiting and sender.debt <= BURST_SECONDS * sender.part:
+            self.charge(sender, cost)
+            return True
+        if len(sender.waiting) >= most_waiting:
+            return False
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        sender.waiting.append(_Turn(turn, cost))
+        self._wake_later(sender)
+        await turn
+        return True
+
+    def _wake_later(self, sender: _Sender) -> None:
+        if sender.timer is None and sender.waiting:
+            seconds = max(_LEAST_WAIT_SECONDS, sender.debt / sender.part - BURST_SECONDS)
+            sender.timer = asyncio.get_running_loop().call_later(seconds, self._wake, sender)
+
+    def _wake(self, sender: _Sender) -> None:
+        """Let those of the sender's requests begin for which the debt is small enough by now."""
+        sender.timer = None
+        self.charge(sender, 0.0)
+        while sender.waiting and sender.debt <= BURST_SECONDS * sender.part:
+            turn, cost = sender.waiting.popleft()
+            # A request that was given up has cancelled its turn.
+            if not turn.done():
+                self.charge(sender, cost)
+                turn.set_result(None)
+        self._wake_later(sender)
+
+    def leave(self, sender: _Sender) -> None:
+        """Note that the request is answered."""
+        sender.in_progress -= 1
+
+
+def _digest(key: str) -> bytes:
+    return blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _network(scope: Scope) -> str:
+    """Return the client's IPv4 address, or the /64 network of its IPv6 address, of which one client may have every address."""
+    client = scope.get("client")
+    host: str = client[0] if client else ""
+    try:
+        return str(IPv6Network((IPv6Address(host.partition("%")[0]), 64), strict=False)) if ":" in host else host
+    except ValueError:
+        return host

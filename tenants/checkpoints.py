@@ -136,6 +136,18 @@ async def find_checkpoint(
     return row[0], row[1]
 
 
+async def checkpoint_folder(session: AsyncSession, path: CheckpointPath) -> str:
+    """Return any tenant's checkpoint folder, relative to the data folder; for operators only. Raises ``NotFound``."""
+    found: str | None = await session.scalar(
+        select(Checkpoint.directory).where(
+            Checkpoint.run_id == path.run_id, Checkpoint.segment == path.segment, Checkpoint.name == path.name
+        )
+    )
+    if found is None:
+        raise NotFound(f"no checkpoint {str(path)[:400]!r}")
+    return found
+
+
 async def get_checkpoint(session: AsyncSession, tenant: TenantId, checkpoint_id: str, clock: Clock) -> Checkpoint:
     """Return the tenant's unexpired checkpoint by row id. Raises ``NotFound``."""
     found = await session.scalar(_BY_ID, {"tenant": tenant, "id": checkpoint_id, "now": clock()})

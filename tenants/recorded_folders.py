@@ -1,4 +1,4 @@
-"""Folders of the data folder that rows name: checkpoints', those of deleted checkpoints, the newest snapshot of each run."""
+"""Folders of the data folder that rows name: checkpoints' and deleted ones', each run's newest snapshot, staged archives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ from sqlalchemy import Connection, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import CheckpointId
-from store.tables import Checkpoint, CheckpointHold, DiscardedFolder, Run, RunState, SampleInFlight
+from store.tables import Checkpoint, CheckpointHold, DiscardedFolder, Run, RunState, SampleInFlight, WeightJob
 from tenants.checkpoint_holds import is_needed
 from tenants.checkpoints import CHECKPOINTS, checkpoint_in
+from tenants.weight_jobs import IMPORTS, staged_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,10 @@ async def unrecorded_folders(session: AsyncSession, folders: Sequence[str]) -> l
         recorded = select(Checkpoint.directory).where(Checkpoint.id.in_(ids))
         waiting = select(DiscardedFolder.directory).where(DiscardedFolder.directory.in_(folders))
         known = {*await session.scalars(recorded), *await session.scalars(waiting)}
+    elif folders[0].startswith(f"{IMPORTS}/"):
+        jobs = [folder.rpartition("/")[2] for folder in folders]
+        unfinished = select(WeightJob.id).where(WeightJob.id.in_(jobs), WeightJob.finished_at.is_(None))
+        known = {staged_folder(job) for job in await session.scalars(unfinished)}
     else:
         snapshots = await session.scalars(select(Run.snapshot_dir).where(Run.snapshot_dir.in_(folders)))
         known = {name for name in snapshots if name}

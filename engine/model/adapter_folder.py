@@ -6,7 +6,7 @@ weft.json                                        base model and exact LoRA setti
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,39 @@ from engine.model.lora import LoraLayout, LoraPair, LoraWeights
 CONFIG, WEIGHTS, WEFT = "adapter_config.json", "adapter_model.safetensors", "weft.json"
 FORMAT_VERSION = 1
 _PREFIX = "base_model.model."
+TINKER_HEAD = "model.unembed_tokens"
+"""Name of the output layer in adapters of the hosted service, and in external files of a tied base."""
 _BASE_WEIGHT = ".base_layer.weight"
+_REFUSED = (
+    "use_dora",
+    "use_rslora",
+    "use_qalora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "lora_bias",
+    "layer_replication",
+    "trainable_token_indices",
+    "target_parameters",
+)
+"""Settings of PEFT's with which an adapter computes more than ``W x + (alpha / rank) B A x``."""
 
 
 def write_adapter_files(folder: Path, base: BaseModel, weights: LoraWeights) -> None:
     """Write config, matrices and settings of ``weights`` into ``folder``. Raises ``OSError``."""
-    _peft_config(base, weights).save_pretrained(folder)
+    peft_config(base, weights).save_pretrained(folder)
     save_file(matrices_by_key(weights.layout, weights.vector), folder / WEIGHTS, {"format": "pt"})
     described = {"format": FORMAT_VERSION, "base_model": base.facts.name, "lora": asdict(weights.settings)}
     (folder / WEFT).write_text(json.dumps(described, indent=2))
 
 
-def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
-    """Read an adapter, weft's or plain PEFT's, onto the base's device.
+def read_lora_weights(directory: Path, base: BaseModel, device: str | None = None) -> LoraWeights:
+    """Read an adapter, weft's or plain PEFT's, onto ``device``, by default the base's.
 
     Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
     """
     config = _read_json(directory / CONFIG)
-    tensors = read_tensors(directory / WEIGHTS, str(base.device))
+    tensors = _by_module_name(read_tensors(directory / WEIGHTS, device or str(base.device)), base)
     pairs: dict[str, LoraPair] = {}
     for name, projection in base.projections.items():
         a, b = (tensors.pop(f"{_PREFIX}{name}.lora_{part}.weight", None) for part in "AB")
@@ -62,6 +77,15 @@ def read_lora_weights(directory: Path, base: BaseModel) -> LoraWeights:
     return LoraWeights(settings, layout, layout.vector(pairs))
 
 
+def _by_module_name(tensors: dict[str, Tensor], base: BaseModel) -> dict[str, Tensor]:
+    """Return the tensors with the output layer by its module's name."""
+    hosted, own = f"{_PREFIX}{TINKER_HEAD}.", f"{_PREFIX}{base.output_name}."
+    named = {key: key.replace(hosted, own) if key.startswith(hosted) else key for key in tensors}
+    if len(set(named.values())) < len(tensors):
+        raise damaged()
+    return {named[key]: tensor for key, tensor in tensors.items()}
+
+
 def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
     """Drop frozen weights that equal the base's own: PEFT stores the frozen head along with an adapter on it."""
     # Sharded weights are no plain parameters. The head is never sharded.
@@ -70,6 +94,50 @@ def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
         weight = own.get(key.removeprefix(_PREFIX).removesuffix(_BASE_WEIGHT) + ".weight")
         if weight is not None and weight.shape == tensors[key].shape and torch.equal(weight, tensors[key].to(weight)):
             del tensors[key]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterMatrices:
+    """An adapter's matrices A (rank, in) and B (out, rank) by layer, and the factor of their product."""
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    scaling: float
+
+    def with_head(self, name: str | None) -> "AdapterMatrices":
+        """Return the same with the output layer by its module's ``name``, if it has the hosted service's."""
+        if name is None or TINKER_HEAD not in self.pairs or name in self.pairs:
+            return self
+        named = {name if layer == TINKER_HEAD else layer: pair for layer, pair in self.pairs.items()}
+        return AdapterMatrices(named, self.scaling)
+
+
+def read_matrices(directory: Path) -> AdapterMatrices:
+    """Read an adapter, weft's or plain PEFT's, without its base. Raises ``InvalidRequest`` when it is no LoRA adapter."""
+    config = _read_json(directory / CONFIG)
+    check_config(config)
+    tensors = read_tensors(directory / WEIGHTS, "cpu")
+    layers = {key.removeprefix(_PREFIX).rpartition(".lora_")[0] for key in tensors if ".lora_" in key}
+    pairs = {}
+    for layer in sorted(layers):
+        a, b = (tensors.get(f"{_PREFIX}{layer}.lora_{part}.weight") for part in "AB")
+        if a is None or b is None or a.dim() != 2 or b.dim() != 2 or not a.shape[0] == b.shape[1] == config.get("r"):
+            raise damaged()
+        pairs[layer] = (a, b)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not pairs or not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise damaged()
+    return AdapterMatrices(pairs, alpha / rank)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raise ``InvalidRequest`` for an adapter that uses what weft does not compute."""
+    if config.get("peft_type", "LORA") != "LORA":
+        raise InvalidRequest("the adapter is none of LoRA: its peft_type must be LORA")
+    for refused in _REFUSED:
+        if config.get(refused):
+            raise InvalidRequest(f"the adapter uses PEFT's {refused}, which weft does not train")
+    if config.get("bias", "none") != "none":
+        raise InvalidRequest("the adapter uses PEFT's bias, which weft does not train")
 
 
 def matrices_by_key(layout: LoraLayout, vector: Tensor) -> dict[str, Tensor]:
@@ -120,7 +188,8 @@ def damaged() -> InvalidRequest:
     return InvalidRequest("the adapter cannot be read: its files are missing or damaged")
 
 
-def _peft_config(base: BaseModel, weights: LoraWeights) -> LoraConfig:
+def peft_config(base: BaseModel, weights: LoraWeights) -> LoraConfig:
+    """Return PEFT's config of the adapter."""
     return LoraConfig(
         r=weights.settings.rank,
         lora_alpha=_integral(weights.settings.alpha),
@@ -150,9 +219,7 @@ def _settings(
     directory: Path, config: Mapping[str, Any], base: BaseModel, pairs: Mapping[str, LoraPair]
 ) -> LoraSettings:
     """Return the settings: from ``weft.json`` in weft's own folders, told from the tensors in plain PEFT's."""
-    for refused in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save"):
-        if config.get(refused):
-            raise InvalidRequest(f"the adapter uses PEFT's {refused}, which weft does not train")
+    check_config(config)
     if (directory / WEFT).is_file():
         return _own_settings(_read_json(directory / WEFT))
     groups = {base.projections[name].group for name in pairs}

@@ -122,6 +122,11 @@ class BaseModel:
         return logits.float()
 
     @property
+    def has_tied_head(self) -> bool:
+        """True when the output layer's weight is the embedding's."""
+        return bool(getattr(self.model.config.get_text_config(), "tie_word_embeddings", False))
+
+    @property
     def is_conv1d(self) -> bool:
         """True when projections store their weight transposed, as in GPT-2 (PEFT's ``fan_in_fan_out``)."""
         modules = dict(self.model.named_modules())

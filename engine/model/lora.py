@@ -134,6 +134,11 @@ class LoraWeights:
         return cls(settings, layout, vector.to(device))
 
 
+def bare_weights(device: torch.device) -> LoraWeights:
+    """Return an adapter on no projection: the bare base."""
+    return LoraWeights(LoraSettings(rank=1), LoraLayout(1, {}), torch.zeros(0, device=device))
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterSegment:
     """Rows ``[start, end)`` of a batch, which use ``adapter``."""

@@ -1,0 +1,232 @@
+"""Merges an adapter into its base's files: a Hugging Face model folder that computes what base plus adapter compute.
+
+The base is read and written tensor by tensor, so memory holds one output file and no model. Each changed weight is
+``W + (alpha / rank) B A``, added in float32 and rounded once. Where the base ties its head to its embedding and the adapter is
+on the head, the merged model has a head of its own: the embedding, which serves as input too, must not change.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from contracts.errors import InvalidRequest
+from engine.model.adapter_folder import read_matrices
+
+Progress = Callable[[int, int], None]
+"""Told the bytes written and the bytes in all, before each file. It may raise, which ends the merge."""
+
+SHARD_BYTES = 2 * 2**30
+"""Bytes of one output file, if no tensor is larger: the memory that a merge takes."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_BESIDE = (
+    "*.json",
+    "*.jinja",
+    "tokenizer.model*",
+    "*.tiktoken",
+    "merges.txt",
+    "vocab.txt",
+    "*.spm",
+    "spiece.model",
+    "LICENSE*",
+)
+"""Files of a base that belong to a model folder beside its weights."""
+_NOT_BESIDE = ("config.json", "*.index.json", "adapter_config.json", "weft.json")
+_LARGEST_BESIDE = 128 * 2**20
+_CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A tensor to be written: ``key`` is its new name, ``source`` its name in the base, ``layer`` the adapted layer."""
+
+    key: str
+    source: str
+    layer: str | None
+    size_bytes: int
+
+
+class MergeSource:
+    """A base's folder and an adapter for it, checked against each other."""
+
+    def __init__(self, base: Path, adapter: Path, dtype: str | None = None) -> None:
+        """Give every floating-point tensor ``dtype``, a name in ``DTYPES``, or leave it the base's.
+
+        Raises ``InvalidRequest`` when the base cannot be merged into, or the adapter does not fit it.
+        """
+        self._base = base
+        self._dtype = None if dtype is None else DTYPES[dtype]
+        self._matrices = read_matrices(adapter)
+        self._model = _skeleton(base)
+        self._files = _files_by_key(base)
+        self._conv1d = {name for name, module in self._model.named_modules() if isinstance(module, Conv1D)}
+        names = {module: name for name, module in self._model.named_modules()}
+        output = self._model.get_output_embeddings()
+        self._head = names.get(output) if output is not None else None
+        self._matrices = self._matrices.with_head(self._head)
+        self._embedding = names.get(self._model.get_input_embeddings())
+        tied = bool(getattr(self._model.config.get_text_config(), "tie_word_embeddings", False))
+        self.unties_head = tied and self._head in self._matrices.pairs
+        self._weights = self._plan()
+        self.total_bytes = sum(weight.size_bytes for weight in self._weights)
+
+    def write(self, folder: Path, progress: Progress) -> None:
+        """Write the merged model's files into ``folder``. Raises ``OSError``, and what ``progress`` raises."""
+        shards, done = list(_shards(self._weights)), 0
+        places: dict[str, str] = {}
+        for number, shard in enumerate(shards, start=1):
+            progress(done, self.total_bytes)
+            name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            save_file(self._merged(shard), folder / name, {"format": "pt"})
+            places |= {weight.key: name for weight in shard}
+            done += sum(weight.size_bytes for weight in shard)
+        if len(shards) > 1:
+            index = {"metadata": {"total_size": self.total_bytes}, "weight_map": places}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+        self._write_beside(folder)
+        progress(done, self.total_bytes)
+
+    def _plan(self) -> list[_Weight]:
+        layers = {self._source_of(layer): layer for layer in self._matrices.pairs}
+        own_head = None if self._head is None else f"{self._head}.weight"
+        weights = []
+        for key, file in self._files.items():
+            if self.unties_head and key == own_head:
+                # A copy that the base's config says to ignore.
+                continue
+            is_shared = self.unties_head and layers.get(key) == self._head
+            weights.append(_Weight(key, key, None if is_shared else layers.get(key), self._size(file, key)))
+            if is_shared and own_head is not None:
+                weights.append(_Weight(own_head, key, self._head, self._size(file, key)))
+        return weights
+
+    def _source_of(self, layer: str) -> str:
+        """Return the name of the layer's weight in the base's files, which may leave out the model's own prefix."""
+        stored = self._embedding if self.unties_head and layer == self._head else layer
+        prefix = f"{self._model.base_model_prefix}."
+        for name in (f"{stored}.weight", f"{stored}.weight".removeprefix(prefix)):
+            if name in self._files:
+                self._check_shape(layer, name)
+                return name
+        raise InvalidRequest(f"the adapter does not fit the base: the base's files have no weight of {layer}")
+
+    def _check_shape(self, layer: str, key: str) -> None:
+        a, b = self._matrices.pairs[layer]
+        expected = [b.shape[0], a.shape[1]]
+        with safe_open(self._files[key], framework="pt") as file:
+            found = list(file.get_slice(key).get_shape())
+        if found != (expected[::-1] if layer in self._conv1d else expected):
+            raise InvalidRequest(f"the adapter's {layer} does not fit the base: it is for a layer of another size")
+
+    def _size(self, path: Path, key: str) -> int:
+        with safe_open(path, framework="pt") as file:
+            part = file.get_slice(key)
+            empty = torch.empty(0, dtype=_TORCH_DTYPES.get(part.get_dtype(), torch.float32))
+            width = self._target(empty).element_size()
+            return int(torch.Size(part.get_shape()).numel() * width)
+
+    def _target(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+
+    def _merged(self, shard: list[_Weight]) -> dict[str, Tensor]:
+        tensors = {}
+        with ExitStack() as opened:
+            files: dict[Path, Any] = {}
+            for weight in shard:
+                path = self._files[weight.source]
+                if path not in files:
+                    files[path] = opened.enter_context(safe_open(path, framework="pt"))
+                tensor = files[path].get_tensor(weight.source)
+                if weight.layer is not None:
+                    merged = tensor.float() + self._delta(weight.layer)
+                    tensor = merged.to(self._dtype or tensor.dtype)
+                tensors[weight.key] = self._target(tensor).contiguous()
+        return tensors
+
+    def _delta(self, layer: str) -> Tensor:
+        a, b = self._matrices.pairs[layer]
+        delta = (b.float() @ a.float()).mul_(self._matrices.scaling)
+        return delta.t() if layer in self._conv1d else delta
+
+    def _write_beside(self, folder: Path) -> None:
+        for path in sorted(self._base.iterdir()):
+            is_beside = any(fnmatchcase(path.name, pattern) for pattern in _BESIDE)
+            if not is_beside or any(fnmatchcase(path.name, pattern) for pattern in _NOT_BESIDE):
+                continue
+            if path.is_file() and path.stat().st_size <= _LARGEST_BESIDE:
+                shutil.copyfile(path, folder / path.name)
+        config = json.loads((self._base / _CONFIG).read_text())
+        for part in (config, config.get("text_config")):
+            if not isinstance(part, dict):
+                continue
+            if self.unties_head:
+                part["tie_word_embeddings"] = False
+            if self._dtype is not None:
+                part.pop("torch_dtype", None)
+                part["dtype"] = str(self._dtype).removeprefix("torch.")
+        (folder / _CONFIG).write_text(json.dumps(config, indent=2))
+
+
+_TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def _skeleton(base: Path) -> PreTrainedModel:
+    """Return the base's modules without weights. Raises ``InvalidRequest``."""
+    try:
+        config = AutoConfig.from_pretrained(str(base), local_files_only=True)
+        if getattr(config, "quantization_config", None) is not None:
+            raise InvalidRequest("the base's weights are quantized, and a merge would round the adapter away")
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidRequest("the base cannot be merged into: its config is of no causal language model") from error
+    return model
+
+
+def _files_by_key(base: Path) -> dict[str, Path]:
+    """Return the file of each tensor of the base. Raises ``InvalidRequest`` for a base without safetensors files."""
+    found: dict[str, Path] = {}
+    try:
+        for path in sorted(base.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
+    except (OSError, SafetensorError) as error:
+        raise InvalidRequest("the base cannot be merged into: a safetensors file of it cannot be read") from error
+    if not found:
+        raise InvalidRequest("the base cannot be merged into: it has no safetensors files")
+    return found
+
+
+def _shards(weights: list[_Weight]) -> Iterator[list[_Weight]]:
+    shard: list[_Weight] = []
+    size = 0
+    for weight in weights:
+        if shard and size + weight.size_bytes > SHARD_BYTES:
+            yield shard
+            shard, size = [], 0
+        shard.append(weight)
+        size += weight.size_bytes
+    if shard:
+        yield shard

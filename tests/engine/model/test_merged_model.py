@@ -1,0 +1,142 @@
+"""Merged models compute what base plus adapter compute in plain PEFT and torch, fp32."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
+
+from contracts.base_model import read_base_model_facts
+from contracts.errors import InvalidRequest
+from contracts.operations import LoraSettings
+from engine.model import merged_model
+from engine.model.adapter_folder import write_adapter_files
+from engine.model.base import BaseModel
+from engine.model.lora import LoraWeights
+from engine.model.merged_model import MergeSource
+
+TOLERANCE = 2e-5
+"""Tolerance of logits in fp32, whose products are summed in another order."""
+_SIZES = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_LLAMA = {**_SIZES, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "untied": lambda: LlamaConfig(**_LLAMA, tie_word_embeddings=False),
+    "tied": lambda: LlamaConfig(**_LLAMA, tie_word_embeddings=True),
+    "transposed and tied": lambda: GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+}
+
+
+def make(folder: Path, name: str, *, head: bool = True) -> tuple[Path, Path]:
+    """Write a base and an adapter on all of it; return their folders."""
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(CONFIGS[name]()).float().save_pretrained(folder / "base")
+    base = BaseModel.load(read_base_model_facts("test/base", folder / "base", None))
+    settings = LoraSettings(rank=4, alpha=12.0, seed=1, train_unembed=head)
+    layout = base.layout(settings)
+    vector = torch.randn(layout.size, generator=torch.Generator().manual_seed(5)) * 0.1
+    (folder / "adapter").mkdir()
+    write_adapter_files(folder / "adapter", base, LoraWeights(settings, layout, vector))
+    return folder / "base", folder / "adapter"
+
+
+def merge(base: Path, adapter: Path, out: Path, dtype: str | None = None) -> list[tuple[int, int]]:
+    """Merge into ``out``; return what was told of the progress."""
+    told: list[tuple[int, int]] = []
+    out.mkdir()
+    MergeSource(base, adapter, dtype).write(out, lambda done, total: told.append((done, total)))
+    return told
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    """Logits of two sequences."""
+    tokens = torch.randint(0, 120, (2, 9), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        found: torch.Tensor = model(tokens).logits
+    return found
+
+
+def load(folder: Path) -> torch.nn.Module:
+    """Load a model as any user does."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def by_peft(base: Path, adapter: Path) -> PeftModel:
+    """Base and adapter as plain PEFT has them."""
+    with warnings.catch_warnings():
+        # PEFT asks for an attribute that transformers has renamed.
+        warnings.simplefilter("ignore")
+        return PeftModel.from_pretrained(load(base), adapter)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_merged_model_computes_what_base_and_adapter_compute(name: str, tmp_path: Path) -> None:
+    base, adapter = make(tmp_path, name)
+    told = merge(base, adapter, tmp_path / "out")
+    expected = logits(by_peft(base, adapter))
+    merged = load(tmp_path / "out")
+    assert (logits(load(base)) - expected).abs().max() > 0.1
+    torch.testing.assert_close(logits(merged), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    assert told[0][0] == 0
+    assert told[-1] == (told[0][1], told[0][1])
+
+
+def test_a_merged_model_is_plain_pefts_own_merge(tmp_path: Path) -> None:
+    """An untied base, where PEFT merges exactly; weight by weight."""
+    base, adapter = make(tmp_path, "untied")
+    merge(base, adapter, tmp_path / "out")
+    expected = by_peft(base, adapter).merge_and_unload().state_dict()
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key], atol=1e-6, rtol=1e-6)
+
+
+def test_a_tied_head_gets_weights_of_its_own_and_the_embedding_stays(tmp_path: Path) -> None:
+    base, adapter = make(tmp_path, "tied")
+    merge(base, adapter, tmp_path / "out")
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "out"))
+    matrices = load_file(adapter / "adapter_model.safetensors")
+    a, b = (matrices[f"base_model.model.lm_head.lora_{part}.weight"] for part in "AB")
+    assert torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    torch.testing.assert_close(after["lm_head.weight"], before["model.embed_tokens.weight"] + 3.0 * b @ a)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_a_tied_head_without_an_adapter_stays_tied(tmp_path: Path) -> None:
+    base, adapter = make(tmp_path, "tied", head=False)
+    merge(base, adapter, tmp_path / "out")
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+    expected = logits(by_peft(base, adapter))
+    torch.testing.assert_close(logits(load(tmp_path / "out")), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_large_models_are_written_in_files_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_model, "SHARD_BYTES", 16_000)
+    base, adapter = make(tmp_path, "tied")
+    told = merge(base, adapter, tmp_path / "out")
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 3
+    assert len(told) == len(files) + 1
+    assert all(path.stat().st_size < 20_000 for path in files)
+    expected = logits(by_peft(base, adapter))
+    torch.testing.assert_close(logits(load(tmp_path / "out")), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_another_dtype_is_every_weights_and_the_configs(tmp_path: Path) -> None:
+    base, adapter = make(tmp_path, "tied")
+    merge(base, adapter, tmp_path / "out", "bfloat16")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype is torch.bfloat16
+
+
+def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    _, adapter = make(tmp_path / "other", "transposed and tied")
+    base, _ = make(tmp_path, "untied")
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        MergeSource(base, adapter)

@@ -1,0 +1,227 @@
+"""Jobs on weights: taken in turns, done once whoever dies, ended when their tenant says so. On both databases."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+
+from contracts.base_model import read_base_model_facts
+from contracts.errors import InvalidRequest, NotFound, TooManyOperations
+from contracts.ids import RunId, TenantId
+from contracts.operations import LoraSettings
+from contracts.paths import CheckpointPath, Segment
+from contracts.weight_jobs import JobState, MergeRequest
+from engine.model import merged_model
+from engine.model.adapter_folder import write_adapter_files
+from engine.model.base import BaseModel
+from engine.model.lora import LoraWeights
+from ledger.runtime import Runtime
+from store.database import Database, create_engine
+from store.tables import WeightJob
+from tenants import weight_jobs
+from tenants.checkpoints import (
+    NewCheckpoint,
+    directory_of,
+    find_checkpoint,
+    new_checkpoint_id,
+    record_checkpoint,
+)
+from tenants.keys import create_tenant
+from tenants.runs import NewRun, create_run
+from tenants.sessions import NewSession, create_session
+from tests.workers.runtimes import make_runtime
+from workers.jobs import runner as runner_module
+from workers.jobs.runner import JobRunner
+
+BASE = "weft/tiny"
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model_dir: Path) -> BaseModel:
+    """The tiny base."""
+    return BaseModel.load(read_base_model_facts(BASE, tiny_model_dir, None))
+
+
+@dataclass
+class Shop:
+    """A service's database and folder, tenants with a checkpoint each, and a clock that the test moves."""
+
+    base: BaseModel
+    now: datetime = field(default_factory=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    runtime: Runtime = field(init=False)
+
+    def clock(self) -> datetime:
+        return self.now
+
+    def runner(self) -> JobRunner:
+        """A worker's part for jobs."""
+        return JobRunner(self.runtime, {BASE: self.base})
+
+    async def tenant(self, name: str) -> tuple[TenantId, str]:
+        """A tenant, and the path of its checkpoint."""
+        settings, id = LoraSettings(rank=2, seed=1), new_checkpoint_id()
+        layout = self.base.layout(settings)
+        folder = self.runtime.data_folder.path(directory_of(id))
+        folder.mkdir(parents=True)
+        write_adapter_files(folder, self.base, LoraWeights(settings, layout, torch.full((layout.size,), 0.01)))
+        async with self.runtime.database.write() as transaction:
+            tenant = await create_tenant(transaction, name=name, clock=self.clock)
+            session = await create_session(transaction, tenant, NewSession([], None, "raw", None, None), self.clock)
+            run = await create_run(transaction, tenant, NewRun(session, 0, BASE, settings, None), self.clock)
+            new = NewCheckpoint(id, RunId(run), Segment.WEIGHTS, "kept", 7, None, True, None)
+            await record_checkpoint(transaction, tenant, new, self.clock)
+        return tenant, f"tinker://{run}/weights/kept"
+
+    async def ask(self, tenant: TenantId, path: str, name: str) -> str:
+        """Ask for a merge; return the job's id."""
+        async with self.runtime.database.write() as transaction:
+            self.now += timedelta(milliseconds=1)
+            return (await weight_jobs.add_merge(transaction, tenant, BASE, MergeRequest(path, name), self.now)).id
+
+    async def job(self, tenant: TenantId, id: str) -> WeightJob:
+        """The job's row."""
+        async with self.runtime.database.read() as session:
+            return await weight_jobs.get_job(session, tenant, id)
+
+    async def take(self) -> weight_jobs.TakenJob | None:
+        """Take a job as a worker that then does nothing."""
+        async with self.runtime.database.write() as transaction:
+            self.now += timedelta(milliseconds=1)
+            return await weight_jobs.take_job(transaction, [BASE], self.now)
+
+    def folders(self) -> list[str]:
+        """Names of the folders of checkpoints, half-written ones included."""
+        return [path.name for path in self.runtime.data_folder.path("checkpoints").iterdir()]
+
+
+@pytest_asyncio.fixture
+async def shop(base: BaseModel, database_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
+    """A service without workers."""
+    made = Shop(base)
+    database = Database(create_engine(database_url))
+    made.runtime = make_runtime(database, tmp_path / "data", made.clock)
+    yield made
+    await database.close()
+
+
+async def test_tenants_take_turns_and_see_their_own_jobs_alone(shop: Shop) -> None:
+    (cats, cats_path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    for name in "abc":
+        await shop.ask(cats, cats_path, name)
+    theirs = await shop.ask(dogs, dogs_path, "d")
+    taken = [await shop.take() for _ in range(4)]
+    assert [job.tenant for job in taken if job is not None] == [cats, dogs, cats, cats]
+    assert await shop.take() is None
+    with pytest.raises(NotFound):
+        await shop.job(cats, theirs)
+    async with shop.runtime.database.write() as transaction:
+        with pytest.raises(NotFound):
+            await weight_jobs.cancel_job(transaction, cats, theirs, shop.now)
+    with pytest.raises(InvalidRequest, match="under way"):
+        await shop.ask(dogs, dogs_path, "d")
+    for number in range(weight_jobs.MOST_UNFINISHED - 1):
+        await shop.ask(dogs, dogs_path, f"more{number}")
+    with pytest.raises(TooManyOperations):
+        await shop.ask(dogs, dogs_path, "last")
+    await shop.ask(cats, cats_path, "still")
+
+
+async def test_a_job_whose_worker_died_is_done_by_another_once(shop: Shop) -> None:
+    """The dead worker comes back to life at the end, and may write nothing. Its half-written folder goes."""
+    cats, path = await shop.tenant("cats")
+    id = await shop.ask(cats, path, "merged")
+    dead = await shop.take()
+    assert dead is not None
+    folder = shop.runtime.data_folder.path(directory_of(dead.checkpoint))
+    folder.with_name(f".{folder.name}.half").mkdir()
+    await shop.runner().run_all()
+    assert (await shop.job(cats, id)).state == JobState.RUNNING, "the lease stands"
+    shop.now += weight_jobs.LEASE + timedelta(seconds=1)
+    await shop.runner().run_all()
+    done = await shop.job(cats, id)
+    assert (done.state, done.attempts, done.done_bytes) == (JobState.DONE, 2, done.total_bytes)
+    run = path.removeprefix("tinker://").partition("/")[0]
+    target = CheckpointPath(run, Segment.EXTERNAL_WEIGHTS, "merged")
+    assert done.result_path == str(target)
+    async with shop.runtime.database.write() as transaction:
+        found, _ = await find_checkpoint(transaction, cats, target, shop.clock)
+        assert not await weight_jobs.renew_job(transaction, dead, done=1, total=2, now=shop.now)
+        assert not await weight_jobs.finish_job(transaction, dead, "x", state=JobState.DONE, now=shop.now)
+    written = shop.runtime.data_folder.path(found.directory)
+    assert found.size_bytes == sum(file.stat().st_size for file in written.iterdir())
+    assert len(shop.folders()) == 2
+
+
+async def test_a_job_that_ends_its_workers_is_tried_no_more(shop: Shop) -> None:
+    cats, path = await shop.tenant("cats")
+    id = await shop.ask(cats, path, "merged")
+    for _ in range(shop.runtime.settings.max_attempts):
+        assert await shop.take() is not None
+        shop.now += weight_jobs.LEASE + timedelta(seconds=1)
+    await shop.runner().run_all()
+    assert ((await shop.job(cats, id)).state, (await shop.job(cats, id)).error_code) == (
+        JobState.FAILED,
+        "poison_operation",
+    )
+
+
+@pytest.mark.parametrize("how", ["cancelled", "stopped"])
+async def test_a_job_in_hand_ends_or_goes_back(shop: Shop, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The worker is between two files of the merge; another tenant's job waits behind it."""
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
+    began, goes_on = threading.Event(), threading.Event()
+    write = merged_model.save_file
+
+    def held(*arguments: object) -> None:
+        began.set()
+        assert goes_on.wait(30)
+        write(*arguments)
+
+    monkeypatch.setattr(merged_model, "save_file", held)
+    monkeypatch.setattr(merged_model, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(runner_module, "_RENEW_SECONDS", 0.02)
+    worker = shop.runner()
+    running = asyncio.create_task(worker.run_all())
+    assert await asyncio.to_thread(began.wait, 30)
+    attempt = worker._current
+    assert attempt is not None
+    if how == "cancelled":
+        async with shop.runtime.database.write() as transaction:
+            assert (await weight_jobs.cancel_job(transaction, cats, id, shop.now)).state == JobState.RUNNING
+    else:
+        worker.stop()
+    assert await asyncio.to_thread(attempt.ends.wait, 30)
+    goes_on.set()
+    await running
+    mine, theirs = await shop.job(cats, id), await shop.job(dogs, other)
+    if how == "cancelled":
+        assert (mine.state, mine.error_code, theirs.state) == (JobState.CANCELLED, "cancelled", JobState.DONE)
+        assert len(shop.folders()) == 3
+    else:
+        assert (mine.state, mine.attempts, theirs.state) == (JobState.PENDING, 0, JobState.PENDING)
+        assert len(shop.folders()) == 2
+
+
+async def test_a_merge_beyond_the_tenants_storage_writes_nothing(shop: Shop) -> None:
+    shop.runtime = replace(shop.runtime, settings=shop.runtime.settings.model_copy(update={"limit_stored_bytes": 1000}))
+    cats, path = await shop.tenant("cats")
+    id = await shop.ask(cats, path, "merged")
+    await shop.runner().run_all()
+    found = await shop.job(cats, id)
+    assert (found.state, found.error_code) == (JobState.FAILED, "invalid_request")
+    assert "storage has room for 993" in (found.error_message or "")
+    assert len(shop.folders()) == 1
+
+
+async def test_a_merge_of_a_checkpoint_that_is_gone_fails(shop: Shop) -> None:
+    cats, path = await shop.tenant("cats")
+    id = await shop.ask(cats, path.replace("kept", "gone"), "merged")
+    await shop.runner().run_all()
+    assert (await shop.job(cats, id)).error_code == "not_found"

@@ -1,0 +1,279 @@
+"""Runs jobs on weights, one at a time in a process: takes a job, works on a thread, and tells its progress meanwhile.
+
+A job whose worker dies is free when its lease ends, and begins again. Each attempt writes a folder of its own, which only the
+holder of the lease records.
+"""
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import Cancelled, EngineFailure, InvalidRequest, PoisonOperation, Unavailable, WeftError
+from contracts.paths import CheckpointPath, Segment, parse_path
+from contracts.weight_jobs import ImportRequest, JobState, MergeRequest
+from engine.model.adapter_import import ImportBounds
+from engine.model.atomic_folder import write_atomically
+from engine.model.base import BaseModel
+from engine.model.merged_model import MergeSource
+from ledger.runtime import Runtime
+from ledger.wakeups import JOBS
+from store.repeat import repeat
+from tenants.checkpoints import NewCheckpoint, directory_of, find_checkpoint, is_path_taken, record_checkpoint
+from tenants.imported_checkpoints import ImportedCheckpoint, record_import
+from tenants.limit_use import STORAGE_USE
+from tenants.limits import Counted, Limits, hold_count
+from tenants.storage import check_storage
+from tenants.weight_jobs import (
+    LEASE,
+    TakenJob,
+    finish_job,
+    free_all,
+    give_back,
+    renew_job,
+    staged_folder,
+    take_job,
+)
+from workers.jobs.imports import write_import
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 5.0
+_RENEW_SECONDS = LEASE.total_seconds() / 6
+
+
+class AttemptEnds(Exception):
+    """The work of an attempt ends before it is done."""
+
+
+@dataclass
+class _Attempt:
+    """Link between the thread that works and the loop that renews the lease."""
+
+    job: TakenJob
+    done: int = 0
+    total: int = 0
+    ends: threading.Event = field(default_factory=threading.Event)
+
+    def progress(self, done: int, total: int) -> None:
+        """Take note of the progress; called by the thread. Raises ``AttemptEnds`` when the attempt is to end."""
+        self.done, self.total = done, total
+        if self.ends.is_set():
+            raise AttemptEnds
+
+
+class JobRunner:
+    """Worker of the jobs for ``bases``, in a cluster called by Celery tasks, in ``weft serve`` by ``run``."""
+
+    def __init__(self, runtime: Runtime, bases: Mapping[str, BaseModel]) -> None:
+        """Look at ``bases``, which their trainers load, by name at each look for jobs: none is taken before its base is there."""
+        self._runtime = runtime
+        self._bases = bases
+        self._defaults = Limits.of(runtime.settings)
+        self._lock = asyncio.Lock()
+        self._current: _Attempt | None = None
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run jobs as they come until ``stop``."""
+        with self._runtime.wakeups.listen(JOBS) as wake:
+            failed = "jobs on weights could not be run"
+            await repeat(self.run_all, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=wake, failed=failed)
+
+    def stop(self) -> None:
+        """Give the job in hand back, at its next step, and take no more."""
+        self._stopping.set()
+        if self._current is not None:
+            self._current.ends.set()
+
+    async def finished(self) -> None:
+        """Wait until no job is in hand, after ``stop``."""
+        async with self._lock:
+            pass
+
+    async def free_all(self) -> None:
+        """End the leases of workers that died; call it only while no other process works."""
+        async with self._runtime.database.write() as transaction:
+            await free_all(transaction)
+
+    async def run_all(self) -> None:
+        """Run jobs until none is left. Return at once if the process has one in hand. Raises ``Unavailable``."""
+        if self._lock.locked():
+            return
+        async with self._lock:
+            while not self._stopping.is_set() and await self._run_next():
+                pass
+
+    async def _run_next(self) -> bool:
+        async with self._runtime.database.write() as transaction:
+            job = await take_job(transaction, list(self._bases), self._runtime.clock())
+        if job is None:
+            return False
+        self._current = attempt = _Attempt(job)
+        renewing = asyncio.create_task(self._renew(attempt), name=f"job {job.id}")
+        try:
+            await self._attempt(attempt)
+        finally:
+            self._current = None
+            renewing.cancel()
+        return True
+
+    async def _renew(self, attempt: _Attempt) -> None:
+        async def renew() -> None:
+            now, job = self._runtime.clock(), attempt.job
+            async with self._runtime.database.write() as transaction:
+                if not await renew_job(transaction, job, done=attempt.done, total=attempt.total, now=now):
+                    attempt.ends.set()
+
+        await repeat(renew, seconds=_RENEW_SECONDS, failed="a job's lease could not be renewed")
+
+    async def _attempt(self, attempt: _Attempt) -> None:
+        job = attempt.job
+        log.info("job=%s attempt=%d begins", job.id, job.attempts)
+        try:
+            if job.attempts > self._runtime.settings.max_attempts:
+                raise PoisonOperation(
+                    f"{job.attempts - 1} processes ended while they ran this job; it is not tried again"
+                )
+            match job.asked:
+                case MergeRequest() as merge:
+                    path = await self._merge(attempt, merge)
+                case ImportRequest() as asked:
+                    path = await self._import(attempt, asked)
+        except AttemptEnds:
+            await self._interrupted(job)
+        except Unavailable:
+            # The job is free when its lease ends.
+            raise
+        except WeftError as error:
+            await self._end(job, error, JobState.FAILED)
+        except (OSError, RuntimeError, SafetensorError):
+            # A full disk, no memory, a damaged file of the base.
+            log.exception("job=%s failed", job.id)
+            message = f"weft failed to run this job; the service's log has the cause (job {job.id})"
+            await self._end(job, EngineFailure(message), JobState.FAILED)
+        else:
+            log.info("job=%s done path=%s", job.id, path)
+            await self._drop_staged(job)
+
+    async def _interrupted(self, job: TakenJob) -> None:
+        if self._stopping.is_set():
+            async with self._runtime.database.write() as transaction:
+                await give_back(transaction, job)
+            return
+        # Cancelled; or another worker's, and then nothing is written.
+        await self._end(job, Cancelled("the job was cancelled by its tenant"), JobState.CANCELLED)
+
+    async def _end(self, job: TakenJob, error: WeftError, state: JobState) -> None:
+        async with self._runtime.database.write() as transaction:
+            has_ended = await finish_job(transaction, job, error, state=state, now=self._runtime.clock())
+        if has_ended:
+            await self._drop_staged(job)
+
+    async def _drop_staged(self, job: TakenJob) -> None:
+        if isinstance(job.asked, ImportRequest):
+            await asyncio.to_thread(self._runtime.data_folder.remove, staged_folder(job.id))
+
+    # --- merges ----------------------------------------------------------------------------------------------------
+
+    async def _merge(self, attempt: _Attempt, asked: MergeRequest) -> str:
+        job = attempt.job
+        path = parse_path(asked.path)
+        target = CheckpointPath(path.run_id, Segment.EXTERNAL_WEIGHTS, asked.name)
+        async with self._runtime.database.read() as session:
+            source, run = await find_checkpoint(session, job.tenant, path, self._runtime.clock)
+            if await is_path_taken(session, job.tenant, target):
+                raise InvalidRequest(
+                    f"name: the run has a checkpoint {target.checkpoint_id} already; choose another name"
+                )
+            room = (await STORAGE_USE.of(session, job.tenant, self._defaults)).room("stored_bytes")
+        folder = self._runtime.data_folder
+        base, adapter = self._bases[run.base_model].facts.path, folder.path(source.directory)
+        directory = folder.path(directory_of(job.checkpoint))
+        await asyncio.to_thread(_remove, folder.path(directory_of(job.abandoned)))
+        merging = _Merge(base, adapter, directory, asked.dtype)
+        size = await asyncio.to_thread(_write, merging, attempt, room)
+        new = NewCheckpoint(
+            id=job.checkpoint,
+            run_id=run.id,  # type: ignore[arg-type]
+            segment=Segment.EXTERNAL_WEIGHTS,
+            name=asked.name,
+            size_bytes=size,
+            ttl_seconds=asked.ttl_seconds,
+            listed=True,
+            user_metadata=None,
+        )
+
+        async def record(transaction: AsyncSession) -> CheckpointPath:
+            await record_checkpoint(transaction, job.tenant, new, self._runtime.clock)
+            await check_storage(transaction, job.tenant, self._defaults)
+            return target
+
+        return await self._record(attempt, record)
+
+    # --- imports ---------------------------------------------------------------------------------------------------
+
+    async def _import(self, attempt: _Attempt, asked: ImportRequest) -> str:
+        job, settings, folder = attempt.job, self._runtime.settings, self._runtime.data_folder
+        bounds = ImportBounds(settings.max_import_bytes, settings.max_rank)
+        staged, directory = folder.path(staged_folder(job.id)), folder.path(directory_of(job.checkpoint))
+        await asyncio.to_thread(_remove, folder.path(directory_of(job.abandoned)))
+        base = self._bases[job.base_model]
+        size, lora = await asyncio.to_thread(write_import, staged, directory, base, bounds, attempt.progress)
+        new = ImportedCheckpoint(
+            job.checkpoint, job.base_model, lora, asked.segment, asked.name, size, asked.ttl_seconds
+        )
+
+        async def record(transaction: AsyncSession) -> CheckpointPath:
+            return await record_import(transaction, job.tenant, new, self._runtime.clock, self._defaults)
+
+        return await self._record(attempt, record)
+
+    async def _record(self, attempt: _Attempt, record: Callable[[AsyncSession], Awaitable[CheckpointPath]]) -> str:
+        """Record the job's end and, by ``record``, what it made, both or neither; return its path."""
+        clock, job, total = self._runtime.clock, attempt.job, attempt.total
+        try:
+            async with self._runtime.database.write() as transaction:
+                await hold_count(transaction, Counted.STORAGE, [job.tenant])
+                target = str(await record(transaction))
+                if not await finish_job(transaction, job, target, state=JobState.DONE, now=clock(), total=total):
+                    raise AttemptEnds
+        except Unavailable:
+            raise
+        except (WeftError, AttemptEnds):
+            await asyncio.to_thread(self._runtime.data_folder.remove, directory_of(job.checkpoint))
+            raise
+        return target
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """Folders of base and adapter, and the folder and data type that the merged model is to have."""
+
+    base: Path
+    adapter: Path
+    directory: Path
+    dtype: str | None
+
+
+def _write(merge: _Merge, attempt: _Attempt, room: int) -> int:
+    """Write the merged model and return its size in bytes, on a thread. Raises ``InvalidRequest``, ``AttemptEnds``."""
+    merged = MergeSource(merge.base, merge.adapter, merge.dtype)
+    if merged.total_bytes > room:
+        raise InvalidRequest(
+            f"the merged model would take {merged.total_bytes} bytes, and your storage has room for {max(room, 0)}; delete "
+            "some checkpoints"
+        )
+    return write_atomically(merge.directory, lambda folder: merged.write(folder, attempt.progress))
+
+
+def _remove(directory: Path) -> None:
+    """Remove what an attempt has left, whole or half-written."""
+    for left in [*directory.parent.glob(f".{directory.name}.*"), directory]:
+        shutil.rmtree(left, ignore_errors=True)

@@ -62,6 +62,7 @@ from ledger.wakeups import (
     Wakeups,
     cancelled_samples_topic,
     cleared_samples_topic,
+    ended_samples_topic,
     gates_topic,
     operation_topic,
     placements_topic,
@@ -253,6 +254,7 @@ class Ledger:
         finished: list[dict[str, object]] = []
         results: list[dict[str, object]] = []
         cut: list[dict[str, object]] = []
+        sampled: set[str] = set()
         for completion in completions:
             operation, outcome = completion.operation, completion.outcome
             if operation.id not in pending:
@@ -266,6 +268,10 @@ class Ledger:
                 results.append({"operation_id": operation.id, "tenant_id": operation.tenant, "body": body})
             after_commit(transaction, partial(self.wakeups.announce, operation_topic(operation.id)))
             after_commit(transaction, partial(self._telemetry.finished, operation, outcome))
+            if operation.kind is OperationKind.SAMPLE:
+                sampled.add(operation.lane)
+        for lane in sorted(sampled):
+            after_commit(transaction, partial(self.wakeups.announce, ended_samples_topic(lane)))
         if finished:
             await transaction.execute(sql.FINISH, finished)
             if failed := [row["operation_id"] for row in finished if row["new_state"] == OperationState.FAILED]:
@@ -289,6 +295,7 @@ class Ledger:
             ended += await end_training(transaction, selection, error, now)
         topics = {operation_topic(one.id) for one in ended}
         topics |= {cancelled_samples_topic(one.base_model) for one in ended if one.kind is OperationKind.SAMPLE}
+        topics |= {ended_samples_topic(one.lane) for one in ended if one.kind is OperationKind.SAMPLE}
         topics |= {recalls_topic(one.trainer) for one in ended if one.trainer is not None}
         for topic in sorted(topics):
             after_commit(transaction, partial(self.wakeups.announce, topic))

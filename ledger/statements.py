@@ -153,7 +153,12 @@ LANE_POSITIONS = select(runs.c.id, runs.c.next_seq_id, _last_done.label("done"))
     runs.c.id.in_(bindparam("lanes", expanding=True))
 )
 
-_WITHOUT_EFFECT = (OperationKind.FORWARD, OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER)
+_WITHOUT_EFFECT = (
+    OperationKind.FORWARD,
+    OperationKind.SAVE_WEIGHTS,
+    OperationKind.SAVE_WEIGHTS_FOR_SAMPLER,
+    OperationKind.SAVE_WEIGHTS_EXTERNAL,
+)
 TO_REPLAY = (
     _WITHOUT_PAYLOAD.where(
         operations.c.lane == bindparam("lane"),

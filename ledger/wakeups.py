@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PLACEMENTS = "placements:"
+JOBS = "jobs"
+"""Topic: a job on weights is to be run. In a cluster, a message in a queue tells one worker as well."""
 
 
 def trainer_topic(trainer: str) -> str:
@@ -76,6 +78,11 @@ def saved_tokens_topic(request_id: str) -> str:
 def operation_topic(request_id: str) -> str:
     """Topic: the operation has finished."""
     return f"operation:{request_id}"
+
+
+def ended_samples_topic(lane: str) -> str:
+    """Topic: samples of a lane have ended."""
+    return f"ended:{lane}"
 
 
 class Wakeups:

@@ -22,6 +22,7 @@ LARGE_TABLES = frozenset(
         "operation_results",
         "operations",
         "runs",
+        "sample_records",
         "sample_reports",
         "samplers",
         "sessions",

@@ -1,4 +1,4 @@
-"""What may run now, as the trainer sees it: the heads of the lanes that the ledger's rows make."""
+"""Operations that may run now, as the trainer sees them: the heads of the lanes that the ledger's rows make."""
 
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession

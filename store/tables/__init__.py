@@ -8,6 +8,7 @@ from store.tables.base import Base
 from store.tables.bases import BaseWeights
 from store.tables.folders import CheckpointHold, DeletedCheckpoint, DiscardedFolder
 from store.tables.housekeeping import ServicePresence, StepRun
+from store.tables.jobs import WeightJob
 from store.tables.operations import Operation, OperationPayload, OperationResult
 from store.tables.processes import PoolState, WorkerProcess
 from store.tables.run_directives import DirectedRun
@@ -18,6 +19,7 @@ from store.tables.sampling import (
     DirectedReplica,
     SampleInFlight,
     SampleProgress,
+    SampleRecord,
     SampleReport,
     VersionCommand,
 )
@@ -46,6 +48,7 @@ __all__ = [
     "RunState",
     "SampleInFlight",
     "SampleProgress",
+    "SampleRecord",
     "SampleReport",
     "Sampler",
     "ServicePresence",
@@ -54,5 +57,6 @@ __all__ = [
     "Tenant",
     "UsageDay",
     "VersionCommand",
+    "WeightJob",
     "WorkerProcess",
 ]

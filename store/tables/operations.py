@@ -15,6 +15,7 @@ _IS_HELD_SAMPLE = text("state = 'pending' AND kind = 'sample' AND held_by IS NOT
 _IS_PENDING_TRAINING = text("state = 'pending' AND kind <> 'sample'")
 _IS_FAILED = text("state = 'failed'")
 _IS_UNPRUNED = text("finished_at IS NOT NULL AND pruned_at IS NULL")
+_IS_ENDED_SAMPLE = text("kind = 'sample' AND finished_at IS NOT NULL")
 
 
 class Operation(Base):
@@ -30,6 +31,7 @@ class Operation(Base):
     - ``key_id``: API key of the request that brought the operation.
     - ``payload_bytes``: size of the encoded payload.
     - ``reserved_tokens``: tokens that a sample may take at most, its prompt and every sequence to ``max_tokens``.
+    - ``told_as``: number under which the lane's clients are told that the sample has ended (``ledger.told_ends``).
     """
 
     __tablename__ = "operations"
@@ -60,6 +62,7 @@ class Operation(Base):
     key_id: Mapped[int | None]
     payload_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
     reserved_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    told_as: Mapped[int | None] = mapped_column(BigInteger)
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),
@@ -74,6 +77,7 @@ class Operation(Base):
         partial_index("ix_operations_failed", "position", where=_IS_FAILED),
         partial_index("ix_operations_failed_of_tenant", "tenant_id", "position", where=_IS_FAILED),
         partial_index("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
+        partial_index("ix_operations_ended_samples", "lane", "told_as", where=_IS_ENDED_SAMPLE),
     )
 
 

@@ -83,6 +83,22 @@ class SampleProgress(Base):
     is_stale: Mapped[bool] = mapped_column(server_default=false())
 
 
+class SampleRecord(Base):
+    """A finished sample as ``contracts.provenance`` bytes, for training that names its sequences.
+
+    Not used once ``session_id`` has ended. No foreign key: sessions are forgotten without waiting for their records.
+    """
+
+    __tablename__ = "sample_records"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    session_id: Mapped[str] = mapped_column(String(64), index=True)
+    body: Mapped[bytes]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class VersionCommand(Base):
     """A command to the sampling process ``process_id`` to load or to forget a version.
 

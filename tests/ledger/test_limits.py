@@ -124,7 +124,7 @@ def sample(tenant: TenantId, seq_id: int, *, max_tokens: int = 1) -> NewOperatio
 
 
 async def outcomes(processes: list[Process], samples: list[NewOperation]) -> Counter[str]:
-    """How many were accepted, and how many refused by which error, when all come at once to all processes in turn."""
+    """Return the numbers accepted, and refused by each error, when all come at once to all processes in turn."""
     asked = [processes[place % PROCESSES].samples.accept(one) for place, one in enumerate(samples)]
     found = await asyncio.gather(*asked, return_exceptions=True)
     return Counter("accepted" if isinstance(one, str) else type(one).__name__ for one in found)
@@ -174,7 +174,7 @@ async def ready_run(one: Process, tenant: TenantId) -> RunId:
 
 
 async def steps(processes: list[Process], operations: list[NewOperation]) -> Counter[str]:
-    """How many were accepted, and how many refused by which error, when all come at once to all processes in turn."""
+    """Return the numbers accepted, and refused by each error, when all come at once to all processes in turn."""
     asked = []
     for place, one in enumerate(operations):
         accepting = processes[place % PROCESSES]

@@ -1,4 +1,4 @@
-"""Removal of folders of checkpoints and snapshots, once their rows are gone."""
+"""Removal of folders of checkpoints, snapshots and staged archives, once their rows are gone."""
 
 import asyncio
 import logging
@@ -10,10 +10,13 @@ from ledger.runtime import Runtime
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
 from tenants.discarded_folders import forget_removed, put_last
 from tenants.recorded_folders import removable, unrecorded_folders
+from tenants.weight_jobs import IMPORTS
 from workers.housekeeping.step import SMALL, Batch
 
 log = logging.getLogger(__name__)
 
+_PARENTS = (CHECKPOINTS, SNAPSHOTS, IMPORTS)
+"""Folders whose entries rows name, in the order in which orphans are looked for."""
 _UNNOTICED = timedelta(minutes=1)
 """Longest time for which a transaction that has read a checkpoint's row may go on without noticing that it was deleted."""
 _SETTLED_SECONDS = 24 * 3600.0
@@ -56,7 +59,7 @@ class FolderRemoval:
             await asyncio.gather(*(asyncio.to_thread(self._runtime.data_folder.remove, folder) for folder in some))
 
     async def remove_orphans(self, *, settled: bool, after: str = "", most: int = SMALL) -> Batch:
-        """Remove checkpoint and snapshot folders that no row names, among the next ones after the folder ``after``.
+        """Remove folders of checkpoints, snapshots and archives that no row names, among the next ones after ``after``.
 
         A batch ends once ``most`` folders went, or a few more.
 
@@ -66,7 +69,8 @@ class FolderRemoval:
         """
         oldest = time() - _SETTLED_SECONDS if settled else None
         removed, folder = 0, self._runtime.data_folder
-        parent = SNAPSHOTS if after.startswith(f"{SNAPSHOTS}/") else CHECKPOINTS
+        place = _PARENTS.index(after.partition("/")[0] or CHECKPOINTS)
+        parent, further = _PARENTS[place], _PARENTS[place + 1 :]
         seen = await asyncio.to_thread(folder.folders_after, parent, after, most=_LOOKED_AT)
         for begin in range(0, len(seen), _ASKED_AT_ONCE):
             some = seen[begin : begin + _ASKED_AT_ONCE]
@@ -82,4 +86,4 @@ class FolderRemoval:
                 return Batch(removed, seen[min(begin + _ASKED_AT_ONCE, len(seen)) - 1])
         if len(seen) == _LOOKED_AT:
             return Batch(removed, seen[-1])
-        return Batch(removed, f"{SNAPSHOTS}/" if parent == CHECKPOINTS else None)
+        return Batch(removed, f"{further[0]}/" if further else None)

@@ -25,6 +25,7 @@ from store.tables import (
     SampleInFlight,
     SampleProgress,
     Sampler,
+    SampleRecord,
     SampleReport,
     ServicePresence,
     Session,
@@ -32,9 +33,11 @@ from store.tables import (
     Tenant,
     UsageDay,
     VersionCommand,
+    WeightJob,
     WorkerProcess,
 )
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
+from tenants.weight_jobs import IMPORTS
 from workers.housekeeping.schedule import StepName
 from workers.leases.work_in_hand import RECORDS
 
@@ -74,6 +77,7 @@ _TABLES: Mapping[type[Base], Retention] = {
     RunEvent: Ends((StepName.FORGET_EVENTS,)),
     SampleInFlight: Ends((StepName.REAP_PROCESSES,)),
     SampleProgress: Ends((StepName.PRUNE_RESULTS,)),
+    SampleRecord: Ends((StepName.FORGET_SAMPLE_RECORDS,)),
     SampleReport: Ends((StepName.PRUNE_RESULTS,)),
     Sampler: Ends((StepName.FORGET_SESSIONS,)),
     ServicePresence: Bounded("a single row"),
@@ -82,6 +86,7 @@ _TABLES: Mapping[type[Base], Retention] = {
     Tenant: Bounded("one row for each tenant that an operator makes"),
     UsageDay: Bounded("one row a day for each tenant, base model and kind of operation, kept for the accounts"),
     VersionCommand: Ends((StepName.EXPIRE_COMMANDS,)),
+    WeightJob: Ends((StepName.FORGET_OPERATIONS,)),
     WorkerProcess: Ends((StepName.REAP_PROCESSES,)),
 }
 RETENTION_OF_TABLES: Mapping[str, Retention] = {table.__tablename__: end for table, end in _TABLES.items()}
@@ -89,8 +94,10 @@ RETENTION_OF_TABLES: Mapping[str, Retention] = {table.__tablename__: end for tab
 RETENTION_OF_FOLDERS: Mapping[str, Retention] = {
     CHECKPOINTS: Ends((StepName.EMPTY_TRASH, StepName.REMOVE_ORPHANS)),
     SNAPSHOTS: Ends((StepName.REMOVE_SNAPSHOTS, StepName.REMOVE_ORPHANS)),
+    IMPORTS: Ends((StepName.REMOVE_ORPHANS,)),
     PAYLOADS: Ends((StepName.REMOVE_PAYLOAD_FILES,)),
     RECORDS: Bounded("a folder for each living trainer; whoever reaps it removes it"),
+    "handshakes": Bounded("random adapters of rank 4, one set for each base model that is sampled"),
     "logs": Bounded("each host removes its security files when they are a year old"),
 }
 """Folders by their names in the data folder."""

@@ -27,6 +27,7 @@ class StepName(StrEnum):
     DROP_PAYLOADS = "drop-payloads"
     REMOVE_PAYLOAD_FILES = "remove-payload-files"
     FORGET_OPERATIONS = "forget-operations"
+    FORGET_SAMPLE_RECORDS = "forget-sample-records"
     FORGET_SESSIONS = "forget-sessions"
     FORGET_RUNS = "forget-runs"
     FORGET_EVENTS = "forget-events"
@@ -37,6 +38,7 @@ _SELDOM = {
     StepName.FORGET_DELETIONS: timedelta(minutes=5),
     StepName.REMOVE_PAYLOAD_FILES: timedelta(minutes=5),
     StepName.FORGET_OPERATIONS: timedelta(minutes=5),
+    StepName.FORGET_SAMPLE_RECORDS: timedelta(minutes=5),
     StepName.FORGET_SESSIONS: timedelta(minutes=10),
     StepName.FORGET_RUNS: timedelta(minutes=10),
     StepName.FORGET_EVENTS: timedelta(minutes=10),

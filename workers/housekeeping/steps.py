@@ -21,8 +21,10 @@ from tenants.presence import was_present
 from tenants.run_directives import delete_stale_directives
 from tenants.run_history import delete_run_events
 from tenants.run_retention import drop_snapshots, end_runs, forget_runs, forget_sessions
+from tenants.sample_records import forget_sample_records
 from tenants.sessions import end_silent_sessions
 from tenants.version_retention import VersionRules, delete_expired, retire_versions
+from tenants.weight_jobs import forget_jobs
 from workers.housekeeping.folders import FolderRemoval
 from workers.housekeeping.schedule import StepName
 from workers.housekeeping.step import LARGE, SMALL, Batch, Step, again
@@ -62,6 +64,7 @@ class HousekeepingSteps:
             StepName.DROP_PAYLOADS: self._drop_payloads,
             StepName.REMOVE_PAYLOAD_FILES: self._remove_payload_files,
             StepName.FORGET_OPERATIONS: self._forget_operations,
+            StepName.FORGET_SAMPLE_RECORDS: self._forget_sample_records,
             StepName.FORGET_SESSIONS: self._forget_sessions,
             StepName.FORGET_RUNS: self._forget_runs,
             StepName.FORGET_EVENTS: self._forget_events,
@@ -118,6 +121,17 @@ class HousekeepingSteps:
         return Batch(0)
 
     # --- what has expired ------------------------------------------------------------------------------------------
+
+    async def _forget_sample_records(self, _place: str | None) -> Batch:
+        now, settings = self._runtime.clock(), self._runtime.settings
+        ended_before = now - settings.result_grace
+        # The records of sessions that ended earlier have expired.
+        ended_after = ended_before - settings.retention_sample_records
+        async with self._runtime.database.write() as transaction:
+            gone = await forget_sample_records(
+                transaction, now=now, ended_after=ended_after, ended_before=ended_before, most=LARGE
+            )
+        return again(gone, LARGE)
 
     async def _expire_links(self, _place: str | None) -> Batch:
         async with self._runtime.database.write() as transaction:
@@ -191,6 +205,7 @@ class HousekeepingSteps:
         before = self._runtime.clock() - self._runtime.settings.retention_operations
         async with self._runtime.database.write() as transaction:
             rows, further = await forget_operations(transaction, before=before, after=int(place or 0))
+            rows += await forget_jobs(transaction, before=before, most=LARGE)
         return Batch(rows, None if further is None else str(further))
 
     async def _forget_sessions(self, place: str | None) -> Batch:

@@ -1,4 +1,4 @@
-"""What has ended goes after its retention; what somebody needs stays, and so does all of a second tenant."""
+"""Rows of what has ended go after their retention; those that are needed stay, and so does all of a second tenant."""
 
 from datetime import timedelta
 

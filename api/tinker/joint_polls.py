@@ -1,0 +1,112 @@
+"""``retrieve_futures``: one poll for all samples of a sampling client, held open until some have ended."""
+
+from time import monotonic
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from api.authentication import Caller
+from api.json_body import json_body
+from api.route_bounds import METADATA_BODY, Holding, bounded
+from api.services import ApiServices, Services
+from api.wire.json_counts import DATA
+from api.wire.request_model import BodyPart, ListOf, PlainText, RequestModel
+from api.wire.tinker_requests import SampleSeqId
+from contracts.ids import SamplerId, TenantId
+from ledger.told_ends import ToldEnd, ends_after
+from ledger.wakeups import ended_samples_topic
+from store.repeat import wait_for
+
+router = APIRouter(tags=["futures"])
+
+SEQ_IDS_OF_A_COPY = 1_000_000_000
+"""seq_ids of one copy of a sampler's client: copy n sends those from n times it on."""
+_MOST_PAGES = 4
+"""Most pages of ends that one poll passes over. The client's next poll goes on from the cursor."""
+_SECONDS_TO_NEXT_LOOK = 5.0
+"""Longest time between two looks: a wake-up may be lost, and housekeeping may have locked an end."""
+
+
+class PollTarget(BodyPart):
+    """A copy of a sampler's client; the client itself is copy 0."""
+
+    sampling_session_id: PlainText
+    cloned_sampler_id: SampleSeqId = 0
+
+
+class RetrieveManyRequest(RequestModel):
+    """Samples of ``target`` that ended after ``prev_cursor``. ``timeout``: seconds to wait for one; 0 does not wait.
+
+    ``retrieved_request_ids``: samples whose results the client has. They are kept for their grace time all the same.
+    """
+
+    target: PollTarget
+    prev_cursor: Annotated[int, Field(ge=0, le=2**62)] = 0
+    timeout: Annotated[float, Field(ge=0)] | None = None
+    retrieved_request_ids: ListOf[PlainText] = []
+
+
+class Completion(BaseModel):
+    """A sample that has ended, with the size of its result in bytes if it has one."""
+
+    state: Literal["finished", "failed"]
+    request_id: str
+    response_payload_uncompressed_size: int | None = None
+
+
+class Completions(BaseModel):
+    """Samples that have ended. ``cursor`` is the next poll's ``prev_cursor``."""
+
+    completions: list[Completion]
+    cursor: int
+
+
+@router.post("/retrieve_futures")
+@bounded(body=METADATA_BODY, holding=Holding.POLL)
+async def retrieve_futures(
+    caller: Caller, services: Services, body: Annotated[RetrieveManyRequest, json_body(RetrieveManyRequest, DATA)]
+) -> Completions:
+    """Return the samples of a sampling client that ended since its last poll, after waiting for at most ``poll_hold``.
+
+    Each is told once to a client that sends the cursor on. The answer to a poll that passes over many ends of other copies is
+    empty, and has a higher cursor. Raises ``NotFound``.
+    """
+    sampler = await services.batched_reads.samplers.standing(caller, body.target.sampling_session_id)
+    hold = services.runtime.settings.poll_hold.total_seconds()
+    seconds = hold if body.timeout is None else min(hold, body.timeout)
+    wakeups = services.runtime.wakeups
+    with wakeups.listen(ended_samples_topic(sampler.id)) as event:
+        ends_at, cursor = monotonic() + seconds, body.prev_cursor
+        while True:
+            copy = body.target.cloned_sampler_id
+            told, cursor, is_whole = await _told_after(services, caller, sampler.id, cursor, copy)
+            left = ends_at - monotonic()
+            if told or not is_whole or left <= 0 or wakeups.is_closed:
+                return Completions(completions=[_completion(end) for end in told], cursor=cursor)
+            await wait_for(event, min(left, _SECONDS_TO_NEXT_LOOK))
+
+
+async def _told_after(
+    services: ApiServices, caller: TenantId, sampler: SamplerId, cursor: int, copy: int
+) -> tuple[list[ToldEnd], int, bool]:
+    """Return the next ends of one copy's samples, the cursor after them, and whether all ends up to now were looked at.
+
+    Ends of other copies are passed over, at most ``_MOST_PAGES`` of them.
+    """
+    runtime = services.runtime
+    for _ in range(_MOST_PAGES):
+        ends = await ends_after(runtime.database, caller, sampler, cursor, runtime.clock)
+        if not ends:
+            return [], cursor, True
+        cursor = ends[-1].number
+        told = [end for end in ends if end.seq_id // SEQ_IDS_OF_A_COPY == copy]
+        if told:
+            return told, cursor, True
+    return [], cursor, False
+
+
+def _completion(end: ToldEnd) -> Completion:
+    if not end.is_done:
+        return Completion(state="failed", request_id=end.id)
+    return Completion(state="finished", request_id=end.id, response_payload_uncompressed_size=end.result_bytes)

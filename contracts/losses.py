@@ -14,6 +14,8 @@ CLIP_LOW, CLIP_HIGH, BETA = "clip_low_threshold", "clip_high_threshold", "beta"
 KL_COEFF, RATIO_CAP = "kl_coeff", "ratio_cap"
 SAMPLING_LOGPROBS, ADVANTAGES, RATIO_MASK = "logprobs", "advantages", "sequence_ratio_mask"
 LARGEST_RATIO_CAP = 1e4
+WITHOUT_ADAPTER = "without_adapter"
+"""Setting of every loss in a ``forward``: 1 computes the bare base, 0 the run's adapter."""
 
 
 class LossName(StrEnum):
@@ -26,6 +28,8 @@ class LossName(StrEnum):
     DRO = "dro"
     GSPO = "gspo"
     STABLE_REINFORCE = "stable_reinforce"
+    CUSTOM = "custom"
+    """A loss that the SDK has traced (``contracts.custom_loss``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +74,6 @@ LOSS_RULES: Mapping[LossName, LossRule] = MappingProxyType(
         LossName.STABLE_REINFORCE: LossRule(
             required=_POLICY_INPUTS, config=MappingProxyType({KL_COEFF: 0.01, RATIO_CAP: 2.0})
         ),
+        LossName.CUSTOM: LossRule(),
     }
 )

@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 
 from contracts.losses import LossName
+from contracts.prompt_cells import PromptAltTokens, PromptCells
+from contracts.provenance_spans import Provenance
 
 
 class OperationKind(StrEnum):
@@ -22,6 +24,7 @@ class OperationKind(StrEnum):
     OPTIM_STEP = "optim_step"
     SAVE_WEIGHTS = "save_weights"
     SAVE_WEIGHTS_FOR_SAMPLER = "save_weights_for_sampler"
+    SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
     LOAD_WEIGHTS = "load_weights"
     UNLOAD_MODEL = "unload_model"
     SAMPLE = "sample"
@@ -60,6 +63,7 @@ class Datum:
     - ``targets``: int64 (N,) or (N, K). Position i predicts ``targets[i]``.
     - ``inputs``: float32 arrays of the shape of ``targets``. They hold weights, or logprobs and advantages, and optionally
       ``clip_low_threshold`` and ``clip_high_threshold`` for each token. The API makes sparse (CSR) inputs dense.
+      A custom loss reads float32 or int64 arrays of its own shapes.
     """
 
     tokens: np.ndarray
@@ -69,18 +73,24 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A loss and its config numbers. The engine has defaults for absent keys."""
+    """A loss and its config numbers. The engine has defaults for absent keys. ``loss_id``: a custom loss's, else empty."""
 
     name: LossName
     config: dict[str, float] = field(default_factory=dict)
+    loss_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Payload of ``forward`` and ``forward_backward``."""
+    """Payload of ``forward`` and ``forward_backward``. ``without_adapter``: a ``forward`` of the bare base.
+
+    ``provenance``: each datum's spans, whose samples' logprobs are to be read; None once they are, or without any.
+    """
 
     loss: LossSpec
     data: list[Datum]
+    without_adapter: bool = False
+    provenance: list[Provenance | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,15 @@ class SaveWeightsForSampler:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveWeightsExternal:
+    """Payload of ``save_weights_external``: PEFT's files, each encrypted to ``age_recipients`` if there are any."""
+
+    name: str
+    ttl_seconds: int | None = None
+    age_recipients: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadWeights:
     """Payload of ``load_weights``. ``creates``: the operation also creates the run (its seq_id is 0)."""
 
@@ -187,7 +206,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Payload of ``sample``. ``prompt``: int64 (P,), P >= 1."""
+    """Payload of ``sample``.
+
+    - ``prompt``: int64 (P,), P >= 1.
+    - ``target_prompt_logprobs``: tokens whose logprobs to report at the prompt's positions.
+    - ``prompt_alt_tokens_k``: number of tokens to draw at each of the prompt's positions after the first.
+    - ``trajectory``: key of the conversation that the sample is a turn of; turns of one key draw on one replica.
+    - ``is_recorded``: tokens and logprobs are recorded for training that names the sequences.
+    """
 
     prompt: np.ndarray
     num_samples: int = 1
@@ -196,6 +222,10 @@ class SampleRequest:
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     prompt_logprobs_last_n: int | None = None
+    target_prompt_logprobs: PromptCells | None = None
+    prompt_alt_tokens_k: int = 0
+    trajectory: str | None = None
+    is_recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +260,19 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """Result of ``sample``. ``prompt_logprobs``: float32 (P,), NaN where absent, as index 0 always is."""
+    """Result of ``sample``.
+
+    - ``prompt_logprobs``: float32 (P,), NaN where absent, as index 0 always is.
+    - ``prompt_cache_hit_tokens``: tokens of the prompt that the replica had computed for an earlier request.
+    - ``target_prompt_logprobs``: logprobs in the layout of the request's tokens.
+    """
 
     sequences: list[SampledSequence]
     prompt_logprobs: np.ndarray | None = None
     topk_prompt_logprobs: TopkLogprobs | None = None
     prompt_cache_hit_tokens: int = 0
+    target_prompt_logprobs: PromptCells | None = None
+    prompt_alt_tokens: PromptAltTokens | None = None
 
     @property
     def drawn(self) -> int:
@@ -276,6 +313,14 @@ class WeightsSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class ExternalWeightsSaved:
+    """Result of ``save_weights_external``: a ``tinker://`` path, and the size of its files in bytes."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SamplerWeightsSaved:
     """Result of ``save_weights_for_sampler``: ``path`` if the payload had a name, else ``sampling_session_id``."""
 
@@ -304,6 +349,7 @@ Payload = (
     | OptimStep
     | SaveWeights
     | SaveWeightsForSampler
+    | SaveWeightsExternal
     | LoadWeights
     | UnloadModel
     | SampleRequest
@@ -315,6 +361,7 @@ Result = (
     | OptimStepped
     | WeightsSaved
     | SamplerWeightsSaved
+    | ExternalWeightsSaved
     | WeightsLoaded
     | ModelUnloaded
     | SampleOutput
@@ -327,6 +374,7 @@ PAYLOAD_TYPES: dict[OperationKind, type[Payload]] = {
     OperationKind.OPTIM_STEP: OptimStep,
     OperationKind.SAVE_WEIGHTS: SaveWeights,
     OperationKind.SAVE_WEIGHTS_FOR_SAMPLER: SaveWeightsForSampler,
+    OperationKind.SAVE_WEIGHTS_EXTERNAL: SaveWeightsExternal,
     OperationKind.LOAD_WEIGHTS: LoadWeights,
     OperationKind.UNLOAD_MODEL: UnloadModel,
     OperationKind.SAMPLE: SampleRequest,
@@ -339,6 +387,7 @@ RESULT_TYPES: dict[OperationKind, type[Result]] = {
     OperationKind.OPTIM_STEP: OptimStepped,
     OperationKind.SAVE_WEIGHTS: WeightsSaved,
     OperationKind.SAVE_WEIGHTS_FOR_SAMPLER: SamplerWeightsSaved,
+    OperationKind.SAVE_WEIGHTS_EXTERNAL: ExternalWeightsSaved,
     OperationKind.LOAD_WEIGHTS: WeightsLoaded,
     OperationKind.UNLOAD_MODEL: ModelUnloaded,
     OperationKind.SAMPLE: SampleOutput,

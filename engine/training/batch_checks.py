@@ -8,23 +8,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from contracts.base_model import BaseModelFacts
+from contracts.custom_loss import check_inputs, read_custom_loss
 from contracts.errors import InvalidRequest
-from contracts.losses import LOSS_RULES, LossRule
+from contracts.losses import LOSS_RULES, WITHOUT_ADAPTER, LossName, LossRule
 from contracts.operations import Datum, TrainingBatch
 
 
-def check_batch(batch: TrainingBatch, facts: BaseModelFacts) -> None:
+def check_batch(batch: TrainingBatch, facts: BaseModelFacts, *, backward: bool = False) -> None:
     """Raise ``InvalidRequest``, naming the field, unless shapes, token ids, inputs and config fit the loss and the base."""
     rule = LOSS_RULES[batch.loss.name]
+    if batch.without_adapter and backward:
+        raise InvalidRequest(f"loss_fn_config.{WITHOUT_ADAPTER}: the base model itself is not trained; call forward")
     unknown = sorted(set(batch.loss.config) - set(rule.config))
     if unknown:
         known = ", ".join(rule.config) or "none"
         raise InvalidRequest(f"loss_fn_config: {unknown[0]!r} is no setting of {batch.loss.name}; it knows: {known}")
     rule.check_config(batch.loss.config)
+    custom = read_custom_loss(batch.loss.loss_id) if batch.loss.name is LossName.CUSTOM else None
     if not batch.data:
         raise InvalidRequest("data is empty; send at least one datum")
     for number, datum in enumerate(batch.data):
         _check_datum(datum, f"data[{number}]", rule, facts)
+        if custom is not None:
+            check_inputs(custom, datum.targets, datum.inputs, f"data[{number}]")
 
 
 def _check_datum(datum: Datum, field: str, rule: LossRule, facts: BaseModelFacts) -> None:

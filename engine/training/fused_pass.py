@@ -103,7 +103,7 @@ class FusedPass:
         started = perf_counter()
         tokens = sequences = 0
         for backward in (True, False):
-            rows = [row for row in self._rows() if self._pieces[row.member].operation.backward is backward]
+            rows = [row for row in self._rows() if self._pieces[row.member].operation.runs_backward is backward]
             tokens, sequences = tokens + sum(row.length for row in rows), sequences + len(rows)
             batches = self._executor.split(rows, token_budget=self._token_budget, slots=self._slots)
             found = self._compute(batches, backward=backward)

@@ -137,6 +137,11 @@ def _stable_reinforce(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
     return torch.where(is_sampled, config[KL_COEFF] * divergence - gain, torch.zeros_like(logp))
 
 
+def _not_yet(logp: Tensor, _inputs: Inputs, _config: Config) -> Tensor:
+    """Zeros: the forward of a custom loss, which is computed once the logprobs are known (``engine.training.custom_loss``)."""
+    return torch.zeros_like(logp)
+
+
 def _clipped_surrogate(ratio: Tensor, inputs: Inputs, config: Config) -> Tensor:
     advantages = inputs[ADVANTAGES]
     return -torch.minimum(ratio * advantages, _clip(ratio, inputs, config) * advantages)
@@ -161,4 +166,5 @@ _LOSSES: Mapping[LossName, LossFunction] = {
     LossName.DRO: _dro,
     LossName.GSPO: _gspo,
     LossName.STABLE_REINFORCE: _stable_reinforce,
+    LossName.CUSTOM: _not_yet,
 }

@@ -1,13 +1,16 @@
 """Progress of a ``forward`` or ``forward_backward`` operation, whose sequences may be computed in several passes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
 
+from contracts.custom_loss import read_custom_loss
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RunId
-from contracts.operations import ForwardBackwardOutput, TrainingBatch
+from contracts.losses import LossName
+from contracts.operations import ForwardBackwardOutput, LossSpec, TrainingBatch
+from engine.training.custom_loss import Evaluated, evaluate
 from engine.training.policy_record import policy_metrics
 
 
@@ -50,6 +53,12 @@ class PassOperation:
     - ``begun``: sequences that are in a pass or were in one. ``computed``: sequences whose results are added.
     - ``gradient``: float32 (layout.size,). It reaches the adapter only when the whole operation is computed.
     - ``outcome``: None until the operation has ended, well or not. Results that come after the end are ignored.
+
+    A custom loss takes two rounds of passes: a forward for its logprobs, and after its evaluation the ``forward_backward`` of the
+    linear loss that has its gradient. ``batch`` is then that of the linear loss.
+
+    One thread changes the state, that of ``Trainer.finish``. Only ``begun`` and ``is_evaluating`` belong to the event loop.
+    ``is_evaluating`` stays true: a loss is evaluated once.
     """
 
     run: RunId
@@ -58,11 +67,14 @@ class PassOperation:
     begun: int = 0
     computed: int = 0
     is_checked: bool = False
+    is_evaluating: bool = False
     loss: float = 0.0
     gradient: Tensor | None = None
     outcome: ForwardBackwardOutput | WeftError | None = None
     logprobs: list[np.ndarray] = field(default_factory=list)
     _early: dict[int, PieceResult] = field(default_factory=dict)
+    _evaluated: Evaluated | None = None
+    _logprobs: list[np.ndarray] = field(default_factory=list)
 
     @property
     def lengths_left(self) -> list[int]:
@@ -103,9 +115,46 @@ class PassOperation:
         self.computed += result.sequences
 
     @property
+    def runs_backward(self) -> bool:
+        """True if the passes now compute gradients."""
+        return self.backward and self.batch.loss.name is not LossName.CUSTOM
+
+    @property
+    def awaits_loss(self) -> bool:
+        """True once the logprobs of a custom loss are known, and until it is evaluated."""
+        is_custom = self.batch.loss.name is LossName.CUSTOM and self._evaluated is None
+        return is_custom and self.outcome is None and self.computed == len(self.batch.data)
+
+    def evaluate(self) -> Evaluated:
+        """Compute the custom loss. Changes nothing; blocking. Raises ``InvalidRequest``."""
+        return evaluate(read_custom_loss(self.batch.loss.loss_id), self.batch.data, self.logprobs)
+
+    def note_evaluated(self, found: Evaluated | WeftError) -> None:
+        """Note the loss. With ``backward``, begin again with the linear loss. An error ends the operation.
+
+        Ignored once the operation has ended.
+        """
+        if self.outcome is not None:
+            return
+        if isinstance(found, WeftError):
+            self.end(found)
+            return
+        self._evaluated = found
+        if not self.backward:
+            return
+        data = [
+            replace(datum, inputs={"weights": -slope})
+            for datum, slope in zip(self.batch.data, found.slopes, strict=True)
+        ]
+        self._logprobs, self.logprobs, self.computed = self.logprobs, [], 0
+        self.batch = TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), data)
+        # Last: from now on the event loop plans passes of it.
+        self.begun = 0
+
+    @property
     def is_complete(self) -> bool:
-        """True once the results of all sequences are added."""
-        return self.computed == len(self.batch.data)
+        """True once the results of all sequences are added, and the custom loss, if it is one, is evaluated."""
+        return self.computed == len(self.batch.data) and not self.awaits_loss
 
     def output(self) -> ForwardBackwardOutput | WeftError:
         """Return the operation's result; an ``EngineFailure`` when a sequence has no logprobs."""
@@ -113,5 +162,8 @@ class PassOperation:
             return EngineFailure("the pass left out a sequence")
         tokens = sum(len(datum.tokens) for datum in self.batch.data)
         metrics = {"loss:sum": self.loss, "tokens:sum": float(tokens)}
+        if self._evaluated is not None:
+            metrics |= {"loss:sum": self._evaluated.loss, **self._evaluated.metrics}
+            return ForwardBackwardOutput(self._logprobs or self.logprobs, metrics)
         metrics |= policy_metrics(self.batch.loss, self.batch.data, self.logprobs)
         return ForwardBackwardOutput(self.logprobs, metrics)

@@ -19,10 +19,11 @@ from contracts.operations import ForwardBackwardOutput, LoraSettings, OptimizerN
 from contracts.pass_report import PassReport
 from engine.model.base import BaseModel
 from engine.model.device import device_errors
-from engine.model.lora import LoraLayout, LoraWeights
+from engine.model.lora import LoraLayout, LoraWeights, bare_weights
 from engine.training.adamw import StepResult, StepTask, adamw_steps, check_step
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.batch_checks import check_batch
+from engine.training.custom_loss import Evaluated
 from engine.training.executors.threads import MicroBatchThreads
 from engine.training.fused_pass import ComputedPass, FusedPass, MicroBatchExecutor
 from engine.training.muon import dimuon_step
@@ -107,9 +108,9 @@ class Trainer:
                 continue
             try:
                 if not operation.is_checked:
-                    check_batch(operation.batch, self.base.facts)
+                    check_batch(operation.batch, self.base.facts, backward=operation.backward)
                     operation.is_checked = True
-                weights.append(self.state(operation.run).weights)
+                weights.append(self._weights(operation))
                 present.append(piece)
             except WeftError as error:
                 refused.append((piece, PieceResult(piece.sequences, error=error)))
@@ -127,6 +128,12 @@ class Trainer:
             results=computed.results + [result for _, result in refused],
         )
 
+    def _weights(self, operation: PassOperation) -> LoraWeights:
+        """Return the weights that the operation computes with. Raises ``EngineFailure`` when the adapter is not in memory."""
+        if operation.batch.without_adapter:
+            return bare_weights(self.base.device)
+        return self.state(operation.run).weights
+
     def finish(self, computed: ComputedPass, in_order: Sequence[PassOperation]) -> None:
         """Note a pass's results, and end the operations that are complete.
 
@@ -135,6 +142,10 @@ class Trainer:
         """
         for piece, result in zip(computed.pieces, computed.results, strict=True):
             piece.operation.note(piece, result)
+        self.end_complete(in_order)
+
+    def end_complete(self, in_order: Sequence[PassOperation]) -> None:
+        """End those of ``in_order`` that are complete: see ``finish``."""
         held_up: set[RunId] = set()
         for operation in in_order:
             if operation.outcome is not None or operation.run in held_up:
@@ -143,6 +154,13 @@ class Trainer:
                 operation.end(self._finished(operation))
             else:
                 held_up.add(operation.run)
+
+    def finish_evaluated(
+        self, operation: PassOperation, found: Evaluated | WeftError, in_order: Sequence[PassOperation]
+    ) -> None:
+        """Note a custom loss, and end the operations that are complete: see ``finish``."""
+        operation.note_evaluated(found)
+        self.end_complete(in_order)
 
     def advance(self, pieces: Sequence[PassPiece]) -> PassReport:
         """Run ``compute`` on all slots, then ``finish``. Raises only for a failure of the whole pass, which changes nothing."""
@@ -154,6 +172,16 @@ class Trainer:
         """Compute whole items in one fused pass and return their outcomes in order. Raises as ``advance`` does."""
         operations = [PassOperation(item.run, item.batch, item.backward) for item in items]
         self.advance([operation.next_piece(len(operation.batch.data)) for operation in operations])
+        if custom := [operation for operation in operations if operation.awaits_loss]:
+            for operation in custom:
+                try:
+                    operation.note_evaluated(operation.evaluate())
+                except WeftError as error:
+                    operation.note_evaluated(error)
+            self.advance(
+                [one.next_piece(len(one.batch.data)) for one in custom if one.lengths_left and one.outcome is None]
+            )
+            self.end_complete(operations)
         return [operation.outcome or EngineFailure("the pass left out a sequence") for operation in operations]
 
     def _finished(self, operation: PassOperation) -> ForwardBackwardOutput | WeftError:

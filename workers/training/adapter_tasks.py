@@ -18,7 +18,7 @@ from contracts.errors import (
 )
 from contracts.ids import RunId, TenantId
 from contracts.ledger_records import ReadyOperation
-from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsForSampler
+from contracts.operations import LoadWeights, OperationKind, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler
 from ledger.runtime import Runtime
 from ledger.untold import tell
 from telemetry.context import working_on
@@ -308,6 +308,8 @@ class AdapterTasks:
                 await self._checkpoints.save(head, save)
             case SaveWeightsForSampler() as save:
                 await self._checkpoints.save_for_sampler(head, save)
+            case SaveWeightsExternal() as save:
+                await self._checkpoints.save_external(head, save)
             case LoadWeights() as load:
                 return await self._checkpoints.load(head, load)
             case _ if head.kind is OperationKind.CREATE_MODEL:

@@ -5,9 +5,9 @@ states.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,19 +16,24 @@ from contracts.errors import InvalidRequest, RunUnloaded, Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId, SessionId
 from contracts.ledger_records import Completion, ReadyOperation
 from contracts.operations import (
+    ExternalWeightsSaved,
     LoadWeights,
     ModelCreated,
     ModelUnloaded,
     Result,
     SamplerWeightsSaved,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     WeightsLoaded,
     WeightsSaved,
 )
 from contracts.paths import CheckpointPath, Segment
+from engine.model.external_files import write_external_files
+from engine.training.adapter_state import AdapterState
 from engine.training.checkpoint_files import write_checkpoint
 from ledger.runtime import Runtime
+from store.sampled_bases import check_can_be_sampled
 from store.tables import RunState
 from tenants.checkpoint_holds import hold
 from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id, record_checkpoint
@@ -52,6 +57,7 @@ class CheckpointOperations:
         self._publication = runtime.publication
         self._engine = engine
         self._residency = residency
+        self._settings = runtime.settings
         self._defaults = Limits.of(runtime.settings)
 
     async def create(self, operation: ReadyOperation) -> bool:
@@ -95,7 +101,7 @@ class CheckpointOperations:
         if not save.overwrite:
             await self._check_path_free(operation, path)
         await self._check_room(operation, coming=0 if save.overwrite else 1)
-        checkpoint, size = await self._write(operation, optimizer=True)
+        checkpoint, size = await self._write(operation, self._with_optimizer)
         new = NewCheckpoint(
             id=checkpoint,
             run_id=RunId(operation.lane),
@@ -114,8 +120,10 @@ class CheckpointOperations:
         """Publish an immutable version for sampling. A version without a name gets a sampler of its own."""
         if save.name is not None:
             await self._check_path_free(operation, CheckpointPath(operation.lane, Segment.SAMPLER_WEIGHTS, save.name))
+        else:
+            await self._check_sampled(operation)
         await self._check_room(operation, coming=1)
-        checkpoint, size = await self._write(operation, optimizer=False)
+        checkpoint, size = await self._write(operation, self._weights_alone)
         new = NewCheckpoint(
             id=checkpoint,
             run_id=RunId(operation.lane),
@@ -141,6 +149,37 @@ class CheckpointOperations:
                 await self._complete(transaction, operation, result)
         if is_followed:
             self._engine.telemetry.published(operation, seconds=perf_counter() - started)
+
+    async def save_external(self, operation: ReadyOperation, save: SaveWeightsExternal) -> None:
+        """Write PEFT's files for use elsewhere, encrypted if the save names recipients."""
+        path = CheckpointPath(operation.lane, Segment.EXTERNAL_WEIGHTS, save.name)
+        await self._check_path_free(operation, path)
+        await self._check_room(operation, coming=1)
+        recipients, base = save.age_recipients or (), self._engine.trainer.base
+
+        def write(directory: Path, state: AdapterState) -> int:
+            return write_external_files(directory, base, state.weights, recipients)
+
+        checkpoint, size = await self._write(operation, write)
+        new = NewCheckpoint(
+            id=checkpoint,
+            run_id=RunId(operation.lane),
+            segment=Segment.EXTERNAL_WEIGHTS,
+            name=save.name,
+            size_bytes=size,
+            ttl_seconds=save.ttl_seconds,
+            listed=True,
+            user_metadata=None,
+        )
+        async with self._removed_unless_recorded(checkpoint), self._database.write() as transaction:
+            await self._record(transaction, operation, new)
+            await self._complete(transaction, operation, ExternalWeightsSaved(str(path), size))
+
+    async def _check_sampled(self, operation: ReadyOperation) -> None:
+        """Raise ``InvalidRequest`` before any file is written, if no sampler takes the run's adapter."""
+        async with self._database.read() as session:
+            run = await get_run(session, operation.tenant, operation.lane)
+        check_can_be_sampled(self._settings, run.base_model, rank=run.rank, trains_head=run.train_unembed)
 
     async def _check_room(self, operation: ReadyOperation, *, coming: int) -> None:
         """Raise ``StorageFull`` before any file is written, if it is clear already."""
@@ -220,12 +259,19 @@ class CheckpointOperations:
                 f"path: this run has a checkpoint {path.segment}/{path.name} already; choose another name"
             )
 
-    async def _write(self, operation: ReadyOperation, *, optimizer: bool) -> tuple[CheckpointId, int]:
-        checkpoint, trainer = new_checkpoint_id(), self._engine.trainer
+    async def _write(
+        self, operation: ReadyOperation, write: Callable[[Path, AdapterState], int]
+    ) -> tuple[CheckpointId, int]:
+        checkpoint = new_checkpoint_id()
         directory = self._data_folder.path(directory_of(checkpoint))
-        state = trainer.state(RunId(operation.lane))
-        size = await asyncio.to_thread(partial(write_checkpoint, directory, trainer.base, state, optimizer=optimizer))
-        return checkpoint, size
+        state = self._engine.trainer.state(RunId(operation.lane))
+        return checkpoint, await asyncio.to_thread(write, directory, state)
+
+    def _with_optimizer(self, directory: Path, state: AdapterState) -> int:
+        return write_checkpoint(directory, self._engine.trainer.base, state, optimizer=True)
+
+    def _weights_alone(self, directory: Path, state: AdapterState) -> int:
+        return write_checkpoint(directory, self._engine.trainer.base, state, optimizer=False)
 
     async def _complete(
         self, transaction: AsyncSession, operation: ReadyOperation, outcome: Result | WeftError

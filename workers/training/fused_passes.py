@@ -8,10 +8,11 @@ once. Called from the event loop.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, TrainingBatch
@@ -20,6 +21,7 @@ from engine.round_robin import Fairness
 from engine.training.pass_operation import PassOperation, PassPiece
 from engine.training.trainer import ComputedPass
 from workers.training.lanes import Lane, Lanes
+from workers.training.loss_evaluations import LossEvaluations, LossToEvaluate
 from workers.training.operation_outcomes import OperationOutcomes, failure_of, has_failed_whole
 from workers.training.residency import AdapterResidency
 from workers.training.scheduler import QueuedPass, parts_by_length, plan_pass
@@ -90,22 +92,27 @@ class FusedPasses:
         self._parts: deque[_Part] = deque()
         self._free = trainer.slots
         self._threads = ThreadPoolExecutor(trainer.slots, thread_name_prefix=f"pass-{self._base_model}")
+        self._losses = LossEvaluations(engine, turns)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._stopping = False
 
     @property
     def are_under_way(self) -> bool:
-        """True while a pass runs or is planned. An operation may be between two of its passes."""
+        """True while a pass runs or is planned, or a custom loss is evaluated.
+
+        An operation may be between two of its passes, or wait for its loss's turn.
+        """
         return bool(self._tasks or self._parts)
 
     def begin(self) -> None:
-        """Start passes while slots are free and something may run.
+        """Start passes while slots are free and something may run, and the evaluation of a custom loss.
 
         Raises the error that has ended an earlier pass, if it was no ``Exception`` (``GroupLost``).
         """
         if self._failure is not None:
             raise self._failure
+        self._begin_loss()
         while self._free and not self._stopping:
             if not self._parts:
                 self._parts.extend(self._plan())
@@ -117,11 +124,12 @@ class FusedPasses:
             self._start(self._parts.popleft(), slots)
 
     async def finished(self) -> None:
-        """Begin no more passes, and wait for those under way."""
+        """Begin no more passes and evaluations, and wait for those under way."""
         self._stopping = True
         while self._tasks:
             await asyncio.wait(self._tasks)
         self._threads.shutdown()
+        self._losses.close()
 
     # --- planning --------------------------------------------------------------------------------------------------
 
@@ -190,7 +198,10 @@ class FusedPasses:
 
     def _start(self, part: _Part, slots: int) -> None:
         self._free -= slots
-        task = asyncio.create_task(self._run(part.chosen, slots), name=f"pass {self._base_model}")
+        self._track(self._run(part.chosen, slots), f"pass {self._base_model}")
+
+    def _track(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
@@ -236,10 +247,24 @@ class FusedPasses:
             self._free += slots
 
     async def _note(self, computed: ComputedPass, part: Sequence[_Chosen]) -> None:
-        lanes = {chosen.lane.run: chosen.lane for chosen in part}.values()
+        lanes = list({chosen.lane.run: chosen.lane for chosen in part}.values())
         in_order = [begun for lane in lanes for begun in _started_in_order(lane)]
         await self._compute.run(partial(self._trainer.finish, computed, in_order))
         self._report(computed.report, part)
+        for lane in lanes:
+            for operation in lane.passes():
+                if (begun := lane.started.get(operation.id)) is not None:
+                    self._losses.add(lane, operation, begun)
+        self._begin_loss()
+
+    def _begin_loss(self) -> None:
+        """Start evaluating the custom loss whose turn it is, if none is under way."""
+        if not self._stopping and (loss := self._losses.take()) is not None:
+            self._track(self._evaluate(loss), f"custom loss {self._base_model}")
+
+    async def _evaluate(self, loss: LossToEvaluate) -> None:
+        await self._losses.evaluate(loss, partial(_started_in_order, loss.lane))
+        self._complete_in_order(loss.lane)
 
     def _complete_in_order(self, lane: Lane) -> None:
         for operation in list(lane.passes()):

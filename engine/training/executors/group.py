@@ -144,8 +144,9 @@ class TrainerGroup:
         with self._lock, self._step():
             self._scatter(works)
             for rank, work in enumerate(works[1:], start=1):
-                for number in work.members:
-                    dist.send(micro_batches.members[number].weights.vector, dst=rank)
+                for number, member in work.members.items():
+                    if member.size:
+                        dist.send(micro_batches.members[number].weights.vector, dst=rank)
             found = [self._compute(micro_batches, works[0])]
             sent: list[list[SentResult]] = [[] for _ in range(self.size)]
             dist.gather_object([], sent, group=self._control)
@@ -216,7 +217,8 @@ class TrainerGroup:
         vectors: dict[int, Tensor] = {}
         for number, member in work.members.items():
             vectors[number] = torch.empty(member.size, device=self.device)
-            dist.recv(vectors[number], src=0)
+            if member.size:
+                dist.recv(vectors[number], src=0)
         members = {number: member.member(base, vectors[number]) for number, member in work.members.items()}
         results = self._compute(FusedMicroBatches(base, members), work)
         sent = [SentResult.of(result) for result in results]

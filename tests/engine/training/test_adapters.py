@@ -217,7 +217,7 @@ def test_fifteen_neighbours_change_nothing(trainer: Trainer, head: bool) -> None
     for number, run in enumerate(neighbours):
         trainer.create(run, mixed_settings(number))
         randomise(trainer, run, number)
-    losses = list(LossName)
+    losses = [loss for loss in LossName if loss is not LossName.CUSTOM]
     for step in range(10):
         batch = make_batch(step, LossName.PPO)
         by_itself = output(trainer.run_pass([backward(alone, batch)])[0])

@@ -121,7 +121,7 @@ def test_adapter_that_breaks_the_pass_fails_alone(trainer: Trainer) -> None:
 
 
 def test_step_that_would_not_be_finite_changes_nothing(trainer: Trainer) -> None:
-    """With eps 0, A's gradient of zero at the first step makes 0 / 0; a neighbour in the same step goes on."""
+    """A step with eps 0: A's gradient of zero at the first step makes 0 / 0; a neighbour in the same step goes on."""
     for run in (RUN, NEIGHBOUR):
         trainer.create(run, settings())
         trainer.run_pass([backward(run, good_batch())])

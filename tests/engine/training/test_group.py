@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 from tests.engine.training.group_rank import SCENARIOS, TIMEOUT_SECONDS, TOKENS, Found, failing, other_facts
 
 DEADLINE_SECONDS = 120.0
-"""For a group that starts, works and ends; the machine may be busy."""
+"""Deadline of a group that starts, works and ends; the machine may be busy."""
 TOLERANCE = 1e-5
 _SIZES = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 OTHERS: dict[str, PretrainedConfig] = {

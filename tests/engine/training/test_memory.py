@@ -35,7 +35,7 @@ from engine.training.trainer import PassItem, Trainer
 from tests.engine.training.conftest import NEIGHBOUR, RUN, backward, gradients_of, make_batch, randomise, settings
 
 VOCABULARY = 32768
-"""So large that a chunk is 128 positions."""
+"""Vocabulary so large that a chunk is 128 positions."""
 
 
 @pytest.fixture(scope="module")

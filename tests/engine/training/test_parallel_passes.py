@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 60.0
 
 @pytest.fixture(params=[2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """That many cores, as far as torch knows."""
+    """Have torch believe in that many cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

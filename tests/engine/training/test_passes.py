@@ -4,10 +4,13 @@ Tolerances: 1e-5 relative to the largest value of the matrix compared, fp32.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from contracts.errors import InvalidRequest, WeftError
 from contracts.ids import RunId
@@ -140,3 +143,34 @@ def test_an_operation_that_fails_in_a_later_pass_takes_its_earlier_pieces_back(a
         output(adapters.run_pass([backward(run, make_batch(8, LossName.PPO))])[0])
         adapters.optim_step(run, OptimStep())
     assert adapters.state(RUN).weights.vector.equal(adapters.state(REFERENCE).weights.vector)
+
+
+@pytest.mark.parametrize("width", [None, 3], ids=["targets-N", "targets-NK"])
+def test_the_bare_base_beside_its_adapter_and_a_neighbour(
+    adapters: Trainer, tiny_model_dir: Path, width: int | None
+) -> None:
+    """The logprobs of a forward without the adapter are those of the base by transformers, and nobody else's change."""
+    batch, others = make_batch(3, LossName.CROSS_ENTROPY, width=width), make_batch(4, LossName.PPO)
+    bare = replace(batch, without_adapter=True)
+    items = [PassItem(RUN, bare, False), PassItem(RUN, batch, False), backward(NEIGHBOUR, others)]
+    found, own, beside = (output(one) for one in adapters.run_pass(items))
+    alone = [output(adapters.run_pass([item])[0]) for item in items[1:]]
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+    for datum, logprobs, adapted in zip(batch.data, found.logprobs, own.logprobs, strict=True):
+        with torch.no_grad():
+            table = model(input_ids=torch.from_numpy(datum.tokens)[None]).logits[0].log_softmax(-1).numpy()
+        expected = np.take_along_axis(table, datum.targets.reshape(len(datum.tokens), -1), 1).reshape(
+            datum.targets.shape
+        )
+        np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+        assert np.abs(logprobs - adapted).max() > 1e-3
+    for ours, theirs in zip((own, beside), alone, strict=True):
+        assert_same(ours, theirs)
+
+
+def test_the_bare_base_is_not_trained(adapters: Trainer) -> None:
+    batch = replace(make_batch(3, LossName.CROSS_ENTROPY), without_adapter=True)
+    refused, beside = adapters.run_pass([backward(RUN, batch), backward(NEIGHBOUR, make_batch(4, LossName.PPO))])
+    assert isinstance(refused, InvalidRequest)
+    assert adapters.state(RUN).gradient is None
+    output(beside)

@@ -79,7 +79,7 @@ async def test_a_suspended_tenants_work_waits_and_goes_on_bit_for_bit(new_rig: N
 
 
 async def test_an_operation_begun_before_a_suspension_ends(new_rig: NewRig) -> None:
-    """It takes several passes: its tenant's other work waits, and its own sequences must not be left lying."""
+    """The operation takes several passes: its tenant's other work waits, and its own sequences must not be left lying."""
     rig = new_rig(token_budget=16)
     async with rig.running():
         held, other = await rig.clients("held", "other")

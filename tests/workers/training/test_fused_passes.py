@@ -120,7 +120,7 @@ async def test_an_operation_that_is_computed_first_ends_after_those_before_it(
 async def test_a_pass_under_way_does_not_reach_a_run_that_was_rebuilt_meanwhile(
     new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its operation is computed again from the ledger: once, not twice."""
+    """The run's operation is computed again from the ledger: once, not twice."""
     monkeypatch.setattr("workers.training.worker.SWEEP_SECONDS", 0.05)
     rig = new_rig(token_budget=64)
     work, beside = batch(1, (16, 16)), batch(2, (16, 9))

@@ -218,7 +218,7 @@ async def test_an_operation_with_too_many_attempts_fails_with_a_code_and_its_run
 
 
 async def test_a_record_shows_what_was_in_hand_last(tmp_path: Path) -> None:
-    """Also after it has become shorter, and after an error that ends the process."""
+    """The record is right after it has become shorter, too, and after an error that ends the process."""
     folder, work = DataFolder(tmp_path), WorkInHand()
     work.open(folder, "trainer")
     first, second = RequestId("1" * 36), RequestId("2" * 36)

@@ -202,7 +202,7 @@ async def test_what_comes_after_a_replay_waits_for_all_of_it(
 async def test_an_adapter_that_leaves_amid_its_replay_goes_on_where_it_was(
     new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is paged out between two replays, and its snapshot covers what was applied."""
+    """The run is paged out between two replays, and its snapshot covers what was applied."""
     rig = new_rig()
     async with rig.running():
         client, other = await rig.clients("client", "other")

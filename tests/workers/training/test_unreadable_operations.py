@@ -43,7 +43,7 @@ async def failure(client: Client, request: RequestId) -> tuple[str | None, str |
 
 @pytest.mark.parametrize("how", DAMAGES)
 async def test_an_operation_that_cannot_be_read_fails_alone(new_rig: NewRig, base: BaseModel, how: str) -> None:
-    """It stands between others of its run, and beside another tenant's, when the worker looks for the first time."""
+    """The operation stands between others of its run, and beside another tenant's, when the worker looks for the first time."""
     rig = new_rig()
     async with rig.running():
         client, other = await rig.clients("client", "other")

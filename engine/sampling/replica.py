@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.operations import TopkLogprobs
+from contracts.prompt_cells import PromptAltTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,37 @@ class AdapterVersion:
 
 @dataclass(frozen=True, slots=True)
 class PromptScoring:
-    """Scores to report for the prompt's tokens from position ``start`` (at least 1) on: logprobs, the ``topk`` likeliest."""
+    """Scores to report for positions of the prompt.
+
+    - From position ``start`` (at least 1) on: logprobs of the prompt's tokens, and the ``topk`` likeliest.
+    - ``targets``: positions (at least 1, ascending) and tokens, int64 (M,) each, whose logprobs are wanted.
+    - ``alternatives``: number of tokens to draw at every position from 1 on, independently and at the request's temperature
+      alone.
+    """
 
     start: int
     logprobs: bool
     topk: int
+    targets: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    alternatives: int = 0
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True if anything is asked for from ``start`` on."""
+        return self.logprobs or self.topk > 0
+
+    def of_prompt(self) -> "PromptScoring":
+        """Return what is asked for of the prompt's own tokens alone."""
+        return PromptScoring(self.start, self.logprobs, self.topk)
+
+    def begin(self, length: int) -> int:
+        """Return the first position of a prompt of ``length`` tokens that is wanted, ``length`` for none."""
+        wanted = [min(self.start, length)] if self.scores_prompt else [length]
+        if self.targets is not None and len(self.targets[0]):
+            wanted.append(int(self.targets[0][0]))
+        if self.alternatives:
+            wanted.append(min(1, length))
+        return min(wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +103,24 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Prompt scores: ``logprobs`` float32 (P,), NaN at 0 and before ``start``, and ``topk`` of length P. None if not asked."""
+    """Prompt scores; None for what is not asked.
+
+    - ``logprobs``: float32 (P,), NaN at 0 and before ``start``. ``topk``: of length P.
+    - ``targets``: logprobs of the wanted targets, float32 (M,).
+    - ``alternatives``: the drawn tokens with their logprobs.
+    """
 
     logprobs: NDArray[np.float32] | None
     topk: TopkLogprobs | None
+    targets: NDArray[np.float32] | None = None
+    alternatives: PromptAltTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCached:
+    """Tokens of the prompt that the replica had computed for an earlier request. Of several counts the least is right."""
+
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +144,7 @@ class Ended:
     reason: EndReason
 
 
-GenerateEvent = PromptScored | NewToken | Ended
+GenerateEvent = PromptScored | PromptCached | NewToken | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +173,8 @@ class SamplerReplica(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[GenerateEvent]]:
         """Stream the events of ``request`` until every sequence has ended. Closing the generator early aborts the request.
 
-        Prompt scores, if asked for, come before any token. Raises ``InvalidRequest`` for a mistake of the caller's, and
+        Prompt scores, if asked for, come before any token. A replica that reuses prompts tells how much of this one it has
+        reused. Raises ``InvalidRequest`` for a mistake of the caller's, and
         ``EngineFailure`` when the replica cannot go on; tokens received before the failure are valid.
         """
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import MAX_TEMPERATURE
-from engine.sampling.replica import GenerateRequest
+from engine.sampling.replica import GenerateRequest, PromptScoring
 
 
 def check_request(request: GenerateRequest, facts: BaseModelFacts) -> None:
@@ -19,6 +19,19 @@ def check_request(request: GenerateRequest, facts: BaseModelFacts) -> None:
         raise InvalidRequest("topk must be at least 0")
     if request.scoring is not None and (request.scoring.start < 1 or request.scoring.topk < 0):
         raise InvalidRequest("scoring: start must be at least 1 and topk at least 0")
+    if request.scoring is not None:
+        _check_cells(request.scoring, len(request.prompt), facts)
+
+
+def _check_cells(scoring: PromptScoring, length: int, facts: BaseModelFacts) -> None:
+    if scoring.alternatives < 0 or (scoring.alternatives and length < 2):
+        raise InvalidRequest("scoring: alternatives must be at least 0, and need a prompt of two tokens")
+    if scoring.targets is not None:
+        positions, tokens = scoring.targets
+        if len(positions) and not (1 <= positions[0] <= positions[-1] < length):
+            raise InvalidRequest(f"scoring: target positions must be 1 to {length - 1}")
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < facts.vocabulary_size):
+            raise InvalidRequest(f"scoring: target tokens must be from 0 to {facts.vocabulary_size - 1}")
 
 
 def check_prompt(prompt: NDArray[np.int64], max_tokens: int, facts: BaseModelFacts) -> None:

@@ -1,24 +1,37 @@
-"""Two real vLLM servers of one service: one is killed in the midst of two tenants' samples."""
+"""Two real vLLM servers of one service: one is killed in the midst of samples, and conversations keep their server."""
 
 import itertools
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from testing.service_process import ServiceProcess
 from tests.conftest import missing_service
-from tests.e2e.conftest import BASE_NAME, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
+from tests.e2e.conftest import BASE_NAME, FLOW_SECONDS, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
 from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, Speaker, teach
 
 RESTART_SECONDS = 150.0
+MOST_KL = 1e-6
+"""Nats a token, of a trained adapter's samples in float32."""
+BLOCK = 128
+"""Tokens of a block of vLLM's prefix cache on a CPU: only whole blocks are found again."""
+TURNS = 5
+MOST_KEYS = 16
+SAID = 96
+"""Tokens of a turn, half of them drawn."""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +84,20 @@ def sampled_on(speaker: Speaker, replica: str) -> list[int]:
     raise AssertionError(f"{replica} takes no work")
 
 
+def test_the_sampler_draws_from_what_was_trained(service: Service) -> None:
+    """The losses' own metrics tell it, in float32; prompts are scored by the trainer's forward. Both servers shook hands."""
+    command = [sys.executable, str(Path(__file__).with_name("sdk_on_policy.py")), service.base_url]
+    command += [service.key, service.other_key, BASE_NAME]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=FLOW_SECONDS)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    seen = json.loads(finished.stdout.strip().splitlines()[-1])
+    assert seen["sampled"] > 0
+    assert max(seen["kl"], seen["others_kl"]) < MOST_KL
+    assert seen["scores_off"] < 1e-4
+    log = service.process.log_tail(10**7)
+    assert all(f"replica vllm-{number} passed its handshake" in log for number in (0, 1))
+
+
 def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
     service: Service, pair: tuple[Speaker, Speaker]
 ) -> None:
@@ -95,3 +122,65 @@ def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
     for speaker, tokens in zip(pair, expected, strict=True):
         assert sampled_on(speaker, victim) == tokens
     send_directive(service, "work", other)
+
+
+def cached_tokens(service: Service) -> float:
+    """Tokens of prompts that the servers have found in their prefix caches so far, by their own counters."""
+    found = 0.0
+    for replica in ("vllm-0", "vllm-1"):
+        command = server_of(service, replica).cmdline()
+        socket = command[command.index("--uds") + 1]
+        with httpx.Client(transport=httpx.HTTPTransport(uds=socket)) as client:
+            counters = client.get("http://vllm/metrics").text
+        hits = re.findall(r"^vllm:prefix_cache_hits_total\{.*\} (\S+)$", counters, re.MULTILINE)
+        found += sum(map(float, hits))
+    return found
+
+
+@dataclass
+class Conversations:
+    """Replicas of each conversation's turns, and the tokens of prompts that turns at home find in whole blocks."""
+
+    replicas: list[list[str]] = field(default_factory=list)
+    known: int = 0
+
+    @property
+    def homes(self) -> set[str]:
+        """Replicas of the conversations' first turns."""
+        return {replicas[0] for replicas in self.replicas}
+
+    def hold(self, speaker: Speaker, keys: Sequence[str | None]) -> "Conversations":
+        """Hold a conversation for each key, each of its turns by a sampling session of its own."""
+        for key in keys:
+            self.replicas.append([])
+            tokens = [(7 * place + 31 * len(self.replicas)) % 250 for place in range(3 * BLOCK)]
+            for number in range(TURNS):
+                body = speaker.body(tokens=SAID // 2, sampler=speaker.pinned(MEOW, 2000 + speaker.asked))
+                body |= {"prompt": {"chunks": [{"tokens": tokens}]}, "trajectory": key}
+                request_id = speaker.client.post("/asample", **body).json()["request_id"]
+                drawn = speaker.client.wait(request_id).json()["sequences"][0]["tokens"]
+                self.replicas[-1] += speaker.client.http.get(f"/samples/{request_id}").json()["replicas"]
+                if number:
+                    self.known += (len(tokens) - SAID // 2) // BLOCK * BLOCK
+                tokens = tokens + drawn + [(11 * place) % 250 for place in range(SAID // 2)]
+        return self
+
+
+def test_turns_of_a_trajectory_find_their_prefix_on_their_home(service: Service, pair: tuple[Speaker, Speaker]) -> None:
+    """The neighbour holds conversations of the same keys meanwhile: its turns have homes of their own."""
+    for replica in ("vllm-0", "vllm-1"):
+        sampled_on(pair[0], replica)
+    before = cached_tokens(service)
+    held = (Conversations(), Conversations())
+    with ThreadPoolExecutor(2) as threads:
+        # A home follows from the tenant's random id, too: more keys, until some have each home.
+        for number in range(MOST_KEYS):
+            key = f"conversation {number}"
+            list(threads.map(lambda mine, speaker, key=key: mine.hold(speaker, [key]), held, pair))
+            if number >= 3 and held[0].homes | held[1].homes == {"vllm-0", "vllm-1"}:
+                break
+    hits = cached_tokens(service) - before
+    for mine in held:
+        assert [len(set(replicas)) for replicas in mine.replicas] == [1] * (number + 1)
+    assert held[0].homes | held[1].homes == {"vllm-0", "vllm-1"}
+    assert hits >= sum(mine.known for mine in held)

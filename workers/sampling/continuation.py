@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from contracts.errors import EngineFailure
 from contracts.operations import SampledSequence, SampleOutput, SampleRequest, TopkLogprobs, empty_topk
+from contracts.prompt_cells import PromptCells
 from contracts.sample_report import SequenceReport, VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
@@ -21,6 +22,7 @@ from engine.sampling.replica import (
     GenerateEvent,
     GenerateRequest,
     NewToken,
+    PromptCached,
     PromptScored,
     PromptScoring,
 )
@@ -86,6 +88,9 @@ class Continuation:
         self._owner, self._share = owner, share
         self._scoring = _scoring(sample)
         self._scored: PromptScored | None = None
+        self._cached: int | None = None
+        self._is_cache_counted = False
+        """True if what comes later of the prompt's cache is of the sample's own making."""
         self._sequences = [_Sequence(StopCheck(stop)) for _ in range(sample.num_samples)]
         self._asked: dict[str, tuple[int, ...]] = {}
         self.restarts = 0
@@ -157,6 +162,9 @@ class Continuation:
         if isinstance(event, PromptScored):
             self._take_scores(event)
             return None
+        if isinstance(event, PromptCached):
+            self._take_cached(request, event)
+            return None
         sequence = self._sequences[self._asked[request.request_id][event.index]]
         if sequence.reason is not None:
             return None
@@ -209,7 +217,23 @@ class Continuation:
                 raise EngineFailure("the replica left out logprobs of the prompt")
         if self._scoring.topk > 0 and (event.topk is None or len(event.topk.token_ids) != length):
             raise EngineFailure("the replica left out likeliest tokens of the prompt")
+
+        if self._scoring.targets is not None:
+            found = event.targets
+            if found is None or len(found) != len(self._scoring.targets[0]) or not np.isfinite(found).all():
+                raise EngineFailure("the replica left out logprobs of target tokens")
+        wanted = (length - 1, self._scoring.alternatives)
+        if self._scoring.alternatives and (event.alternatives is None or event.alternatives.tokens.shape != wanted):
+            raise EngineFailure("the replica left out draws at the prompt's positions")
         self._scored = event
+
+    def _take_cached(self, request: GenerateRequest, event: PromptCached) -> None:
+        """Count the sample's own prompt, as its first computation found it: later ones find what the sample left."""
+        if len(request.prompt) > len(self._sample.prompt) or self._is_cache_counted:
+            return
+        # Of several sequences the first to be computed has found the least.
+        self._cached = event.tokens if self._cached is None else min(self._cached, event.tokens)
+        self._is_cache_counted = self._scoring is not None and self._scored is None
 
     def restart(self) -> None:
         """Drop every token and keep the prompt's scores."""
@@ -233,7 +257,16 @@ class Continuation:
             sequences=sequences,
             prompt_logprobs=self._scored.logprobs if self._scored else None,
             topk_prompt_logprobs=self._scored.topk if self._scored else None,
+            prompt_cache_hit_tokens=self._cached or 0,
+            target_prompt_logprobs=self._targets(),
+            prompt_alt_tokens=self._scored.alternatives if self._scored else None,
         )
+
+    def _targets(self) -> PromptCells | None:
+        asked = self._sample.target_prompt_logprobs
+        if asked is None or self._scored is None or self._scored.targets is None:
+            return None
+        return asked.scored(self._scored.targets)
 
     def so_far(self) -> SampleOutput:
         """Return the tokens so far. The stop reason of a sequence that has not ended means nothing."""
@@ -244,7 +277,12 @@ class Continuation:
         self.restarts = restarts
         self._sequences = [_resumed(self._stop, *one) for one in zip(output.sequences, reports, strict=True)]
         if self._scoring is not None and self.made:
-            self._scored = PromptScored(output.prompt_logprobs, output.topk_prompt_logprobs)
+            asked, scored = self._sample.target_prompt_logprobs, output.target_prompt_logprobs
+            targets = None if asked is None or scored is None else asked.scores_of(scored)
+            alternatives = output.prompt_alt_tokens
+            self._scored = PromptScored(output.prompt_logprobs, output.topk_prompt_logprobs, targets, alternatives)
+        if self.made:
+            self._cached, self._is_cache_counted = output.prompt_cache_hit_tokens, True
 
     def spans(self) -> list[list[VersionSpan]]:
         """Return the version spans of each sequence so far: without gaps, neighbours of different versions."""
@@ -299,8 +337,16 @@ def segment_seed(seed: int | None, index: int, start: int) -> int | None:
 
 
 def _scoring(sample: SampleRequest) -> PromptScoring | None:
-    if not sample.prompt_logprobs and sample.topk_prompt_logprobs <= 0:
+    targets = None if sample.target_prompt_logprobs is None else sample.target_prompt_logprobs.wanted()
+    scores_prompt = sample.prompt_logprobs or sample.topk_prompt_logprobs > 0
+    if not scores_prompt and targets is None and not sample.prompt_alt_tokens_k:
         return None
     length = len(sample.prompt)
     last = length if sample.prompt_logprobs_last_n is None else sample.prompt_logprobs_last_n
-    return PromptScoring(max(1, length - last), sample.prompt_logprobs, sample.topk_prompt_logprobs)
+    return PromptScoring(
+        max(1, length - last),
+        sample.prompt_logprobs,
+        sample.topk_prompt_logprobs,
+        targets,
+        sample.prompt_alt_tokens_k,
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contracts.ledger_records import ReadyOperation
 from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.gate_cache import GateCache
-from workers.sampling.router import Router
+from workers.sampling.router import Router, affinity_of
 from workers.sampling.weight_source import WeightSource
 
 
@@ -28,7 +28,7 @@ class OpenAttempts:
         when a gate before the sample is closed or no replica takes work.
         """
         is_closed = self._gate_cache.closed_before(source.run, operation.tenant)
-        routed = None if is_closed else self._router.choose(operation.lane, source.name)
+        routed = None if is_closed else self._router.choose(affinity_of(operation), source.name)
         if routed is None:
             return None
         # Counted at once, because the next choice of the same round must see the load.

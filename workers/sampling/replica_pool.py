@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
+from engine.sampling.handshake import Handshake
+from engine.sampling.replica import SamplerReplica
 from store.repeat import repeat, wait_for_any
 from tenants.replica_directives import ReplicaDirective, StandingDirective
 from workers.sampling.replica_sources import ReplicaSource
@@ -25,9 +27,16 @@ _LONGEST_PAUSE_SECONDS = 60.0
 class ReplicaPool:
     """Replicas made by ``sources`` and offered to ``router``, as the operators' replica directives allow."""
 
-    def __init__(self, router: Router, sources: Sequence[ReplicaSource], read_directives: ReadDirectives) -> None:
-        """``read_directives`` is called at each look at a replica."""
+    def __init__(
+        self,
+        router: Router,
+        sources: Sequence[ReplicaSource],
+        read_directives: ReadDirectives,
+        handshake: Handshake | None = None,
+    ) -> None:
+        """``read_directives`` is called at each look at a replica. Each replica passes the ``handshake`` before it takes work."""
         self.router = router
+        self._handshake = handshake
         self._sources = sources
         self._read_directives = read_directives
         self._watchers: list[asyncio.Task[None]] = []
@@ -38,7 +47,9 @@ class ReplicaPool:
 
         Raises ``InvalidRequest`` when one is not as the settings say, ``EngineFailure`` when none could be started.
         """
-        watches = [_ReplicaWatch(source, self.router, self._read_directives) for source in self._sources]
+        watches = [
+            _ReplicaWatch(source, self.router, self._read_directives, self._handshake) for source in self._sources
+        ]
         ends = await asyncio.gather(*(watch.start_replica() for watch in watches), return_exceptions=True)
         failures = [end for end in ends if isinstance(end, BaseException)]
         refusals = [failure for failure in failures if not isinstance(failure, EngineFailure)]
@@ -63,13 +74,18 @@ class ReplicaPool:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await asyncio.gather(*(routed.replica.close() for routed in self.router.replicas), return_exceptions=True)
         await asyncio.gather(*(source.stop() for source in self._sources), return_exceptions=True)
+        if self._handshake is not None:
+            await self._handshake.close()
 
 
 class _ReplicaWatch:
     """Watch over the replica of one source."""
 
-    def __init__(self, source: ReplicaSource, router: Router, read_directives: ReadDirectives) -> None:
+    def __init__(
+        self, source: ReplicaSource, router: Router, read_directives: ReadDirectives, handshake: Handshake | None
+    ) -> None:
         self._source = source
+        self._handshake = handshake
         self._router = router
         self._read_directives = read_directives
         self._cannot_sleep = False
@@ -91,8 +107,11 @@ class _ReplicaWatch:
             await repeat(self._look, seconds=lambda: self._pause, stopping=stopping, failed=failed)
 
     async def start_replica(self) -> None:
-        """Start the replica and offer it to the router, drained if a directive stands. Raises as ``source.start``."""
-        replica = await self._source.start()
+        """Start the replica and offer it to the router, drained if a directive stands.
+
+        Raises as ``source.start``, and ``EngineFailure`` for a replica that does not compute what the trainer computes.
+        """
+        replica = await self._started()
         if replica.name != self.name:
             raise RuntimeError(
                 f"the source {self.name} started a replica {replica.name}: its watcher would not find it"
@@ -100,6 +119,30 @@ class _ReplicaWatch:
         log.info("replica %s takes work", self.name)
         self._cannot_sleep = False
         self._router.put(replica, is_draining=self.name in await self._read_directives())
+
+    async def _started(self) -> SamplerReplica:
+        """Return the replica once it has started and passed the handshake."""
+        if self._handshake is None:
+            return await self._source.start()
+        with self._handshake.held():
+            return await self._compared(self._handshake)
+
+    async def _compared(self, handshake: Handshake) -> SamplerReplica:
+        # Prepared meanwhile: a server takes half a minute to start, and the trainer's forward seconds to load the base.
+        preparing = asyncio.create_task(handshake.prepare())
+        try:
+            replica = await self._source.start()
+            is_sound = False
+            try:
+                await handshake.run(replica, await preparing)
+                is_sound = True
+            finally:
+                if not is_sound:
+                    await replica.close()
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+        return replica
 
     async def _look(self) -> None:
         """Check the replica's health and follow its directive, or start it again after ``MISSED_LOOKS`` misses."""

@@ -11,6 +11,7 @@ from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.secrets import mask_secrets
 from engine.sampling.replica import SamplerReplica
+from engine.sampling.trainer_forward import TrainerForward
 from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
 from engine.sampling.vllm.replica import VllmReplica
@@ -45,9 +46,10 @@ class ReplicaSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExternalVllm:
-    """Replica on a vLLM server that somebody else runs."""
+    """Replica on a vLLM server that somebody else runs. ``forward`` scores the prompts that the server cannot score."""
 
     settings: VllmSettings
+    forward: TrainerForward | None = None
 
     @property
     def name(self) -> str:
@@ -57,7 +59,7 @@ class ExternalVllm:
     async def start(self) -> SamplerReplica:
         """See ``ReplicaSource``."""
         log.info("replica %s is the vLLM server at %s", self.name, mask_secrets(self.settings.base_url))
-        replica = VllmReplica(self.settings)
+        replica = VllmReplica(self.settings, self.forward)
         await replica.start()
         return replica
 
@@ -68,11 +70,15 @@ class ExternalVllm:
 class ManagedVllm:
     """Replica on a vLLM server that weft starts and stops.
 
-    ``settings`` has everything except the server's address, which each start chooses.
+    ``settings`` has everything except the server's address, which each start chooses. ``forward`` scores the prompts that
+    the server cannot score.
     """
 
-    def __init__(self, settings: VllmSettings, process: VllmProcessSettings) -> None:
+    def __init__(
+        self, settings: VllmSettings, process: VllmProcessSettings, forward: TrainerForward | None = None
+    ) -> None:
         self._settings = settings
+        self._forward = forward
         self.process_settings = process
         self._process: VllmProcess | None = None
 
@@ -86,7 +92,7 @@ class ManagedVllm:
         await self.stop()
         self._process = VllmProcess(self.process_settings)
         await self._process.start()
-        replica = VllmReplica(replace(self._settings, base_url=self._process.base_url))
+        replica = VllmReplica(replace(self._settings, base_url=self._process.base_url), self._forward)
         await replica.start()
         return replica
 
@@ -97,22 +103,30 @@ class ManagedVllm:
 
 
 def vllm_sources(
-    settings: Settings, facts: BaseModelFacts, data_folder: DataFolder, *, trains_here: bool
+    settings: Settings,
+    facts: BaseModelFacts,
+    data_folder: DataFolder,
+    *,
+    trains_here: bool,
+    forward: TrainerForward | None = None,
 ) -> Sequence[ReplicaSource]:
     """Return sources of the vLLM servers that the settings name for a base model, maybe none.
 
+    ``forward`` scores the prompts that servers with head adapters cannot score; None: such prompts are refused.
     ``trains_here``: this process trains on the settings' device, too, which its servers leave a part of.
     Raises ``InvalidRequest`` for an entry that is no ``[NAME=]URL[#REPLICA]``, for two replicas of one name, and for a base that
     vLLM cannot serve with adapters.
     """
     servers = [server for server in vllm_servers(settings.vllm_urls) if server.base_model in (None, facts.name)]
     sources: list[ReplicaSource] = [
-        ExternalVllm(_vllm_settings(settings, facts, data_folder, server.name, server.url)) for server in servers
+        ExternalVllm(_vllm_settings(settings, facts, data_folder, server.name, server.url), forward)
+        for server in servers
     ]
     sources += [
         ManagedVllm(
             _vllm_settings(settings, facts, data_folder, f"vllm-{number}", ""),
             _process_settings(settings, facts, data_folder, f"vllm-{number}", trains_here=trains_here),
+            forward,
         )
         for number in range(settings.vllm_replicas)
     ]
@@ -177,6 +191,8 @@ def _vllm_settings(
         max_logprobs=_most_logprobs(settings),
         max_streams=settings.vllm_sequences,
         prompt_tokens=settings.vllm_prompt_tokens,
+        folder=settings.data_dir,
+        server_folder=settings.vllm_data_dir if url else None,
     )
 
 

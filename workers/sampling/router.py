@@ -1,8 +1,10 @@
-"""Routing of samples to replicas: a session keeps its replica unless that replica is overloaded or lacks the adapter.
+"""Routing of samples to replicas: a session or a trajectory keeps its replica unless that one is overloaded or away.
 
 Load is counted in the sequences that this process has on a replica. A session stays on one replica, because the replica's
-prefix cache has the session's prompts. A bound on the load moves some sessions to other replicas. Method: Mirrokni, Thorup
-and Zadimoghaddam 2018, "Consistent Hashing with Bounded Loads".
+prefix cache has the session's prompts. A bound on the load moves some samples to other replicas. Method: Mirrokni, Thorup
+and Zadimoghaddam 2018, "Consistent Hashing with Bounded Loads". The replica is the one with the highest hash for the key
+("rendezvous hashing", Thaler and Ravishankar 1998), so nothing is remembered, and each key has an order of replicas to fall
+back on.
 """
 
 import asyncio
@@ -13,11 +15,34 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from contracts.ids import RunId
+from contracts.ledger_records import ReadyOperation
+from contracts.operations import SampleRequest
 from engine.sampling.replica import SamplerReplica
 
 LOAD_FACTOR = 1.25
 """Bound of a replica's load, as a multiple of the mean load. Above it a session's samples go to another replica."""
+HOME_SEQUENCES = 8
+"""Load up to which a replica takes the turns of its trajectories, whatever the mean load is: so few share a step cheaply."""
 _REMEMBERED_ADAPTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """Key whose samples should draw on one replica."""
+
+    key: str
+    is_trajectory: bool = False
+    """True: the client names a conversation. The prompt's prefix is where the turns before were drawn, so the replica is
+    chosen before one that has the adapter: loading an adapter takes less than computing a conversation."""
+
+
+def affinity_of(operation: ReadyOperation) -> Affinity:
+    """Return the affinity of a sample: its trajectory's within its tenant, or else its sampling session's."""
+    sample = operation.payload
+    if isinstance(sample, SampleRequest) and sample.trajectory is not None:
+        # Neither a tenant nor a sampler has an id with NUL: no tenant's trajectory has another one's key.
+        return Affinity(f"{operation.tenant}\0{sample.trajectory}", is_trajectory=True)
+    return Affinity(operation.lane)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,13 +101,13 @@ class Router:
         """Return the replica called ``name``."""
         return next((routed for routed in self.replicas if routed.name == name), None)
 
-    def choose(self, session: str, adapter: str | None) -> RoutedReplica | None:
-        """Return a replica for the next sample of ``session``, a sampling session's id: any text, "" and "0" too.
+    def choose(self, affinity: Affinity, adapter: str | None) -> RoutedReplica | None:
+        """Return a replica for the next sample of ``affinity``, whose key is any text, "" and "0" too.
 
         Return None when no replica takes work.
         """
         open_ones = [routed for routed in self.replicas if routed.takes_work]
-        return _best(open_ones, session, adapter) if open_ones else None
+        return _best(open_ones, affinity, adapter) if open_ones else None
 
     @property
     def takes_work(self) -> bool:
@@ -125,17 +150,19 @@ class Router:
         self._changed = asyncio.Event()
 
 
-def _best(replicas: Sequence[RoutedReplica], session: str, adapter: str | None) -> RoutedReplica:
+def _best(replicas: Sequence[RoutedReplica], affinity: Affinity, adapter: str | None) -> RoutedReplica:
     total = sum(routed.sequences for routed in replicas) + 1
     bound = math.ceil(LOAD_FACTOR * total / len(replicas))
+    if affinity.is_trajectory:
+        bound = max(bound, HOME_SEQUENCES)
     fitting = [routed for routed in replicas if routed.sequences < bound] or list(replicas)
-    ranked = sorted(fitting, key=lambda routed: _weight(session, routed.name), reverse=True)
-    if adapter is not None and adapter not in ranked[0].adapters:
+    ranked = sorted(fitting, key=lambda routed: _weight(affinity.key, routed.name), reverse=True)
+    if adapter is not None and adapter not in ranked[0].adapters and not affinity.is_trajectory:
         holders = [routed for routed in ranked if adapter in routed.adapters]
         if holders:
             return holders[0]
     return ranked[0]
 
 
-def _weight(session: str, replica: str) -> bytes:
-    return blake2b(f"{session}\0{replica}".encode(), digest_size=8).digest()
+def _weight(key: str, replica: str) -> bytes:
+    return blake2b(f"{key}\0{replica}".encode(), digest_size=8).digest()

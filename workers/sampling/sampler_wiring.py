@@ -7,7 +7,10 @@ from functools import partial
 from contracts.base_model import BaseModelFacts
 from contracts.ids import CheckpointId, RunId
 from contracts.vocabulary import BaseVocabulary
+from engine.sampling.handshake import Handshake
+from engine.sampling.trainer_forward import TrainerForward
 from ledger.runtime import Runtime
+from store.sampled_bases import sampled_facts
 from tenants.checkpoints import directory_of
 from tenants.replica_directives import StandingDirective, standing_directives
 from workers.leases.base_weights import WeightsCheck
@@ -21,7 +24,7 @@ from workers.sampling.in_flight_rows import InFlightRows
 from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.publishing import prepare, withdraw
 from workers.sampling.replica_pool import ReplicaPool
-from workers.sampling.replica_sources import ReplicaSource
+from workers.sampling.replica_sources import ExternalVllm, ManagedVllm, ReplicaSource
 from workers.sampling.router import Router
 from workers.sampling.sample_runner import SampleRunner
 from workers.sampling.swap import Swap
@@ -48,14 +51,26 @@ class BaseSampling:
 
 
 def wire_sampling(
-    runtime: Runtime, facts: BaseModelFacts, vocabulary: BaseVocabulary, sources: Sequence[ReplicaSource]
+    runtime: Runtime,
+    facts: BaseModelFacts,
+    vocabulary: BaseVocabulary,
+    sources: Sequence[ReplicaSource],
+    forward: TrainerForward | None = None,
 ) -> BaseSampling:
-    """Build the sampling of one base model on ``sources``, and start nothing."""
+    """Build the sampling of one base model on ``sources``, and start nothing.
+
+    ``forward``: replicas are compared with it before they take work; None compares none. The pool closes it.
+    """
     weights = WeightsCheck(runtime, facts.name, facts.path)
     heartbeat = PoolHeartbeat(new_identity(ProcessKind.POOL, facts.name), runtime, weights)
     telemetry = runtime.telemetry.sampling(facts.name)
     router = Router()
-    pool = ReplicaPool(router, sources, partial(_directives, runtime, facts.name))
+    pool = ReplicaPool(
+        router,
+        sources,
+        partial(_directives, runtime, facts.name),
+        None if forward is None else _handshake(runtime, facts, sources, forward),
+    )
     runtime.telemetry.metrics.watch_replicas(facts.name, lambda: router.replicas)
     gate_cache = GateCache(runtime, facts.name)
     attempts = OpenAttempts(router, gate_cache)
@@ -65,8 +80,26 @@ def wire_sampling(
     claims = SampleClaims(runtime, heartbeat, router, gate_cache)
     runner = SampleRunner(runtime, attempts, rows, dispatcher, swap, claims, router, telemetry)
     gate_cuts = GateCuts(gate_cache, attempts, telemetry)
-    worker = SamplingWorker(runtime, facts, vocabulary, runner, gate_cuts, swap, claims, telemetry)
+    sampled = sampled_facts(runtime.settings, facts)
+    worker = SamplingWorker(runtime, sampled, vocabulary, runner, gate_cuts, swap, claims, telemetry)
     return BaseSampling(worker, pool, attempts, heartbeat, runtime)
+
+
+def _handshake(
+    runtime: Runtime, facts: BaseModelFacts, sources: Sequence[ReplicaSource], forward: TrainerForward
+) -> Handshake:
+    settings = runtime.settings
+    on_vllm = any(isinstance(source, ExternalVllm | ManagedVllm) for source in sources)
+    return Handshake(
+        forward,
+        runtime.data_folder.path("handshakes"),
+        vocabulary_size=facts.vocabulary_size,
+        max_rank=settings.max_rank,
+        with_head=settings.vllm_head_adapters or not on_vllm,
+        tolerance=settings.sampler_tolerance,
+        # Servers with adapted heads have their prompts scored by this same forward.
+        scores=not (settings.vllm_head_adapters and on_vllm),
+    )
 
 
 async def _directives(runtime: Runtime, base_model: str) -> Mapping[str, StandingDirective]:

@@ -14,7 +14,8 @@ from typing import TypeVar
 from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, Unavailable, UnreadableOperation, WeftError
 from contracts.ledger_records import Completion, ReadyOperation
-from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest, Unreadable
+from contracts.operations import OperationKind, Payload, Result, SampleOutput, SampleRequest, Unreadable
+from contracts.provenance import encode_sample_record
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
@@ -24,6 +25,7 @@ from store.repeat import repeat, wait_for_any
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import clear_in_flight
+from tenants.sample_records import NewRecord, record_samples
 from tenants.sample_reports import record_reports
 from workers.sampling.claims import HeldBack, SampleClaims
 from workers.sampling.continuation import Continuation
@@ -338,18 +340,22 @@ class SamplingWorker:
 
     async def _record(self, ends: Sequence[tuple[ReadyOperation, Outcome]]) -> list[None]:
         """Write the results and reports, and delete the in-flight rows, in one transaction."""
-        completions, reports = [], []
+        completions, reports, records = [], [], []
         for operation, outcome in ends:
             result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
             completions.append(Completion(operation, result))
             if not isinstance(outcome, WeftError):
                 reports.append((operation.tenant, operation.id, outcome[1]))
+                if (body := _record_of(operation.payload, outcome[0])) is not None:
+                    records.append(NewRecord(operation.id, operation.tenant, operation.lane, body))
+        now, kept = self._runtime.clock(), self._runtime.settings.retention_sample_records
         async with self._runtime.database.write() as transaction:
             await self._runtime.ledger.complete(transaction, completions)
             await clear_in_flight(
                 transaction, [operation.id for operation, _ in ends], self._claims.heartbeat.identity.id
             )
             await record_reports(transaction, reports)
+            await record_samples(transaction, records, now=now, expires_at=now + kept)
             self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
         return [None] * len(ends)
 
@@ -359,6 +365,13 @@ def _this_task() -> asyncio.Task[object]:
     if task is None:
         raise RuntimeError("not in a task")
     return task
+
+
+def _record_of(payload: Payload | Unreadable, output: SampleOutput) -> bytes | None:
+    """Return the record by which training may name the sample, if it was asked for and is not too large."""
+    if not isinstance(payload, SampleRequest) or not payload.is_recorded:
+        return None
+    return encode_sample_record(payload, output)
 
 
 async def _until_available(call: Callable[[], Awaitable[T]]) -> T:

@@ -178,7 +178,7 @@ class VllmAdapters:
         self._unloading[name] = self._background.start(self._post_unload(name))
 
     async def _post_load(self, version: AdapterVersion) -> None:
-        body = {"lora_name": version.name, "lora_path": _path(version)}
+        body = {"lora_name": version.name, "lora_path": self._settings.seen_path(version.directory)}
         answer = await self._http.post(LOAD, body, self._settings.load_deadline_s)
         if answer.ok or (answer.status == 400 and await self._is_there(version)):
             return
@@ -188,7 +188,8 @@ class VllmAdapters:
         """Tell whether the server already has ``version``: an earlier weft loaded it, or the answer to a load was lost."""
         answer = await self._http.get(MODELS, self._settings.load_deadline_s)
         cards = self._http.decode(answer.body, ModelList).data if answer.ok else []
-        return any(card.id == version.name and card.root == _path(version) for card in cards)
+        path = self._settings.seen_path(version.directory)
+        return any(card.id == version.name and card.root == path for card in cards)
 
     def _refused(self, version: AdapterVersion, answer: Answer) -> WeftError:
         _log.warning("adapter %s was not loaded: %d %s", version.name, answer.status, answer.message)
@@ -198,8 +199,8 @@ class VllmAdapters:
             return EngineFailure(f"the replica has something else under adapter {version.name}'s name")
         if answer.status == 404:
             return EngineFailure(
-                f"the replica cannot load adapter {version.name}: it must see weft's folders under the same paths, and "
-                "run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+                f"the replica cannot load adapter {version.name}: it must see weft's data folder, under the same path or the one "
+                "that WEFT_VLLM_DATA_DIR names, and run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
             )
         return EngineFailure(f"the replica did not load adapter {version.name} (status {answer.status})")
 
@@ -217,7 +218,3 @@ class VllmAdapters:
 
 def _is_idle(entry: _Entry) -> bool:
     return entry.is_loaded and not entry.pins
-
-
-def _path(version: AdapterVersion) -> str:
-    return str(version.directory.absolute())

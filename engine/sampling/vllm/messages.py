@@ -36,6 +36,12 @@ class Choice(msgspec.Struct):
     logprobs: Logprobs | None = None
     weight_versions: list[WeightSpan] | None = None
 
+    @property
+    def first_logprob(self) -> float | None:
+        """Logprob of the first new token, None if it is missing."""
+        content = self.logprobs.content if self.logprobs is not None else None
+        return content[0].logprob if content else None
+
 
 class ErrorBody(msgspec.Struct):
     """An error's message, and its HTTP status as ``code``."""
@@ -50,12 +56,45 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorBody
 
 
+class PromptDetails(msgspec.Struct):
+    """Prompt tokens that came from the prefix cache."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request. The details are there on a server with ``--enable-prompt-tokens-details``."""
+
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens from the prefix cache, 0 where the server does not tell."""
+        return (self.prompt_tokens_details.cached_tokens or 0) if self.prompt_tokens_details is not None else 0
+
+
 class Chunk(msgspec.Struct):
-    """One event of a stream. ``request_id`` is the server's own, by which the request can be aborted."""
+    """One event of a stream. ``request_id`` is the server's own, by which the request can be aborted.
+
+    The last event has the ``usage`` and no choice.
+    """
 
     request_id: str | None = None
     choices: list[Choice] = []
     error: ErrorBody | None = None
+    usage: Usage | None = None
+
+
+class Drawn(msgspec.Struct):
+    """A complete answer with new tokens."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens from the prefix cache."""
+        return self.usage.cached if self.usage is not None else 0
 
 
 class PromptToken(msgspec.Struct):

@@ -102,6 +102,8 @@ class VllmProcessSettings:
         line = [*self.command, "--enable-lora", "--enable-scale-out"]
         # A log line for each request would take time from the tokens.
         line.append("--disable-uvicorn-access-log")
+        # How much of a prompt the prefix cache had.
+        line.append("--enable-prompt-tokens-details")
         line += [str(part) for pair in flags.items() for part in pair]
         if not self.head_adapters:
             line += ["--lora-target-modules", *self.target_modules]

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -16,28 +17,31 @@ from engine.sampling.replica import (
     AdapterVersion,
     GenerateEvent,
     GenerateRequest,
+    PromptCached,
     PromptScored,
     PromptScoring,
     ReplicaHealth,
 )
+from engine.sampling.trainer_forward import TrainerForward
 from engine.sampling.vllm.aborts import VllmAborts
 from engine.sampling.vllm.adapter_files import write_zero_adapter
 from engine.sampling.vllm.adapters import Pin, VllmAdapters
-from engine.sampling.vllm.http import VllmHttp
+from engine.sampling.vllm.http import Answer, VllmHttp
 from engine.sampling.vllm.logprobs import prompt_scores
-from engine.sampling.vllm.messages import Paused, ScoredPrompt, Sleeping
+from engine.sampling.vllm.messages import Drawn, Paused, ScoredPrompt, Sleeping
 from engine.sampling.vllm.places import Places
 from engine.sampling.vllm.prompt_budget import PromptBudget
+from engine.sampling.vllm.prompt_probes import PromptProbes
 from engine.sampling.vllm.request import VllmRequest, check
 from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
 from engine.sampling.vllm.settings import VllmSettings
-from engine.sampling.vllm.shared_lock import SharedLock
 from engine.sampling.vllm.startup import check_server
 
 # The bare base is sampled through an adapter that changes nothing. Without it, a CPU build of vLLM answers requests for
 # the base with the adapter in its last slot whenever the batch holds an adapter.
 ZERO_ADAPTER = "weft:zero"
-PauseMode = Literal["abort", "wait", "keep"]
+SCORED_TOGETHER = 64
+"""Prompts that the trainer's forward is given at once, to score them together; others wait and take turns."""
 
 
 class VllmReplica:
@@ -46,16 +50,18 @@ class VllmReplica:
     No other client may use the server: the replica must know of every request on the server.
     """
 
-    def __init__(self, settings: VllmSettings) -> None:
+    def __init__(self, settings: VllmSettings, forward: TrainerForward | None = None) -> None:
+        """``forward`` scores prompts where adapters may change the head; None: such a server's prompts are not scored."""
         self._settings = settings
+        self._forward = forward
         self._http = VllmHttp(settings.name, settings.base_url, settings.api_key, settings.max_streams)
         self._loads = BackgroundTasks()
         self._adapters = VllmAdapters(self._http, settings, self._loads)
         self._requests: dict[str, VllmRequest] = {}
         self._background = BackgroundTasks()
         self._aborts = VllmAborts(self._http, self._background, settings.cut_deadline_s)
-        self._batch = SharedLock()
         self._places = Places(settings.max_streams)
+        self._forwards = Places(SCORED_TOGETHER)
         self._prompts = PromptBudget(settings.prompt_tokens)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -179,24 +185,11 @@ class VllmReplica:
         """Settings of the replica."""
         return self._settings
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Pause the whole server; new requests wait. Raises as ``sleep`` does.
-
-        ``mode``: ``abort`` cuts the running sequences, ``wait`` lets them end first, ``keep`` holds them until ``resume``.
-        """
-        if mode == "abort":
-            self._expect_aborts()
-        await self._operate(f"/pause?mode={mode}", None if mode == "wait" else self._settings.load_deadline_s)
-
-    async def resume(self) -> None:
-        """End a pause; harmless without one. Raises as ``sleep`` does."""
-        await self._operate("/resume", self._settings.load_deadline_s)
-
     @property
     def _zero(self) -> AdapterVersion:
         return AdapterVersion(ZERO_ADAPTER, self._settings.zero_adapter)
 
-    async def _operate(self, path: str, deadline_s: float | None) -> None:
+    async def _operate(self, path: str, deadline_s: float) -> None:
         answer = await self._http.post(path, None, deadline_s)
         if answer.status == 404:
             raise InvalidRequest(f"replica {self.name}: its server is not in development mode (VLLM_SERVER_DEV_MODE=1)")
@@ -218,18 +211,18 @@ class VllmReplica:
     async def _warm_up(self) -> None:
         # Each kind of request may compile when it is first made.
         warm = GenerateRequest("warm-up", np.array([0, 0]), (None,), max_tokens=2, topk=1)
-        for request in (warm, replace(warm, scoring=PromptScoring(start=1, logprobs=True, topk=1))):
+        scored = replace(warm, scoring=PromptScoring(start=1, logprobs=True, topk=1))
+        for request in [warm] if self._settings.head_adapters else [warm, scored]:
             async for _ in self.generate(request):
                 pass
 
     async def _run(self, running: VllmRequest) -> None:
         try:
+            # Scored before the pin: what waits for the trainer's forward must hold no adapter's place on the server.
+            scored = await self._score_by_trainer(running)
             async with self._adapters.pin(running.request.adapter or self._zero) as pin:
                 if running.request.scoring is not None:
-                    # Shielded: a cancelled request must hold the batch until the server has scored its prompt.
-                    scoring = self._background.start(self._score(running, running.request.scoring, pin))
-                    self._adapters.prolong(pin, scoring)
-                    running.stream.put([await asyncio.shield(scoring)])
+                    await self._score(running, running.request.scoring, pin, scored)
                 await self._draw_all(running, pin)
             running.stream.end(None)
         except WeftError as error:
@@ -263,9 +256,8 @@ class VllmReplica:
         async def send() -> None:
             # An id that was never used before: an abort must not end another attempt.
             request_id = f"{running.request.request_id}-{sequence.index}-{uuid4().hex}"
-            # The place first: who waits for one must not hold up those that score prompts.
             is_first = sequence.index == 0
-            async with self._places.place(running.request, is_first=is_first) as place, self._batch.shared():
+            async with self._places.place(running.request, is_first=is_first) as place:
                 reservation = await self._prompts.reserve(len(running.request.prompt))
                 try:
                     await sequence.draw(self._http, request_id, body, on_first=reservation.release)
@@ -279,20 +271,78 @@ class VllmReplica:
             await self._adapters.load_again(pin)
             await send()
 
-    async def _score(self, running: VllmRequest, scoring: PromptScoring, pin: Pin) -> PromptScored:
-        body = running.scoring_body(pin.name, scoring.topk)
+    async def _score(self, running: VllmRequest, scoring: PromptScoring, pin: Pin, scored: PromptScored | None) -> None:
+        """Put the prompt's scores into the stream; ``scored`` are those of the trainer's forward."""
+
+        async def ask(length: int, computed: int, params: dict[str, Any]) -> Drawn:
+            return await self._probe(running, running.probe_body(pin.name, length, params), computed, pin)
+
+        probes = PromptProbes(running.request, scoring, ask)
+        scores_here = scored is None and scoring.scores_prompt
+        if scored is None:
+            scored = await self._score_prompt(running, scoring, pin) if scores_here else PromptScored(None, None)
+        found = await probes.run(scored)
+        # A prompt that the server scores is computed anew; what is drawn after it, or after a probe, has it in the cache.
+        cached = 0 if scores_here else probes.cached
+        running.stream.put([found] if cached is None else [PromptCached(cached), found])
+
+    async def _probe(self, running: VllmRequest, body: dict[str, Any], computed: int, pin: Pin) -> Drawn:
+        """Ask for one token, whose prompt has ``computed`` tokens that the server has not cached."""
+        answer = await self._posted(replace(running.request, max_tokens=computed), body, pin, computed)
+        return self._http.decode(answer.body, Drawn)
+
+    async def _score_prompt(self, running: VllmRequest, scoring: PromptScoring, pin: Pin) -> PromptScored:
+        answer = await self._posted(running.request, running.scoring_body(pin.name, scoring.topk), pin)
+        table = self._http.decode(answer.body, ScoredPrompt).prompt_logprobs
+        return prompt_scores(running.request.prompt.tolist(), scoring, table)
+
+    async def _posted(
+        self, counted: GenerateRequest, body: dict[str, Any], pin: Pin, computed: int | None = None
+    ) -> Answer:
+        """Send ``body`` once ``counted`` has a place. ``computed``: tokens of the prompt's budget; None takes none.
+
+        Being cancelled ends the wait for a place. What is sent keeps its place and the adapter's folder until it is answered.
+        """
         for is_last in (False, True):
-            alone = self._batch.exclusive() if self._settings.head_adapters else self._batch.shared()
-            async with self._places.place(running.request, is_first=True), alone:
-                answer = await self._http.post(GENERATE, body, self._settings.longest_silence_s)
-                self._heard()
+            async with AsyncExitStack() as held:
+                place = await held.enter_async_context(self._places.place(counted, is_first=computed is None))
+                if computed is not None:
+                    held.callback((await self._prompts.reserve(computed)).release)
+                    place.drawn = computed
+                sent = self._background.start(self._post(body, held.pop_all()))
+            self._adapters.prolong(pin, sent)
+            answer = await asyncio.shield(sent)
             if answer.status != 404 or is_last:
                 break
             await self._adapters.load_again(pin)
         if not answer.ok:
             raise self._http.refusal(answer)
-        table = self._http.decode(answer.body, ScoredPrompt).prompt_logprobs
-        return prompt_scores(running.request.prompt.tolist(), scoring, table)
+        return answer
+
+    async def _post(self, body: dict[str, Any], held: AsyncExitStack) -> Answer:
+        async with held:
+            answer = await self._http.post(GENERATE, body, self._settings.longest_silence_s)
+            self._heard()
+            return answer
+
+    async def _score_by_trainer(self, running: VllmRequest) -> PromptScored | None:
+        """Return the prompt's scores by the trainer's forward, where adapters may change the head; owners take turns.
+
+        vLLM looks up the adapter of a head's logits by sequence. The logits of a scored prompt are by position, so they get
+        wrong adapters' heads, or kill the engine of a CPU.
+        """
+        request, scoring = running.request, running.request.scoring
+        if scoring is None or not (scoring.scores_prompt and self._settings.head_adapters):
+            return None
+        if self._forward is None:
+            raise InvalidRequest("scoring: this sampler cannot score prompts, because its adapters may change the head")
+        running.is_on_server = False
+        try:
+            async with self._forwards.place(request, is_first=True):
+                return await self._forward.score(request.adapter, request.prompt, scoring.of_prompt())
+        finally:
+            running.is_on_server = True
+            self._heard()
 
     def _heard(self) -> None:
         self._heard_at = time.monotonic()
@@ -302,10 +352,13 @@ class VllmReplica:
         every_s = self._settings.probe_every_s
         while not self._closing.is_set():
             silent_s = time.monotonic() - self._heard_at
-            if self._requests and silent_s >= every_s:
+            if silent_s >= every_s and any(request.is_on_server for request in self._requests.values()):
                 if not await self._answers():
                     self._fail_all(EngineFailure(f"replica {self.name} does not answer any more"))
-                elif silent_s >= self._settings.longest_silence_s and not await self._is_paused():
+                elif await self._is_paused():
+                    # The time an operator's pause takes is not silence, also when it ended just before the next probe.
+                    self._heard()
+                elif time.monotonic() - self._heard_at >= self._settings.longest_silence_s:
                     self._fail_all(EngineFailure(f"replica {self.name} makes no tokens any more"))
             try:
                 async with asyncio.timeout(every_s):

@@ -25,6 +25,8 @@ class VllmRequest:
         self.sequences = [VllmSequence(index, request.topk, self.stream, heard) for index in range(len(request.seeds))]
         self.task: asyncio.Task[None] | None = None
         self.is_drawing = False
+        self.is_on_server = True
+        """False while the request waits for the trainer's forward, and needs nothing of the server."""
 
     @property
     def is_live(self) -> bool:
@@ -57,15 +59,20 @@ class VllmRequest:
             "logprobs": likely_asked(asked.topk),
             "stream_interval": asked.tokens_at_a_time,
         }
-        return self._body(model, params) | {"stream": True}
+        return self._body(model, params) | {"stream": True, "stream_options": {"include_usage": True}}
 
     def scoring_body(self, model: str, topk: int) -> dict[str, Any]:
         """Return the JSON to POST for the prompt's scores. vLLM does not stream scores, and draws at least one token."""
         params = {"max_tokens": 1, "temperature": 0, "detokenize": False, "prompt_logprobs": topk}
         return self._body(model, params) | {"stream": False}
 
-    def _body(self, model: str, params: dict[str, Any]) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": model, "token_ids": self.request.prompt.tolist(), "sampling_params": params}
+    def probe_body(self, model: str, length: int, params: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON to POST for a token after the first ``length`` of the prompt."""
+        return self._body(model, params, length) | {"stream": False}
+
+    def _body(self, model: str, params: dict[str, Any], length: int | None = None) -> dict[str, Any]:
+        prompt = self.request.prompt[:length].tolist()
+        body: dict[str, Any] = {"model": model, "token_ids": prompt, "sampling_params": params}
         if self.request.cache_salt is not None:
             # vLLM refuses an empty salt; weft allows it.
             body["cache_salt"] = f"weft:{self.request.cache_salt}"

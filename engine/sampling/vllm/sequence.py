@@ -10,7 +10,7 @@ import aiohttp
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.event_stream import EventStream
-from engine.sampling.replica import Ended, EndReason, NewToken
+from engine.sampling.replica import Ended, EndReason, GenerateEvent, NewToken, PromptCached
 from engine.sampling.vllm.aborts import VllmAborts
 from engine.sampling.vllm.http import Answer, VllmHttp
 from engine.sampling.vllm.logprobs import checked, topk_of
@@ -41,6 +41,13 @@ class VllmSequence:
         self._on_first: Callable[[], None] = lambda: None
         self._tokens = 0
         self._is_cut = False
+        self._reason: EndReason | None = None
+        """Reason of the end once the server has told it; what it counted comes after."""
+        self._last: list[GenerateEvent] = []
+        """Events for the reader that wait for the end of the stream: its last tokens, and what the server counted.
+
+        A reader that got them sooner could leave before the end, and the server would be asked to abort what is over.
+        """
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure: WeftError | None = None
@@ -87,6 +94,8 @@ class VllmSequence:
                 await self._read(http, response)
         finally:
             self.is_sent = False
+        if self._reason is not None:
+            self._end(self._reason)
         if self.is_live:
             raise EngineFailure("the replica's answer broke off before the sequence had ended")
 
@@ -104,7 +113,8 @@ class VllmSequence:
             return
         try:
             async with asyncio.timeout(aborts.deadline_s):
-                await self._abort_until_over(aborts)
+                # What the server has ended by itself needs no abort: the rest of its stream is on the way.
+                await (self._abort_until_over(aborts) if self._reason is None else self._over.wait())
         except (TimeoutError, EngineFailure) as error:
             if self.is_live:
                 self._fail(EngineFailure("the replica did not confirm that the sequence was cut"))
@@ -168,11 +178,15 @@ class VllmSequence:
                 raise InvalidRequest("the sampler refused the prompt: its length or one of its tokens")
             raise EngineFailure("the replica failed while it made the sequence")
         self._server_id = chunk.request_id or self._server_id
+        if chunk.usage is not None:
+            self._last.append(PromptCached(chunk.usage.cached))
         for choice in chunk.choices:
             tokens = self._new_tokens(choice)
             is_first = bool(tokens) and not self._tokens
             self._tokens += len(tokens)
-            if tokens and not self.is_muted:
+            if choice.finish_reason is not None:
+                self._last += tokens
+            elif tokens and not self.is_muted:
                 self._stream.put(tokens)
             if is_first:
                 # Called after the token: the call starts another prompt, which is less urgent.
@@ -204,17 +218,23 @@ class VllmSequence:
             reasons["abort"] = "cut"
         if choice.finish_reason not in reasons:
             raise EngineFailure(f"the replica ended the sequence by itself ({choice.finish_reason})")
-        self._end(reasons[choice.finish_reason])
+        self._reason = reasons[choice.finish_reason]
 
     def _end(self, reason: EndReason) -> None:
-        if not self.is_muted:
-            self._stream.put([Ended(self.index, reason)])
+        self._put_last(Ended(self.index, reason))
         self._over.set()
 
     def _fail(self, failure: WeftError) -> None:
         self._failure = self._failure or failure
+        self._put_last()
         self._over.set()
         self._stop()
+
+    def _put_last(self, *after: Ended) -> None:
+        """Put the events that have waited for the end of the stream, and ``after``, into the reader's stream together."""
+        events, self._last = [*self._last, *after], []
+        if events and not self.is_muted:
+            self._stream.put(events)
 
     def _stop(self) -> None:
         """Cancel the task, which closes the connection."""

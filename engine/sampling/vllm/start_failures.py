@@ -86,6 +86,10 @@ _FAILURES: tuple[tuple[str, _Say], ...] = (
         ),
     ),
     (
+        r"Sleep mode is not supported on current platform",
+        lambda _: "vLLM has no sleep mode on this device: leave --enable-sleep-mode out of WEFT_VLLM_ARGUMENTS",
+    ),
+    (
         r"Bfloat16 is only supported on GPUs with compute capability",
         lambda _: "this GPU does not compute in bfloat16: set WEFT_BASE_DTYPE=float16",
     ),

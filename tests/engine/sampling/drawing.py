@@ -17,6 +17,7 @@ from engine.sampling.replica import (
     GenerateEvent,
     GenerateRequest,
     NewToken,
+    PromptCached,
     PromptScored,
     PromptScoring,
     SamplerReplica,
@@ -72,6 +73,13 @@ class Drawn:
 
     sequences: list[DrawnSequence]
     scored: PromptScored | None = None
+    counts: list[int] = field(default_factory=list)
+    """Counts of prompt tokens from the cache."""
+
+    @property
+    def cached(self) -> int:
+        """Least of the counts, 0 without any."""
+        return min(self.counts, default=0)
 
     @classmethod
     def of(cls, request: GenerateRequest) -> Self:
@@ -92,6 +100,9 @@ class Drawn:
                 assert self.scored is None
                 assert not any(sequence.ids or sequence.reason for sequence in self.sequences)
                 self.scored = event
+                continue
+            if isinstance(event, PromptCached):
+                self.counts.append(event.tokens)
                 continue
             sequence = self.sequences[event.index]
             assert sequence.reason is None

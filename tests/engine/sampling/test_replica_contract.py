@@ -261,7 +261,7 @@ async def test_a_prompt_that_cannot_be_is_refused(world: Any, client: Client) ->
 
 
 async def test_a_prompt_of_the_whole_context_is_scored(world: Any, client: Client) -> None:
-    """Its last token has a logprob, too, though nothing more than one token can be drawn after it."""
+    """The prompt's last token has a logprob, too, though nothing more than one token can be drawn after it."""
     facts = world.base.facts
     prompt = np.random.default_rng(7).integers(0, 256, facts.context_length).tolist()
     last = PromptScoring(facts.context_length - 3, True, 0)

@@ -9,6 +9,7 @@ import pytest
 
 from contracts.errors import EngineFailure
 from contracts.operations import EMPTY_LOGPROB, SampleRequest, SamplingParams, TopkLogprobs
+from contracts.prompt_cells import PromptAltTokens, PromptCells
 from contracts.sample_report import VersionSpan
 from engine.sampling.replica import (
     AdapterVersion,
@@ -16,6 +17,7 @@ from engine.sampling.replica import (
     EndReason,
     GenerateRequest,
     NewToken,
+    PromptCached,
     PromptScored,
     PromptScoring,
 )
@@ -289,3 +291,45 @@ def test_spans_are_contiguous_and_equal_neighbours_are_one() -> None:
         [VersionSpan(None, 0, 1), VersionSpan("run@1", 1, 5), VersionSpan("run@2", 5, 7)],
     ]
     assert tokens_of(continuation) == [[1, 2, 3, 4, 5, 6, 0]]
+
+
+def test_the_prompts_cache_is_counted_as_the_first_computation_found_it() -> None:
+    """The first of two sequences to be computed found the least, and a later attempt finds what the sample itself left."""
+    continuation = begun(2)
+    (first,) = continuation.requests(OLD, 1)
+    for index, cached in enumerate((2, 1)):
+        continuation.take(first, PromptCached(cached))
+        give(continuation, first, 8, index=index)
+    for request in continuation.requests(OLD, 2):
+        continuation.take(request, PromptCached(3))
+    assert continuation.so_far().prompt_cache_hit_tokens == 1
+    resumed = begun(2)
+    resumed.resume(continuation.so_far(), continuation.reports(), restarts=0)
+    for request in resumed.requests(OLD, 3):
+        resumed.take(request, PromptCached(3))
+        give(resumed, request, 0, index=0, end="stop")
+    assert resumed.output().prompt_cache_hit_tokens == 1
+
+
+def test_scores_of_targets_and_draws_outlive_the_process_that_got_them() -> None:
+    cells = PromptCells(np.array([[7, -1], [-1, 8]]), 2)
+    continuation = begun(target_prompt_logprobs=cells, prompt_alt_tokens_k=1)
+    (first,) = continuation.requests(OLD, 1)
+    assert first.scoring is not None
+    assert first.scoring.targets is not None
+    assert [part.tolist() for part in first.scoring.targets] == [[1, 2], [7, 8]]
+    drawn = PromptAltTokens(np.array([[3], [4]]), np.array([[-1], [-2]], np.float32))
+    for bad in (PromptScored(None, None, None, drawn), PromptScored(None, None, np.zeros(2, np.float32), None)):
+        with pytest.raises(EngineFailure):
+            continuation.take(first, bad)
+    continuation.take(first, PromptScored(None, None, np.array([-0.5, -1.5], np.float32), drawn))
+    give(continuation, first, 8)
+    resumed = begun(target_prompt_logprobs=cells, prompt_alt_tokens_k=1)
+    resumed.resume(continuation.so_far(), continuation.reports(), restarts=0)
+    (second,) = resumed.requests(OLD, 2)
+    assert second.scoring is None
+    give(resumed, second, 0, end="stop")
+    output = resumed.output()
+    assert output.target_prompt_logprobs is not None
+    assert output.target_prompt_logprobs.values.tolist() == [[-0.5, 0], [0, -1.5]]
+    assert output.prompt_alt_tokens == drawn

@@ -102,7 +102,7 @@ class Dispatches:
     dog: LiveRun
 
     async def in_flight(self, run: LiveRun) -> int:
-        """How many of its samples are noted."""
+        """Return the number of samples noted."""
         async with self.database.read() as session:
             return await in_flight(session, run.run)
 
@@ -119,7 +119,7 @@ class Dispatches:
         run.version = version
 
     async def settle(self) -> None:
-        """As ``SampleRunner.settle``."""
+        """See ``SampleRunner.settle``."""
         await self.rows.settle()
         await self.dispatcher.settle()
 
@@ -346,14 +346,14 @@ async def left_for_a_newer(dispatches: Dispatches, run: LiveRun) -> Attempt:
 
 
 def gone_on(dispatches: Dispatches, left: Attempt) -> Attempt | None:
-    """What takes the place of an attempt that was left and is over."""
+    """A new attempt takes the place of one that was left and is over."""
     assert left.newer is not None
     dispatches.attempts.end(left)
     return dispatches.swap.resume(left.operation, left.sequences, left.newer)
 
 
 async def test_a_sample_goes_on_with_a_newer_version_without_leaving_flight(dispatches: Dispatches) -> None:
-    """So no gate is asked again, and whoever closes one finds it. The neighbour's sample is not told of anything."""
+    """No gate is asked again, and whoever closes one finds it. The neighbour's sample is not told of anything."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     neighbour = await dispatcher.dispatch(dog.sample(), 1)
     old = cat.version
@@ -431,7 +431,7 @@ async def test_a_sample_that_is_over_is_not_noted_again(dispatches: Dispatches) 
 
 
 async def test_a_sample_ahead_of_what_was_read_is_not_turned_back(dispatches: Dispatches) -> None:
-    """It may begin on a version that was published after the look at what is followed."""
+    """A sample may begin on a version that was published after the look at what is followed."""
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     ahead, behind = [await dispatcher.dispatch(run.sample(), 1) for run in (cat, dog)]
     assert ahead is not None

@@ -164,7 +164,7 @@ class Rig:
             yield Stream(sample)
 
     async def attempts(self, owner: int, sample: RequestId) -> int:
-        """How often the sample was dispatched."""
+        """Return the number of the sample's dispatches."""
         async with self.runtime.database.read() as session:
             report, _ = await report_of(session, self.samplers[owner][0], sample)
         return report.attempts
@@ -233,7 +233,7 @@ async def cluster(postgres_url: str, base: BaseModel, tmp_path: Path) -> AsyncIt
 
 
 async def test_the_next_pool_goes_on_with_the_tokens_of_one_that_ended(rig: Rig) -> None:
-    """As at a rolling restart: no token that was drawn is drawn again."""
+    """A rolling restart: no token that was drawn is drawn again."""
     first = await rig.pool()
     async with rig.stream(0) as mine, rig.stream(1, temperature=0.0) as beside:
         reading = [asyncio.create_task(one.read()) for one in (mine, beside)]

@@ -55,7 +55,7 @@ async def test_a_sample_that_kills_every_process_fails_alone_and_its_neighbours_
 
 
 async def test_a_suspect_with_one_attempt_left_is_drawn_without_other_suspects() -> None:
-    """It waits for those that are drawn, those that come wait for it, and ordinary samples wait for nobody."""
+    """The suspect waits for those that are drawn, those that come wait for it, and ordinary samples wait for nobody."""
     turns = SuspectTurns(MOST_ATTEMPTS)
     entered = asyncio.Event()
 

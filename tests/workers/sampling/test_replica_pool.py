@@ -20,7 +20,7 @@ from tests.engine.sampling.conftest import QWEN_TARGETS, make_adapter
 from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, scripted_server
 from workers.sampling.publishing import prepare
 from workers.sampling.replica_pool import ReplicaPool
-from workers.sampling.router import Router
+from workers.sampling.router import Affinity, Router
 
 SECONDS = 20.0
 CAT, DOG = RunId("cat:train:0"), RunId("dog:train:0")
@@ -58,8 +58,8 @@ class TwoReplicas:
         return self.pool.router
 
     def chosen(self) -> set[str]:
-        """Where samples of many sessions go."""
-        found = (self.router.choose(f"session {number}", None) for number in range(20))
+        """Return the replicas of many sessions' samples."""
+        found = (self.router.choose(Affinity(f"session {number}"), None) for number in range(20))
         return {routed.name for routed in found if routed is not None}
 
     def direct(self, name: str, directive: ReplicaDirective) -> None:
@@ -150,14 +150,14 @@ async def test_a_sleep_whose_answer_was_lost_is_ended_all_the_same(two: TwoRepli
 async def test_directives_hold_from_the_start_and_a_sleeping_server_can_start(
     two: TwoReplicas, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    """As after a restart of weft, which has put one to sleep and drained the other."""
+    """Replicas after a restart of weft, which has put one to sleep and drained the other."""
     two.servers["a"].sleeps = True
     two.direct("b", ReplicaDirective.DRAIN)
     facts = replace(read_base_model_facts(SERVED, tiny_model_dir, None), context_length=64)
     again = pool_of(two.servers, two.directives, facts, tmp_path / "again")
     await again.start()
     assert two.servers["a"].operated == ["/wake_up"]
-    assert {again.router.choose(str(number), None) for number in range(20)} == {again.router.find("a")}
+    assert {again.router.choose(Affinity(str(number)), None) for number in range(20)} == {again.router.find("a")}
     await again.close()
 
 

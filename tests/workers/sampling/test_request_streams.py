@@ -227,7 +227,7 @@ def vocabulary(tiny_model_dir: Path) -> BaseVocabulary:
 
 
 class TestInProcess:
-    """On the tiny base."""
+    """Streams of the torch replica, on the tiny base."""
 
     @staticmethod
     @asynccontextmanager

@@ -165,7 +165,8 @@ def test_cut_while_the_prompt_is_read(world: Any, serve: Any, monkeypatch: pytes
         cut = asyncio.create_task(running.cut())
         one = client.start(PROMPT, world.dog, two)
         cut_of_one = asyncio.create_task(one.cut_at_once(0))
-        barrier.open()
+        # After the first steps of the tasks above, which hand both cuts to the worker.
+        asyncio.get_running_loop().call_soon(barrier.open)
         assert await cut
         handle.remove()
         drawn = await running.end()

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from engine.sampling.trainer_forward import TrainerForward
 from engine.sampling.vllm.model_memory import ModelMemory
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, server_command
 from engine.sampling.vllm.replica import VllmReplica
@@ -22,6 +23,8 @@ from tests.conftest import ROOT, missing_service
 from tests.engine.sampling.conftest import Adapted
 from tests.engine.sampling.drawing import Client, DrawnSequence
 from tests.engine.sampling.replicas import SEQUENCES
+from tests.engine.sampling.vllm.scripted import ScriptedServer, scripted_server
+from workers.base_forward import BaseForward
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 SERVED = "weft/tiny"
@@ -127,9 +130,9 @@ def settings(world: Any, server: VllmProcess, server_folder: Path) -> VllmSettin
 
 
 @asynccontextmanager
-async def serving(settings: VllmSettings) -> AsyncIterator[Client]:
+async def serving(settings: VllmSettings, forward: TrainerForward | None = None) -> AsyncIterator[Client]:
     """A started replica, which leaves the server as it found it."""
-    replica = VllmReplica(settings)
+    replica = VllmReplica(settings, forward)
     await replica.start()
     try:
         yield Client(replica)
@@ -140,6 +143,14 @@ async def serving(settings: VllmSettings) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def client(settings: VllmSettings) -> AsyncIterator[Client]:
-    async with serving(settings) as client:
+async def client(settings: VllmSettings, world: Any) -> AsyncIterator[Client]:
+    forward = BaseForward(world.base)
+    async with serving(settings, forward) as client:
         yield client
+    await forward.close()
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server

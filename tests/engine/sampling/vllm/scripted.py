@@ -4,9 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+
+from contracts.base_model import BaseModelFacts
+from engine.sampling.vllm.settings import VllmSettings
 
 SERVED = "base"
 Line = dict[str, Any] | str
@@ -32,6 +37,10 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.base_url = ""
         self.lines: tuple[Line, ...] = GOOD
+        self.late_prompt: list[int] = []
+        self.late_lines: tuple[Line, ...] = ()
+        """Lines for ``late_prompt`` instead of the last of ``lines``, sent once ``may_end`` is set."""
+        self.may_end = asyncio.Event()
         self.warm_lines: tuple[Line, ...] = (WARM, "[DONE]")
         """Lines for warm-up requests."""
         self.status = 200
@@ -145,10 +154,14 @@ class ScriptedServer:
             return web.json_response({"prompt_logprobs": scores})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        lines = self.warm_lines if is_warm_up else self.lines
+        is_late = body["token_ids"] == self.late_prompt
+        lines = self.warm_lines if is_warm_up else self.lines[:-1] if is_late else self.lines
         data = b"".join(b"data: " + _text(line) + b"\n\n" for line in lines)
         for start in range(0, len(data), self.piece):
             await response.write(data[start : start + self.piece])
+        if is_late:
+            await self.may_end.wait()
+            await response.write(b"".join(b"data: " + _text(line) + b"\n\n" for line in self.late_lines))
         if self.hangs:
             try:
                 await asyncio.Event().wait()
@@ -183,3 +196,18 @@ async def scripted_server() -> AsyncIterator[ScriptedServer]:
         yield server
     finally:
         await runner.cleanup()
+
+
+def scripted_settings(server: ScriptedServer, base: BaseModelFacts, folder: Path) -> VllmSettings:
+    """Return the settings of a replica over ``server``, for a short context and few adapters."""
+    return VllmSettings(
+        name="scripted",
+        base_url=server.base_url + "/",
+        served_model=SERVED,
+        base=replace(base, context_length=64),
+        zero_adapter=folder / "zero",
+        max_lora_rank=8,
+        max_loras=4,
+        max_resident=4,
+        cut_deadline_s=0.5,
+    )

@@ -63,7 +63,7 @@ def test_an_engine_keeps_off_the_last_core_and_its_front_and_another_server_do_n
 
 
 def test_an_engine_beside_one_that_is_bound_is_left_free(machine: Machine, all_cores: set[int]) -> None:
-    """On two cores both would share one."""
+    """Both would share one of two cores."""
     first, second = machine.start("VLLM::EngineCore"), machine.start("VLLM::EngineCore")
     assert machine.bind(first)
     assert machine.bind(second) == frozenset()

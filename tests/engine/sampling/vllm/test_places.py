@@ -9,33 +9,15 @@ from typing import Any
 import pytest
 
 from engine.sampling.vllm.replica import VllmReplica
-from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY, Client
-from tests.engine.sampling.vllm.scripted import SERVED, ScriptedServer, chunk, scripted_server
+from tests.engine.sampling.vllm.scripted import ScriptedServer, chunk, scripted_settings
 
 FLOOD, OTHER, LIGHT = [5, 1], [5, 2], [5, 3]
 
 
 @pytest.fixture
-async def scripted() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def client(scripted: ScriptedServer, world: Any, tmp_path: Path) -> AsyncIterator[Client]:
-    settings = VllmSettings(
-        name="scripted",
-        base_url=scripted.base_url + "/",
-        served_model=SERVED,
-        base=replace(world.base.facts, context_length=64),
-        zero_adapter=tmp_path / "zero",
-        max_lora_rank=8,
-        max_loras=4,
-        max_resident=4,
-        max_streams=9,
-        cut_deadline_s=0.5,
-    )
+    settings = replace(scripted_settings(scripted, world.base.facts, tmp_path), max_streams=9)
     replica = VllmReplica(settings)
     await replica.start()
     yield Client(replica)

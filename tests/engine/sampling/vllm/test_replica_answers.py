@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import pytest
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
-from engine.sampling.replica import PromptScoring
+from engine.sampling.replica import Ended, GenerateEvent, NewToken, PromptCached, PromptScoring
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY, Client
-from tests.engine.sampling.vllm.scripted import GOOD, SERVED, ScriptedServer, chunk, scripted_server
+from tests.engine.sampling.vllm.scripted import GOOD, ScriptedServer, chunk, scripted_settings
 
 PROMPT = [5, 1]
 ERROR = {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}}
@@ -22,25 +23,8 @@ SCORING = PromptScoring(1, True, 0)
 
 
 @pytest.fixture
-async def scripted() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
 def settings(scripted: ScriptedServer, world: Any, tmp_path: Path) -> VllmSettings:
-    return VllmSettings(
-        name="scripted",
-        base_url=scripted.base_url + "/",
-        served_model=SERVED,
-        base=replace(world.base.facts, context_length=64),
-        zero_adapter=tmp_path / "zero",
-        max_lora_rank=8,
-        max_loras=4,
-        max_resident=4,
-        cut_deadline_s=0.5,
-        probe_every_s=0.1,
-    )
+    return replace(scripted_settings(scripted, world.base.facts, tmp_path), probe_every_s=0.1)
 
 
 @pytest.fixture
@@ -223,6 +207,34 @@ async def test_a_cut_that_is_not_confirmed(client: Client, scripted: ScriptedSer
         await scripted.left.wait()
 
 
+async def test_a_reader_that_leaves_after_the_last_token_aborts_nothing(
+    client: Client, scripted: ScriptedServer, world: Any
+) -> None:
+    """The sequence has ended by itself, and the count that the server sends last comes with the tokens."""
+    scripted.late_prompt = PROMPT
+    scripted.late_lines = ({"usage": {"prompt_tokens_details": {"cached_tokens": 1}}}, "[DONE]")
+    seen: list[GenerateEvent] = []
+
+    async def read() -> None:
+        async with aclosing(client.replica.generate(client.request(PROMPT, world.bare, GREEDY))) as batches:
+            async for events in batches:
+                seen.extend(events)
+                if sum(isinstance(event, NewToken) for event in seen) == 3:
+                    return
+
+    async with asyncio.timeout(30):
+        reading = asyncio.create_task(read())
+        await scripted.until_asked(PROMPT, 1)
+        # A neighbour's whole request: by then the reader has whatever it gets before the last lines.
+        assert (await client.ask([7, 7], world.bare, GREEDY)).only.ids == [1, 2, 3]
+        scripted.may_end.set()
+        await reading
+        await client.replica.close()
+    assert PromptCached(1) in seen
+    assert Ended(0, "length") in seen
+    assert scripted.aborted == []
+
+
 async def test_each_sequence_is_sent_under_an_id_of_its_own(
     client: Client, scripted: ScriptedServer, world: Any
 ) -> None:
@@ -235,7 +247,9 @@ async def test_each_sequence_is_sent_under_an_id_of_its_own(
     assert {body["model"] for body in sent} == {"weft:zero"}
 
 
-@pytest.mark.parametrize(("status", "message"), [(500, "status 500"), (404, "same paths"), (400, "something else")])
+@pytest.mark.parametrize(
+    ("status", "message"), [(500, "status 500"), (404, "WEFT_VLLM_DATA_DIR"), (400, "something else")]
+)
 async def test_a_load_that_fails_can_be_tried_again(
     client: Client, scripted: ScriptedServer, world: Any, status: int, message: str
 ) -> None:
@@ -270,10 +284,11 @@ async def test_a_version_that_leaves_does_not_hold_up_the_next_where_there_is_a_
     await replica.close()
 
 
-async def test_a_server_without_development_mode(client: Client) -> None:
+async def test_a_server_without_development_mode(client: Client, scripted: ScriptedServer) -> None:
+    scripted.operate_answers = [404]
     replica: Any = client.replica
     with pytest.raises(InvalidRequest, match="development mode"):
-        await replica.pause("keep")
+        await replica.sleep()
 
 
 async def test_nobody_there(settings: VllmSettings) -> None:

@@ -9,14 +9,28 @@ import pytest
 
 from contracts.errors import InvalidRequest
 from engine.sampling.replica import PromptScoring
+from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.conftest import QWEN_TARGETS, Adapted, make_adapter
 from tests.engine.sampling.drawing import GREEDY, Client
-from tests.engine.sampling.vllm.conftest import EXACT, assert_greedy
+from tests.engine.sampling.vllm.conftest import EXACT, assert_greedy, serving
+from workers.base_forward import BaseForward
 
 PROMPT = [72, 101, 108, 108, 111]
 OTHER_PROMPT = [250, 3, 17, 200, 5, 5, 5, 9]
 END_OF_TEXT = 256
 LONG = replace(GREEDY, max_tokens=300)
+
+
+class HeldForward(BaseForward):
+    """A forward that computes nothing before ``may`` is set."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__(base)
+        self.may = asyncio.Event()
+
+    async def score(self, *asked: Any, **how: Any) -> Any:
+        await self.may.wait()
+        return await super().score(*asked, **how)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +81,7 @@ async def test_more_tokens_of_seeded_prompts_than_a_step_takes(client: Client, e
 
 
 async def test_scores_beside_running_streams(client: Client, everyone: list[Adapted]) -> None:
-    """Prompts alone in the batch would kill the engine in company: the streams before and after go on all the same."""
+    """vLLM's own scores would kill the engine in company: the streams before and after go on all the same."""
 
     async def score(who: Adapted) -> None:
         drawn = await client.ask(PROMPT, who, GREEDY, scoring=PromptScoring(1, True, 0))
@@ -90,7 +104,7 @@ async def test_scores_beside_running_streams(client: Client, everyone: list[Adap
             assert_greedy((await running.end()).only, who, prompt)
 
 
-async def test_streams_that_are_left_are_over_before_a_prompt_is_scored(client: Client, world: Any) -> None:
+async def test_streams_that_are_left_beside_a_prompt_that_is_scored(client: Client, world: Any) -> None:
     for _ in range(5):
         running = client.start(PROMPT, world.cat, replace(LONG, seeds=(None,) * 3))
         await running.reached(1)
@@ -99,17 +113,24 @@ async def test_streams_that_are_left_are_over_before_a_prompt_is_scored(client: 
         assert_greedy((await scoring.end()).only, world.dog, PROMPT)
 
 
-async def test_cut_while_a_prompt_waits_to_be_scored(client: Client, world: Any) -> None:
-    running = client.start(PROMPT, world.cat, LONG)
-    await running.reached(1)
-    scoring = client.start(PROMPT, world.dog, replace(GREEDY, seeds=(None, None)), scoring=PromptScoring(1, True, 0))
-    behind = client.start(PROMPT, world.dog, GREEDY)
-    await scoring.cut_at_once()
-    drawn = await scoring.end()
-    assert [(sequence.ids, sequence.reason) for sequence in drawn.sequences] == [([], "cut")] * 2
-    assert drawn.scored is None
-    assert_greedy((await behind.end()).only, world.dog, PROMPT)
-    assert_greedy((await running.end()).only, world.cat, PROMPT)
+async def test_no_score_holds_the_server_up(settings: VllmSettings, world: Any) -> None:
+    """While prompts wait for the trainer's forward, streams go on and new ones begin; a request that waits can be cut."""
+    forward = HeldForward(world.base)
+    scored = PromptScoring(1, logprobs=True, topk=0)
+    async with serving(settings, forward) as client:
+        running = client.start(PROMPT, world.cat, LONG)
+        await running.reached(1)
+        waiting = client.start(PROMPT, world.dog, GREEDY, scoring=scored)
+        cut = client.start(PROMPT, world.dog, replace(GREEDY, seeds=(None, None)), scoring=scored)
+        assert_greedy((await client.ask(PROMPT, world.dog, GREEDY)).only, world.dog, PROMPT)
+        await cut.cut_at_once()
+        drawn = await cut.end()
+        assert [(sequence.ids, sequence.reason) for sequence in drawn.sequences] == [([], "cut")] * 2
+        assert drawn.scored is None
+        assert_greedy((await running.end()).only, world.cat, PROMPT)
+        forward.may.set()
+        assert_greedy((await waiting.end()).only, world.dog, PROMPT)
+    await forward.close()
 
 
 async def test_only_stop_tokens_stop(client: Client, world: Any) -> None:

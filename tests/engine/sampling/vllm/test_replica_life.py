@@ -1,4 +1,4 @@
-"""A server that is paused, hangs and dies; it serves no heads, so prompts are scored in company. The last test kills it."""
+"""A server that sleeps, hangs and dies; it serves no heads, so prompts are scored in company. The last test kills it."""
 
 import asyncio
 import os
@@ -6,7 +6,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -18,6 +19,7 @@ from engine.sampling.replica import PromptScoring
 from engine.sampling.vllm.process import VllmProcess
 from engine.sampling.vllm.settings import VllmSettings
 from tests.engine.sampling.drawing import GREEDY
+from tests.engine.sampling.handshakes import handshake, shake_hands
 from tests.engine.sampling.vllm.conftest import (
     ask_server,
     assert_greedy,
@@ -56,7 +58,7 @@ def awake(settings: VllmSettings) -> Iterator[None]:
 
 
 def test_its_engine_is_known_by_name_and_keeps_off_the_last_core(server: VllmProcess) -> None:
-    """Unless another test's engine does; its front has every core in any case."""
+    """The first engine of the machine leaves the last core free, a later one does not; the front has every core."""
     everywhere = os.sched_getaffinity(0)
     found = list(psutil.process_iter(["cmdline", "cpu_affinity"]))
     engines = [process for process in found if (process.info["cmdline"] or [""])[0] == "VLLM::EngineCore"]
@@ -67,7 +69,7 @@ def test_its_engine_is_known_by_name_and_keeps_off_the_last_core(server: VllmPro
 
 
 def test_no_other_user_of_the_machine_reaches_it(server: VllmProcess, settings: VllmSettings) -> None:
-    """Its routes run code and stop the engine, and an API key leaves some of them open. Torch has a store on loopback."""
+    """The server's routes run code and stop it, and an API key leaves some of them open. Torch has a store on loopback."""
     assert ask_server(settings, "GET", "/is_sleeping").status_code == 200
     own = [one for one in psutil.process_iter() if os.getpgid(one.pid) == server.group]
     found = [sock for one in own for sock in one.net_connections("inet") if sock.status == psutil.CONN_LISTEN]
@@ -87,6 +89,13 @@ async def test_scores_in_company(settings: VllmSettings, world: Any) -> None:
         assert_greedy((await beside.end()).only, world.dog, PROMPT, 200)
 
 
+async def test_it_passes_the_handshake_with_scores_of_its_own(
+    settings: VllmSettings, world: Any, tmp_path: Path
+) -> None:
+    async with serving(settings) as client, handshake(world, tmp_path, with_head=False) as made:
+        await shake_hands(client.replica, made)
+
+
 async def test_heads_are_refused(settings: VllmSettings, world: Any) -> None:
     """vLLM would drop the heads without an error."""
     async with serving(settings) as client:
@@ -103,46 +112,43 @@ async def test_the_key_is_needed(settings: VllmSettings) -> None:
             pass
 
 
-async def test_pause_and_resume(settings: VllmSettings, world: Any) -> None:
+@pytest.mark.parametrize("level", [0, 1])
+async def test_a_sleep_cuts_what_runs_and_is_forgotten_after_waking(
+    settings: VllmSettings, world: Any, level: Literal[0, 1]
+) -> None:
+    """Level 1 gives memory back where vLLM's platform can, which a CPU cannot. Level 2 drops weights: weft asks for none."""
     async with serving(settings) as client:
         replica: Any = client.replica
-        kept = client.start(PROMPT, world.dog, LONG)
-        await kept.reached(3)
-        await replica.pause("keep")
+        running = [client.start(PROMPT, who, LONG) for who in (world.dog, world.bare)]
+        for one in running:
+            await one.reached(5)
+        await replica.sleep(level)
+        ended = [(await one.end()).only for one in running]
         waiting = client.start(PROMPT, world.bare, GREEDY)
         cut = client.start(PROMPT, world.bare, GREEDY)
         await cut.cut_at_once()
         assert (await cut.end()).only.ids == []
-        assert not kept.task.done()
         assert not waiting.task.done()
         assert (await client.replica.health()).alive
-        await replica.resume()
-        await replica.resume()
-        waited = (await waiting.end()).only
-        await replica.pause("abort")
-        slept = client.start(PROMPT, world.dog, LONG)
-        await replica.resume()
-        await slept.reached(5)
-        await replica.sleep(0)
-        ended = [(await running.end()).only for running in (kept, slept)]
         await replica.wake_up()
+        await replica.wake_up()
+        waited = (await waiting.end()).only
         after = (await client.ask(PROMPT, world.dog, GREEDY)).only
     # Only now: what torch computes beside a busy engine takes its time, and the streams go on meanwhile.
     assert [sequence.reason for sequence in ended] == ["cut", "cut"]
     assert_greedy(waited, world.bare, PROMPT, 24)
-    for sequence in (*ended, after):
-        assert_greedy(sequence, world.dog, PROMPT)
+    for sequence, who in zip((*ended, after), (world.dog, world.bare, world.dog), strict=True):
+        assert_greedy(sequence, who, PROMPT)
 
 
 async def test_a_silent_server_that_is_paused_is_left_alone(settings: VllmSettings, world: Any) -> None:
-    async with serving(replace(settings, probe_every_s=0.1, longest_silence_s=1.0)) as client:
-        replica: Any = client.replica
+    async with serving(replace(settings, probe_every_s=0.1, longest_silence_s=2.0)) as client:
         running = client.start(PROMPT, world.dog, GREEDY)
         await running.reached(1)
-        await replica.pause("keep")
-        done, _ = await asyncio.wait([running.task], timeout=3.0)
+        ask_server(settings, "POST", "/pause?mode=keep&clear_cache=false").raise_for_status()
+        done, _ = await asyncio.wait([running.task], timeout=3.5)
         assert not done
-        await replica.resume()
+        ask_server(settings, "POST", "/resume").raise_for_status()
         assert_greedy((await running.end()).only, world.dog, PROMPT, 24)
 
 

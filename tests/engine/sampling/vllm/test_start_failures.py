@@ -23,6 +23,7 @@ FAILURES = {
     "--lora-turbo: correct WEFT_VLLM_ARGUMENTS": "api_server.py: error: unrecognized arguments: --lora-turbo",
     "NopeForCausalLM": "ValueError: Model architectures ['NopeForCausalLM'] are not supported for now.",
     "takes no adapters on MambaForCausalLM": "ValueError: MambaForCausalLM does not support LoRA yet.",
+    "leave --enable-sleep-mode out": "  Value error, Sleep mode is not supported on current platform. [type=value_error]",
     "WEFT_BASE_DTYPE=float16": "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.",
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import tinker
 from tinker import types
 
+from examples.data import policy_datum, supervised_datum
 from testing.service_process import ServiceProcess
 
 BASE_NAME = "weft/tiny"
@@ -86,36 +87,6 @@ class Progress:
             print(f"  [{tenant:>4}] {text}", flush=True)
 
 
-def supervised_datum(prompt: list[int], completion: list[int]) -> types.Datum:
-    """Return an example that predicts every token of the completion and none of the prompt."""
-    tokens = prompt + completion
-    weights = [0.0] * (len(prompt) - 1) + [1.0] * len(completion)
-    return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={
-            "target_tokens": types.TensorData(data=tokens[1:], dtype="int64", shape=[len(tokens) - 1]),
-            "weights": types.TensorData(data=weights, dtype="float32", shape=[len(weights)]),
-        },
-    )
-
-
-def policy_datum(prompt: list[int], sample: types.SampledSequence, advantage: float) -> types.Datum:
-    """Return a sampled sequence for ``importance_sampling``: its own logprobs, and one advantage for all of its tokens."""
-    tokens = prompt + list(sample.tokens)
-    masked = len(prompt) - 1
-    logprobs = [0.0] * masked + list(sample.logprobs or [])
-    advantages = [0.0] * masked + [advantage] * len(sample.tokens)
-    length = len(tokens) - 1
-    return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={
-            "target_tokens": types.TensorData(data=tokens[1:], dtype="int64", shape=[length]),
-            "logprobs": types.TensorData(data=logprobs, dtype="float32", shape=[length]),
-            "advantages": types.TensorData(data=advantages, dtype="float32", shape=[length]),
-        },
-    )
-
-
 class TenantRun:
     """Run of one tenant against the service."""
 
@@ -182,7 +153,7 @@ class TenantRun:
             mean = sum(rewards) / len(rewards)
             self.report.rewards.append(mean)
             data = [
-                policy_datum(self._prompt, sample, reward - mean)
+                policy_datum(self._prompt, sample, [reward - mean] * len(sample.tokens))
                 for sample, reward in zip(samples, rewards, strict=True)
             ]
             computed = trainer.forward_backward(data, "importance_sampling")

@@ -119,7 +119,7 @@ class LearningRun:
 
     async def live_sampler(self) -> str:
         """Return a sampler that follows the run. It begins with the weights of the last checkpoint."""
-        promise = await self._submit("save_weights_for_sampler", sampling_session_seq_id=self._next(), kind="inflight")
+        promise = await self.submit("save_weights_for_sampler", sampling_session_seq_id=self._next(), kind="inflight")
         sampler: str = (await self.client.result(promise))["sampling_session_id"]
         return sampler
 
@@ -142,7 +142,7 @@ class LearningRun:
 
     async def _step_and_save(self, number: int) -> dict[str, Any]:
         await self._step(number)
-        return await self._submit("save_weights_for_sampler", path=f"v{number}")
+        return await self.submit("save_weights_for_sampler", path=f"v{number}")
 
     async def _step(self, number: int) -> list[dict[str, Any]]:
         (row,) = token_block(_LESSON, vocabulary=self.vocabulary, seed=number).tolist()
@@ -155,11 +155,12 @@ class LearningRun:
         }
         lesson = {"data": [datum], "loss_fn": "cross_entropy"}
         return [
-            await self._submit("forward_backward", forward_backward_input=lesson),
-            await self._submit("optim_step", adam_params={"learning_rate": _LEARNING_RATE}),
+            await self.submit("forward_backward", forward_backward_input=lesson),
+            await self.submit("optim_step", adam_params={"learning_rate": _LEARNING_RATE}),
         ]
 
-    async def _submit(self, endpoint: str, **body: Any) -> dict[str, Any]:
+    async def submit(self, endpoint: str, **body: Any) -> dict[str, Any]:
+        """POST the run's next training request and return its promise."""
         self._seq_id += 1
         return await self.client.post(endpoint, model_id=self.run, seq_id=self._seq_id, **body)
 

@@ -1,0 +1,6 @@
+"""Entry of ``python -m bench.rl``."""
+
+from bench.rl.benchmark import main
+
+if __name__ == "__main__":
+    main()

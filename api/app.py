@@ -7,6 +7,7 @@ from api import health
 from api.admission import AdmissionEnd
 from api.errors import install_error_handlers
 from api.hub import repositories
+from api.loop_turns import LoopTurns
 from api.openai import chat, completions
 from api.openai import models as openai_models
 from api.openapi_document import DescribedApi
@@ -16,8 +17,10 @@ from api.tinker import (
     capabilities,
     checkpoints,
     client_config,
+    custom_losses,
     downloads,
     futures,
+    joint_polls,
     keys,
     models,
     not_offered,
@@ -29,7 +32,7 @@ from api.tinker import (
     training,
     weights,
 )
-from api.weft import adapters, sample_stream, samplers, samples, standing
+from api.weft import adapters, imports, jobs, sample_stream, samplers, samples, standing
 
 TINKER_PREFIX = "/api/v1"
 """Prefix of Tinker's endpoints and of weft's own."""
@@ -39,6 +42,7 @@ WEFT_PREFIX = "/api/weft/v1"
 
 _TINKER_MODULES = (
     futures,
+    joint_polls,
     training,
     sampling,
     models,
@@ -46,6 +50,7 @@ _TINKER_MODULES = (
     sessions,
     telemetry,
     client_config,
+    custom_losses,
     capabilities,
     keys,
     not_offered,
@@ -75,6 +80,7 @@ def create_app(services: ApiServices) -> FastAPI:
     app.state.services = services
     install_error_handlers(app)
     app.add_middleware(AdmissionEnd)
+    app.add_middleware(LoopTurns, loop_time=services.admission.loop_time)
     # Added last, so outermost: the log lines of the other middleware carry the request's trace id.
     app.add_middleware(
         RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX, WEFT_PREFIX)
@@ -85,7 +91,8 @@ def create_app(services: ApiServices) -> FastAPI:
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in _OPENAI_MODULES:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
-    app.include_router(standing.router, prefix=WEFT_PREFIX)
+    for module in (standing, jobs, imports):
+        app.include_router(module.router, prefix=WEFT_PREFIX)
     app.include_router(health.liveness_router)
     app.include_router(health.liveness_router, prefix=TINKER_PREFIX)
     app.include_router(health.readiness_router)

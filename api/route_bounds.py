@@ -26,6 +26,9 @@ JSON_DATA_BODY = 12 * MIB
 ANY_SIZE = 2**63 - 1
 """A body as large as ``WEFT_MAX_BODY_BYTES`` allows."""
 
+STREAMED_BODY = 2**63 - 1
+"""A body that is written to a file as it comes, as large as ``WEFT_MAX_IMPORT_BYTES`` allows."""
+
 _ATTRIBUTE = "weft_route_bounds"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,7 +42,7 @@ class Holding(Enum):
     POLL = auto()
     """The request is held for at most ``WEFT_POLL_HOLD``."""
     STREAM = auto()
-    """The request lasts as long as the sample or the download that it follows."""
+    """The request lasts as long as the sample or the download that it follows, or the upload that it is."""
 
 
 @dataclass(frozen=True, slots=True)

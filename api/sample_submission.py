@@ -1,10 +1,14 @@
 """Submission of a sample request to the ledger. Every sample takes this path, whichever wire it came by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fastapi import Request
+
+from api.request_body import off_loop
 from api.services import ApiServices
 from api.wire.sampling_codec import sample_request
 from api.wire.tinker_requests import AsampleRequest
+from api.wire.trajectory import trajectory_of
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest, NotFound, SessionEnded
 from contracts.ids import RequestId, SamplerId, TenantId
@@ -63,14 +67,18 @@ class SampleSubmission:
         )
 
 
-async def tinker_submission(services: ApiServices, caller: TenantId, body: AsampleRequest) -> SampleSubmission:
+async def tinker_submission(
+    services: ApiServices, caller: TenantId, request: Request, body: AsampleRequest
+) -> SampleSubmission:
     """Return the submission that a Tinker request asks for. Raises ``NotFound``, ``InvalidRequest``."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise InvalidRequest(
             "sampling_session_id and seq_id are needed; open a sampling session with create_sampling_session"
         )
     sampler = await services.batched_reads.samplers.standing(caller, body.sampling_session_id)
-    sample = sample_request(body, services.base(sampler.base_model), services.runtime.settings)
+    facts, settings = services.sampled_base(sampler.base_model), services.runtime.settings
+    sample = await off_loop(services, caller, len(body.sent), sample_request, body, facts, settings)
+    sample = replace(sample, trajectory=trajectory_of(request, body.trajectory))
     return SampleSubmission(
         caller, sampler.id, body.seq_id, sampler.base_model, sample, body.sent, obstacle=sampler.obstacle
     )
@@ -84,7 +92,7 @@ async def accept_sample(services: ApiServices, submission: SampleSubmission) -> 
     """
     payloads = services.runtime.ledger.payloads
     if submission.obstacle is None:
-        operation = await submission.operation(payloads, services.base(submission.base_model).context_length)
+        operation = await submission.operation(payloads, services.sampled_base(submission.base_model).context_length)
         return await payloads.recorded(operation, services.sample_intake.accept(operation))
     async with services.runtime.database.read() as session:
         earlier = await services.runtime.ledger.find(

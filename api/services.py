@@ -16,6 +16,7 @@ from ledger.revocations import Revocations
 from ledger.runtime import Runtime
 from ledger.sample_intake import SampleIntake
 from ledger.training_intake import TrainingIntake
+from store.sampled_bases import sampled_facts
 from telemetry.readiness import Readiness
 from tenants.keys import KeyReader
 from tenants.limits import Limits
@@ -95,6 +96,10 @@ class ApiServices:
         except KeyError:
             served = ", ".join(sorted(self.bases)) or "none"
             raise UnknownBaseModel(f"base_model {name[:300]!r} is not served here; choose one of: {served}") from None
+
+    def sampled_base(self, name: str) -> BaseModelFacts:
+        """Return the facts of a served base model as it is sampled. Raises ``UnknownBaseModel``."""
+        return sampled_facts(self.runtime.settings, self.base(name))
 
 
 async def get_services(request: Request) -> ApiServices:

@@ -7,6 +7,7 @@ import orjson
 from fastapi import Request, Response
 
 from api.metadata import check_payload_metadata
+from api.provenance import with_recorded_logprobs
 from api.request_body import off_loop, request_body
 from api.services import ApiServices
 from api.wire.body import OversizedBody
@@ -96,8 +97,8 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     """Record the request and return the ``promise`` of its result.
 
     A request that can never run has used up its seq_id, so it is recorded as failed. Raises ``NotFound`` for a run that
-    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``, and ``TooManyOperations``, on which the
-    SDK sends the request again.
+    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``, and retryable errors such as
+    ``TooManyOperations`` and ``Unavailable``, on which the SDK sends the request again.
     """
     async with services.runtime.database.read() as session:
         run = await run_standing(session, caller, submission.model_id)
@@ -124,13 +125,21 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
 async def _operation(
     services: ApiServices, caller: TenantId, run: RunStanding, submission: TrainingSubmission
 ) -> NewOperation | RejectedOperation:
-    """Return the operation to record: a rejected one if the payload cannot be built or is over the tenant's limits."""
+    """Return the operation to record: a rejected one if the payload cannot be built or is over the tenant's limits.
+
+    Raises retryable errors: nothing is recorded then.
+    """
     facts, kind = services.base(run.base_model), submission.kind
     identity = await off_loop(services, caller, len(submission.body), _identity, submission)
     try:
         payload = await off_loop(services, caller, len(submission.body), submission.build, facts)
         _check_limits(submission, payload, run, services.limits.with_own(run.own_limits))
+        if isinstance(payload, TrainingBatch):
+            payload = await with_recorded_logprobs(services, caller, payload)
     except WeftError as error:
+        if error.retryable:
+            # It says nothing about the request, which the SDK sends again.
+            raise
         return RejectedOperation(
             tenant=caller,
             lane=run.id,

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import bases, gates, housekeeping, operations, replicas, runs, sessions, suspensions, tenant_limits, trainers
+from cli import (
+    bases,
+    checkpoint,
+    gates,
+    housekeeping,
+    operations,
+    replicas,
+    runs,
+    sessions,
+    suspensions,
+    tenant_limits,
+    trainers,
+)
 from cli.operator_log import begin_command
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
 from cli.process import run_process
@@ -49,6 +61,7 @@ app.add_typer(runs.app, name="run")
 app.add_typer(trainers.app, name="trainer")
 app.add_typer(sessions.app, name="session")
 app.add_typer(bases.app, name="base")
+app.add_typer(checkpoint.app, name="checkpoint")
 
 
 def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:

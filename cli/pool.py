@@ -13,12 +13,14 @@ from cli.process import keep_pauses_short
 from cli.signals import until_asked_to_end
 from contracts.base_model import BaseModelFacts
 from contracts.errors import ProcessMustEnd
+from contracts.vocabulary import BaseVocabulary
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.runtime import Runtime
 from store.database import this_host
 from store.settings import Settings
 from workers.cluster.version_commands import VersionCommandRunner
-from workers.sampling.replica_sources import ReplicaSource, vllm_sources
+from workers.sampling.forward_process import ForwardProcess
+from workers.sampling.replica_sources import vllm_sources
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 
 log = logging.getLogger(__name__)
@@ -79,19 +81,23 @@ async def _end(pools: Sequence[BaseSampling], running: "list[asyncio.Task[None]]
 
 async def _sampling(runtime: Runtime, facts: BaseModelFacts) -> BaseSampling:
     vocabulary = await asyncio.to_thread(read_vocabulary, facts.path)
-    sources = vllm_sources(
-        runtime.settings, facts, runtime.data_folder, trains_here=runtime.settings.beside_trainer
-    ) or [await _in_process(runtime.settings, facts)]
-    return wire_sampling(runtime, facts, vocabulary, sources)
+    settings = runtime.settings
+    forward = ForwardProcess(facts, dtype=settings.base_dtype)
+    sources = vllm_sources(settings, facts, runtime.data_folder, trains_here=settings.beside_trainer, forward=forward)
+    if not sources:
+        return await _in_process(runtime, facts, vocabulary)
+    return wire_sampling(runtime, facts, vocabulary, sources, forward)
 
 
-async def _in_process(settings: Settings, facts: BaseModelFacts) -> ReplicaSource:
+async def _in_process(runtime: Runtime, facts: BaseModelFacts, vocabulary: BaseVocabulary) -> BaseSampling:
     # Imported only without vLLM: torch takes seconds to import, and the base needs its memory.
     from engine.model.base import BaseModel
+    from workers.base_forward import BaseForward
     from workers.torch_source import TorchSource
 
+    settings = runtime.settings
     base = await asyncio.to_thread(BaseModel.load, facts, dtype=settings.base_dtype, device=settings.device)
-    return TorchSource(base, settings)
+    return wire_sampling(runtime, facts, vocabulary, [TorchSource(base, settings)], BaseForward(base))
 
 
 def _version_commands(parts: BaseSampling) -> VersionCommandRunner:

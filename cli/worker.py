@@ -19,21 +19,26 @@ from cli.signals import until_asked_to_end
 from cli.trainer_group import follow, join_group, load_base
 from contracts.base_model import BaseModelFacts
 from contracts.errors import ProcessMustEnd
+from engine.model.base import BaseModel
 from engine.training.executors.group import TrainerGroup
 from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.settings import Settings
-from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, PLACE, step_task, training_queue
+from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, JOBS, PLACE, step_task, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.schedule import StepName
+from workers.jobs.runner import JobRunner
 from workers.training.trainer_wiring import TrainingParts, wire_trainer
 
 log = logging.getLogger(__name__)
 
 _LAST_SECONDS = 10.0
 """Time for the other trainers of a process to end in order when the device of one has failed."""
+
+_JOBS_SECONDS = 6 * 3600.0
+"""Longest time of a look for jobs, with all the jobs that it finds."""
 
 
 async def work(settings: Settings) -> None:
@@ -51,11 +56,15 @@ async def work(settings: Settings) -> None:
         runtime = cluster.runtime
         for base_model in bases:
             cluster.readiness.expect(_part(base_model), f"starting: loading base model {base_model}")
-        trainers = [await _trainer(runtime, facts, group) for facts in bases.values()]
+        loaded: dict[str, BaseModel] = {}
+        trainers = [await _trainer(runtime, facts, group, loaded) for facts in bases.values()]
         running = [asyncio.create_task(parts.worker.run(), name="training") for parts in trainers]
         for parts in trainers:
             cluster.readiness.add(_part(parts.leases.identity.base_model), parts.leases.check)
-        celery = _celery_worker(cluster, list(bases), lambda: any(parts.leases.may_declare_dead for parts in trainers))
+        jobs = JobRunner(runtime, loaded)
+        celery = _celery_worker(
+            cluster, list(bases), jobs, lambda: any(parts.leases.may_declare_dead for parts in trainers)
+        )
         celery.start()
         keep_pauses_short()
         for parts in trainers:
@@ -66,7 +75,9 @@ async def work(settings: Settings) -> None:
             log.info("finishing the pass in hand and writing snapshots")
             for parts in trainers:
                 parts.worker.stop()
+            jobs.stop()
             await celery.stop()
+            await jobs.finished()
             await _ended(running)
             for parts in trainers:
                 await asyncio.to_thread(parts.close)
@@ -87,13 +98,16 @@ def _part(base_model: str) -> str:
     return f"trainer of {base_model}"
 
 
-async def _trainer(runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup | None) -> TrainingParts:
-    base = await asyncio.to_thread(load_base, facts, runtime.settings, group)
+async def _trainer(
+    runtime: Runtime, facts: BaseModelFacts, group: TrainerGroup | None, loaded: dict[str, BaseModel]
+) -> TrainingParts:
+    """Load a base model, which is then in ``loaded`` too, and compose its trainer."""
+    loaded[facts.name] = base = await asyncio.to_thread(load_base, facts, runtime.settings, group)
     return wire_trainer(runtime, base, group)
 
 
 def _celery_worker(
-    cluster: ClusterRuntime, base_models: list[str], may_declare_dead: Callable[[], bool]
+    cluster: ClusterRuntime, base_models: list[str], jobs: JobRunner, may_declare_dead: Callable[[], bool]
 ) -> CeleryWorker:
     runtime = cluster.runtime
     housekeeping = Housekeeping(runtime, may_declare_dead)
@@ -105,7 +119,9 @@ def _celery_worker(
     handlers: dict[str, Handler] = {
         PLACE: place,
         ANNOUNCE: announcer.announce,
+        JOBS: jobs.run_all,
         **{step_task(step): partial(housekeeping.run_if_due, step) for step in StepName},
     }
     queues = [HOUSEKEEPING, *(training_queue(base_model) for base_model in base_models)]
-    return CeleryWorker(cluster.celery, queues, handlers, name=f"weft-{uuid4().hex[:8]}@{socket.gethostname()}")
+    name = f"weft-{uuid4().hex[:8]}@{socket.gethostname()}"
+    return CeleryWorker(cluster.celery, queues, handlers, name=name, seconds={JOBS: _JOBS_SECONDS})

@@ -11,7 +11,7 @@
     │   ├── UnknownBaseModel   400  unknown_base_model   no base model of that name is served
     │   ├── RunUnloaded        400  run_unloaded         the model was unloaded, or its creation failed
     │   ├── SessionEnded       400  session_ended        the session was finished or timed out
-    │   ├── StorageFull        400  storage_full         a save beyond the tenant's storage; only ever a failed operation
+    │   ├── StorageFull        400  storage_full         a save or an import beyond the tenant's storage
     │   ├── TooManyFields      400  invalid_request      a protobuf message of more fields than a request may have
     │   └── CannotListen       400  cannot_listen        a server's address is taken; ends `weft serve`, never an answer
     ├── HeartbeatRefused       410  session_gone         the SDK stops its heartbeat quietly
@@ -39,6 +39,7 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
     Exception
     ├── NotReady               telemetry.readiness           a part of the process cannot work; `/readyz` says why
     ├── HeldBack               workers.sampling.claims       a sample cannot run now; it is given back
+    ├── AttemptEnds            workers.jobs.runner           a job's attempt ends before it is done; never leaves the runner
     ├── BrokenOff              api.endable_response          an answer ends between two pieces; never leaves it
     └── TakesNoWrites          store.database_health         the database answers, but is read-only or a standby
     BaseException

@@ -68,6 +68,17 @@ class HttpSettings(BaseSettings):
         default=True,
         description="Have the SDK send the chunks of one large forward_backward side by side. Off: one after another.",
     )
+    sdk_joint_polls: bool = Field(
+        default=False,
+        description="Have SDKs from 0.26 on wait for all samples of a sampling client with one poll (retrieve_futures) instead "
+        "of a held poll and a connection for each sample. Leave it off while API processes of a version before answer "
+        "beside.",
+    )
+    sdk_custom_losses: bool = Field(
+        default=True,
+        description="Have SDKs from 0.36 on upload traced losses (create_custom_loss), which the trainers then run. Off while "
+        "API processes or trainers that know no custom losses, of a version before, work beside: they would refuse one.",
+    )
     sdk_tokens: bool = Field(
         default=True,
         description="Have SDKs from 0.38 on exchange their key for a token, which `whoami` needs. Off while API processes that "

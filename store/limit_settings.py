@@ -64,7 +64,8 @@ class LimitSettings(BaseSettings):
     limit_sample_work: int = Field(
         default=2**24,
         ge=1,
-        description="Largest num_samples x max_tokens x topk of one sample request, prompt logprobs included.",
+        description="Largest num_samples x max_tokens x topk of one sample request; prompt logprobs and tokens drawn at the "
+        "prompt's positions count, too.",
     )
     limit_session_samplers: int = Field(
         default=65_536,

@@ -31,6 +31,12 @@ class RetentionSettings(BaseSettings):
         ge=timedelta(0),
         description="Time for which the events of a run's history are kept.",
     )
+    retention_sample_records: timedelta = Field(
+        default=timedelta(days=1),
+        ge=timedelta(0),
+        description="Time for which what was sampled with `record_stability_info` can be named by training. It ends with the "
+        "sampler's session at the latest.",
+    )
     retention_sampler_versions: int = Field(
         default=8,
         ge=1,

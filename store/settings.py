@@ -88,6 +88,9 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     device: str = Field(default="auto", description="Torch device of trainer and sampler: auto, cpu, cuda, cuda:1 ...")
 
     max_rank: int = Field(default=128, ge=1, description="Largest LoRA rank that is accepted.")
+    max_import_bytes: int = Field(
+        default=4 * 2**30, ge=1024, description="Most bytes of an imported adapter, packed and unpacked."
+    )
     max_body_bytes: int = Field(
         default=64 * 2**20, ge=1024, description="Largest request body in bytes, also after zstd decompression."
     )
@@ -99,7 +102,10 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     )
     max_samples: int = Field(default=1024, ge=1, description="Largest num_samples of one sample request.")
     max_topk_logprobs: int = Field(
-        default=100, ge=0, description="Largest topk_prompt_logprobs and topk_sample_logprobs, on every sampler."
+        default=100,
+        ge=0,
+        description="Largest topk_prompt_logprobs, topk_sample_logprobs and prompt_alt_tokens_k, and most target tokens at a "
+        "prompt's position, on every sampler.",
     )
     pass_token_budget: int | None = Field(
         default=None,
@@ -160,6 +166,11 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
         repr=False,
     )
     vllm_api_key: str | None = Field(default=None, description="API key of the vLLM servers.", repr=False)
+    vllm_data_dir: Path | None = Field(
+        default=None,
+        description="Path under which the servers of `vllm_urls` see the data folder, from which they read adapters. "
+        "Default: the same path.",
+    )
     vllm_replicas: int = Field(
         default=0, ge=0, description="Number of vLLM servers that weft starts itself for each base model."
     )
@@ -207,8 +218,16 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     )
     vllm_head_adapters: bool = Field(
         default=True,
-        description="Accept adapters that change the output head (`train_unembed`). While prompts are scored "
-        "the server then does nothing else, which a CPU build of vLLM needs.",
+        description="Accept adapters that change the output head (`train_unembed`). vLLM cannot score prompts beside "
+        "such adapters, so the trainer's forward scores them: in `weft serve` on the base in memory, in a pool on a base that "
+        "a process of its own loads on the CPU. Off: the servers score prompts themselves.",
+    )
+    sampler_tolerance: float | None = Field(
+        default=None,
+        gt=0,
+        description="Most by which a replica's log-probabilities may differ from the trainer's in its handshake, in nats, as "
+        "the mean of a few tokens. A replica that is off by more takes no work. Default: 0.001 for a base in float32, "
+        "0.1 for one in half precision.",
     )
     vllm_tune_cpu: bool = Field(
         default=True,

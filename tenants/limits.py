@@ -96,6 +96,8 @@ class Counted(IntEnum):
     RUNS = 5_204
     STORAGE = 5_205
     SAMPLERS = 5_206
+    TOLD_ENDS = 5_207
+    """A lane's lock, not a tenant's (``ledger.told_ends``)."""
 
 
 # Sorted, so that two transactions that lock several tenants cannot deadlock.

@@ -11,8 +11,10 @@ from engine.model.base import BaseModel
 from ledger.publication import LocalPublication
 from ledger.runtime import Runtime
 from telemetry.readiness import NotReady
+from workers.base_forward import BaseForward
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.presence import PresenceNotes
+from workers.jobs.runner import JobRunner
 from workers.leases.processes import declare_all_dead
 from workers.sampling.replica_sources import vllm_sources
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
@@ -51,6 +53,8 @@ class EmbeddedRunner:
         self._has_given_up = False
         self._presence = PresenceNotes(runtime)
         self._housekeeping = Housekeeping(runtime, self._may_declare_dead)
+        self._loaded: dict[str, BaseModel] = {}
+        self._jobs = JobRunner(runtime, self._loaded)
 
     async def start(self) -> None:
         """Load every base model and start its workers, which go on with operations of earlier runs. Raises ``WeftError``."""
@@ -59,6 +63,7 @@ class EmbeddedRunner:
             async with database.write() as transaction:
                 await declare_all_dead(transaction)
             await self._housekeeping.remove_orphans()
+            await self._jobs.free_all()
         for facts in self._bases.values():
             log.info("loading base model %s", facts.name)
             base = await asyncio.to_thread(
@@ -68,6 +73,7 @@ class EmbeddedRunner:
                 device=settings.device,
                 gradient_checkpointing=settings.gradient_checkpointing,
             )
+            self._loaded[facts.name] = base
             workers = self._compose(facts, base)
             await workers.sampling.pool.start()
             self._workers.append(workers)
@@ -75,14 +81,16 @@ class EmbeddedRunner:
             self._tasks.append(asyncio.create_task(workers.training.worker.run(), name="training"))
             self._tasks.append(asyncio.create_task(workers.sampling.worker.run(), name="sampling"))
         self._tasks.append(asyncio.create_task(self._housekeeping.run(), name="housekeeping"))
+        self._tasks.append(asyncio.create_task(self._jobs.run(), name="jobs"))
         self._tasks.append(asyncio.create_task(self._presence.run(self._stopping), name="presence"))
 
     def _compose(self, facts: BaseModelFacts, base: BaseModel) -> _BaseWorkers:
         settings = self._runtime.settings
-        sources = vllm_sources(settings, facts, self._runtime.data_folder, trains_here=True) or [
+        forward = BaseForward(base)
+        sources = vllm_sources(settings, facts, self._runtime.data_folder, trains_here=True, forward=forward) or [
             TorchSource(base, settings)
         ]
-        sampling = wire_sampling(self._runtime, facts, self._vocabularies[facts.name], sources)
+        sampling = wire_sampling(self._runtime, facts, self._vocabularies[facts.name], sources, forward)
         self._publication.register(facts.name, sampling.prepare, sampling.withdraw)
         return _BaseWorkers(wire_trainer(self._runtime, base), sampling)
 
@@ -125,6 +133,7 @@ class EmbeddedRunner:
             workers.training.worker.stop()
             workers.sampling.worker.stop()
         self._housekeeping.stop()
+        self._jobs.stop()
         self._stopping.set()
         ends: Sequence[BaseException | None] = await asyncio.gather(*self._tasks, return_exceptions=True)
         for task, end in zip(self._tasks, ends, strict=True):

@@ -100,7 +100,7 @@ async def chat_completions(
     model = await named_model(services, caller, body.model)
     if body.stream and body.top_logprobs:
         raise InvalidRequest("top_logprobs do not come with stream; leave one of them out")
-    vocabulary, facts = services.vocabularies[model.base_model], services.base(model.base_model)
+    vocabulary, facts = services.vocabularies[model.base_model], services.sampled_base(model.base_model)
     size = sum(_BYTES_OF_TURN + len(_text(message)) for message in body.messages)
     check_text_length(size - _BYTES_OF_TURN * len(body.messages), "messages", vocabulary, facts)
     prompt = await off_loop(services, caller, size, _prompt, vocabulary, body.messages)
@@ -110,7 +110,7 @@ async def chat_completions(
     return await full_response(request, opened, head=_head, choice=_choice)
 
 
-def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:
+def _choice(made: Generation, _place: int, sequence: SampledSequence) -> dict[str, Any]:
     tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
     return {
         "message": {"role": "assistant", "content": whole_text(made, tokens), "refusal": None},

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, StrictInt
@@ -34,7 +34,7 @@ class CompletionRequest(GenerationRequest):
     prompt: str | ListOf[str] | ListOf[StrictInt] | ListOf[ListOf[StrictInt]]
     max_tokens: int | None = 16
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
-    echo: Literal[False] = False
+    echo: bool = False
     best_of: int | None = None
     suffix: str | None = None
 
@@ -53,6 +53,8 @@ class CompletionRequest(GenerationRequest):
         super().check_offered()
         if self.best_of not in (None, self.n):
             raise InvalidRequest("best_of other than n is not offered by this weft; leave it out")
+        if self.echo and (self.stream or self.logprobs is not None):
+            raise InvalidRequest("echo does not come with stream or logprobs; leave one of them out")
         if self.suffix:
             raise InvalidRequest("suffix is not offered by this weft; leave it out")
 
@@ -78,12 +80,19 @@ async def completions(
     return await full_response(request, opened, head=_head, choice=_choice)
 
 
-def _choice(made: Generation, sequence: SampledSequence) -> dict[str, Any]:
+def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str, Any]:
     tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
     return {
-        "text": whole_text(made, tokens),
+        "text": _echoed(made, place) + whole_text(made, tokens),
         "logprobs": completion_logprobs(made, tokens, logprobs, whole=sequence) if _wants_logprobs(made) else None,
     }
+
+
+def _echoed(made: Generation, place: int) -> str:
+    """Return the text of the prompt of the choice at ``place`` if the request asks for it, else nothing."""
+    if not (isinstance(made.asked, CompletionRequest) and made.asked.echo):
+        return ""
+    return made.decode(made.prompts[place // made.asked.n])
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Sequence[int] | str]:

@@ -12,8 +12,8 @@ from api.openai.choices import usage
 from api.openai.generation import Generation
 from contracts.operations import SampledSequence
 
-RenderChoice = Callable[[Generation, SampledSequence], dict[str, Any]]
-"""Renders a finished choice without its ``index`` and ``finish_reason``."""
+RenderChoice = Callable[[Generation, int, SampledSequence], dict[str, Any]]
+"""Renders a finished choice, given its place among all, without its ``index`` and ``finish_reason``."""
 
 
 _CLIENT_CLOSED = 499
@@ -46,11 +46,14 @@ async def _full(
             choices = [
                 # One by one: a fragment is copied, and other threads get their turn between two of them.
                 orjson.Fragment(
-                    orjson.dumps({"index": place, **choice(made, sequence), "finish_reason": sequence.stop_reason})
+                    orjson.dumps(
+                        {"index": place, **choice(made, place, sequence), "finish_reason": sequence.stop_reason}
+                    )
                 )
                 for place, sequence in enumerate(sequences)
             ]
             return orjson.dumps({**head(made), "choices": choices, "usage": usage(made, tokens)})
 
-        body = await made.off_loop(tokens, rendered)
+        # An echoed prompt is turned into text for each choice.
+        body = await made.off_loop(tokens + made.prompt_tokens * made.asked.n, rendered)
         return Response(body, media_type="application/json", headers={"x-request-id": made.id})

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import ParamSpec, TypeVar
 from uuid import uuid4
@@ -18,6 +18,7 @@ from api.request_body import off_loop
 from api.sample_submission import SampleSubmission
 from api.services import ApiServices
 from api.wire.openai_requests import GenerationRequest
+from api.wire.trajectory import trajectory_of
 from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId, TenantId
@@ -147,11 +148,12 @@ async def generation(
     vocabulary = services.vocabularies[model.base_model]
     if not 0 < len(prompts) <= _MOST_PROMPTS:
         raise InvalidRequest(f"prompt must hold 1 to {_MOST_PROMPTS} prompts; got {len(prompts)}")
-    facts, settings = services.base(model.base_model), services.runtime.settings
+    facts, settings = services.sampled_base(model.base_model), services.runtime.settings
     size = sum(map(len, prompts))
     tokens, samples = await off_loop(
         services, caller, size, _samples, asked, prompts, facts=facts, vocabulary=vocabulary, settings=settings
     )
+    trajectory = trajectory_of(request, asked.prompt_cache_key, name="prompt_cache_key")
     sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
     key = given or uuid4().hex
@@ -161,7 +163,7 @@ async def generation(
             sampler,
             _number(f"{key}/{place}"),
             model.base_model,
-            sample,
+            replace(sample, trajectory=trajectory),
             asked.sent,
             may_return=given is not None,
         )

@@ -13,6 +13,8 @@ from api.services import ApiServices, Services
 from contracts.errors import NotFound
 from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
+from store.sampled_bases import check_can_be_sampled
+from store.tables import Run
 from tenants.checkpoints import find_checkpoint, list_checkpoints, newest_sampler_checkpoint, path_of
 from tenants.runs import get_run, list_runs
 from tenants.samplers import version_published
@@ -41,6 +43,13 @@ class NamedModel:
     run: RunId | None = None
 
 
+def _sampled(services: ApiServices, run: Run) -> str:
+    """Return the run's base model. Raises ``UnknownBaseModel``, and ``InvalidRequest`` if no sampler takes its adapter."""
+    name = services.base(run.base_model).name
+    check_can_be_sampled(services.runtime.settings, name, rank=run.rank, trains_head=run.train_unembed)
+    return name
+
+
 async def named_model(services: ApiServices, caller: TenantId, name: str) -> NamedModel:
     """Return the meaning of ``name`` for the caller. Raises ``NotFound``, ``InvalidRequest``, ``UnknownBaseModel``."""
     if name in services.bases:
@@ -49,7 +58,7 @@ async def named_model(services: ApiServices, caller: TenantId, name: str) -> Nam
         if name.startswith("tinker://"):
             path = parse_path(name, segment=Segment.SAMPLER_WEIGHTS, field="model")
             checkpoint, run = await find_checkpoint(session, caller, path, services.runtime.clock)
-            base = services.base(run.base_model).name
+            base = _sampled(services, run)
             return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path))
         try:
             run = await get_run(session, caller, name)
@@ -60,7 +69,7 @@ async def named_model(services: ApiServices, caller: TenantId, name: str) -> Nam
             ) from None
         run_id = RunId(run.id)
         version = await followed_version(services, session, caller, run_id)
-        return NamedModel(name, services.base(run.base_model).name, version=version, run=run_id)
+        return NamedModel(name, _sampled(services, run), version=version, run=run_id)
 
 
 async def followed_version(services: ApiServices, session: AsyncSession, caller: TenantId, run: RunId) -> CheckpointId:

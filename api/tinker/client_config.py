@@ -16,7 +16,9 @@ class ClientConfig(BaseModel):
     ``pjwt_auth_enabled`` makes the SDK exchange its key for a token.
     ``proto_write_fwdbwd`` and ``fwd_via_fwdbwd`` make SDK 0.20 to 0.24 send protobuf.
     ``proto_compress_fwdbwd`` makes it compress that with zstd. With ``sample_join_sampling_session`` a copy of a sampling
-    client asks for the number that its samples' seq_ids begin with, instead of drawing one by lot.
+    client asks for the number that its samples' seq_ids begin with, instead of drawing one by lot. With
+    ``sample_use_retrieve_futures`` a sampling client has one poll for all its samples. With ``custom_loss_server_side`` it
+    uploads a traced loss, which then runs here.
     """
 
     pjwt_auth_enabled: bool = False
@@ -26,6 +28,8 @@ class ClientConfig(BaseModel):
     proto_compress_fwdbwd: bool = True
     create_model_via_load_weights: bool = True
     sample_join_sampling_session: bool = True
+    sample_use_retrieve_futures: bool = False
+    custom_loss_server_side: bool = True
 
 
 class DynamicConfig(BaseModel):
@@ -44,6 +48,8 @@ async def client_config(_caller: Caller, services: Services, request: Request) -
         pjwt_auth_enabled=settings.sdk_tokens and exchanges_keys(request),
         parallel_fwdbwd_chunks=settings.sdk_parallel_chunks,
         proto_compress_fwdbwd=settings.sdk_compression,
+        sample_use_retrieve_futures=settings.sdk_joint_polls,
+        custom_loss_server_side=settings.sdk_custom_losses,
     )
 
 

@@ -11,6 +11,7 @@ from api.json_body import json_body
 from api.request_body import off_loop
 from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
+from api.tinker.custom_losses import created_loss
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.results import encode_result
 from contracts.errors import Cancelled, FutureGone, InvalidRequest, UnreadableOperation
@@ -49,6 +50,8 @@ async def retrieve_future(
 
     The answer is 408 while the request is pending: poll again. Raises ``NotFound``, ``FutureGone``.
     """
+    if (loss := await created_loss(services, caller, body.request_id)) is not None:
+        return _json(loss)
     hold = services.runtime.settings.poll_hold.total_seconds()
     status = await services.runtime.ledger.wait_until_final(caller, body.request_id, seconds=hold)
     match status.state:

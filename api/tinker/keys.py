@@ -3,7 +3,8 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.authentication import Caller, presented_key
+from api.authentication import Caller
+from api.presented_key import presented_key
 from api.security_events import note_access
 from api.services import Services
 from contracts.errors import Unauthenticated
@@ -57,7 +58,7 @@ async def exchange_key(caller: Caller, services: Services, request: Request) -> 
 
     Raises ``Unauthenticated`` for a token: a stolen one cannot be renewed.
     """
-    if (presented_key(request) or "").startswith(TOKEN_PREFIX):
+    if (presented_key(request.headers) or "").startswith(TOKEN_PREFIX):
         raise Unauthenticated("a token cannot be exchanged for another; send the tml-… key itself")
     async with services.runtime.database.read() as session:
         key, tenant = await describe_key(session, caller, current_work().key_id)

@@ -4,22 +4,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 
 from api.authentication import Caller
-from api.route_bounds import METADATA_BODY, bounded
-from api.services import Services
-from api.training_submission import submit_json
-from contracts.base_model import BaseModelFacts
 from contracts.errors import NotImplementedHere
-from contracts.operations import OperationKind, Payload
 
 router = APIRouter(tags=["not offered"])
 
 _CHECKPOINT = "/training_runs/{run_id}/checkpoints/{segment}/{name}"
 _PRIVATE = "checkpoints are private to their tenant"
-_FILES = "download the PEFT files of that checkpoint"
-_POLL = "poll retrieve_future for each request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +25,6 @@ class NotOffered:
 
 
 NOT_OFFERED = (
-    NotOffered("POST", "/retrieve_futures", _POLL),
-    NotOffered("POST", "/create_custom_loss", "forward_backward_custom computes the loss in the client"),
     NotOffered("POST", "/copy_weights", "load the checkpoint into a run and save it there"),
     NotOffered("POST", f"{_CHECKPOINT}/publish", _PRIVATE),
     NotOffered("DELETE", f"{_CHECKPOINT}/publish", _PRIVATE),
@@ -61,19 +52,3 @@ for _endpoint in NOT_OFFERED:
     router.add_api_route(
         _endpoint.path, _handler(_endpoint), methods=[_endpoint.method], response_model=None, include_in_schema=False
     )
-
-
-@router.post("/save_weights_external", include_in_schema=False, response_class=Response)
-@bounded(body=METADATA_BODY)
-async def save_weights_external(caller: Caller, services: Services, request: Request) -> Response:
-    """Record a save that has failed already: weft does not offer external weights.
-
-    The call has used up a ``seq_id``. A bare 404 would leave a hole in the run, so the refusal is the future's outcome.
-
-    Raises as ``submit_json``.
-    """
-
-    def build(_body: bytes, _facts: BaseModelFacts) -> Payload:
-        raise refusal(NotOffered("POST", "/save_weights_external", f"use save_weights, then {_FILES}"))
-
-    return await submit_json(request, services, caller, OperationKind.SAVE_WEIGHTS, build)

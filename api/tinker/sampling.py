@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from api.authentication import Caller
@@ -17,6 +17,7 @@ from api.wire.tinker_requests import AsampleRequest, SeqId
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, SessionId, TenantId
 from contracts.paths import Segment, parse_path
+from store.sampled_bases import check_can_be_sampled
 from tenants.checkpoints import find_checkpoint
 from tenants.samplers import NewSampler, create_sampler, get_sampler, join_sampler
 from tenants.sessions import live_session
@@ -54,7 +55,10 @@ async def create_sampling_session(
     services: Services,
     body: Annotated[CreateSamplingSessionRequest, json_body(CreateSamplingSessionRequest)],
 ) -> SamplingSessionCreated:
-    """Open a sampler of the bare base model, or of a checkpoint; the checkpoint of a sampler never changes."""
+    """Open a sampler of the bare base model, or of a checkpoint; the checkpoint of a sampler never changes.
+
+    Raises ``NotFound``, ``UnknownBaseModel``, ``SequenceConflict``, and ``InvalidRequest`` for an adapter that no sampler takes.
+    """
     new = await _new_sampler(services, caller, body)
     async with services.runtime.database.write() as transaction:
         await live_session(transaction, caller, body.session_id)
@@ -101,6 +105,7 @@ async def _new_sampler(services: ApiServices, caller: TenantId, body: CreateSamp
         raise InvalidRequest(
             f"base_model is {body.base_model[:300]!r}, but model_path was trained on {run.base_model!r}; leave base_model out"
         )
+    check_can_be_sampled(services.runtime.settings, run.base_model, rank=run.rank, trains_head=run.train_unembed)
     return NewSampler(
         session_id=session_id,
         sampling_session_seq_id=body.sampling_session_seq_id,
@@ -121,13 +126,16 @@ async def describe_sampler(caller: Caller, services: Services, sampler_id: PathI
 @router.post("/asample", response_class=Response)
 @bounded(body=PROMPT_BODY)
 async def asample(
-    caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)]
+    caller: Caller,
+    services: Services,
+    request: Request,
+    body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)],
 ) -> Response:
     """Sample from a sampler; ``retrieve_future`` returns the result.
 
     Raises ``NotFound``, ``InvalidRequest``, ``SequenceConflict``, ``SessionEnded``, ``TooManySamples``.
     """
-    submission = await tinker_submission(services, caller, body)
+    submission = await tinker_submission(services, caller, request, body)
     request_id = await accept_sample(services, submission)
     sequence_ids = [f"{request_id}:{number}" for number in range(submission.sample.num_samples)]
     return promise(request_id, sample_sequence_ids=sequence_ids)

@@ -106,7 +106,8 @@ def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
     kind = OperationKind.FORWARD if message.forward_only else OperationKind.FORWARD_BACKWARD
 
     def build(facts: BaseModelFacts) -> Payload:
-        return check_batch(raw_from_proto(message, facts, settings), facts, settings)
+        is_backward = not message.forward_only
+        return check_batch(raw_from_proto(message, facts, settings), facts, settings, backward=is_backward)
 
     return TrainingSubmission(model_id, seq_id, kind, body, build)
 
@@ -119,7 +120,8 @@ async def _json_pass(request: Request, services: ApiServices, caller: TenantId, 
         given = asked.forward_backward_input or asked.forward_input
         if given is None:
             raise InvalidRequest(f"{kind}_input is missing; send the batch in it")
-        return check_batch(raw_from_json(given, facts, settings), facts, settings)
+        is_backward = kind is OperationKind.FORWARD_BACKWARD
+        return check_batch(raw_from_json(given, facts, settings), facts, settings, backward=is_backward)
 
     return await submit_json(request, services, caller, kind, build, limit=JSON_DATA_BODY)
 

@@ -14,13 +14,22 @@ from api.services import ApiServices, Services
 from api.tinker.models import earlier_opening, new_optimizer, open_run, optimizer_config
 from api.training_submission import promise, submit_json, submit_json_body, submit_oversized
 from api.wire.body import OversizedBody
-from api.wire.request_model import DefaultingModel, Metadata, PlainText, RequestModel, parse_json
+from api.wire.request_model import DefaultingModel, ListOf, Metadata, PlainText, RequestModel, parse_json
 from api.wire.tinker_requests import ModelKey, OptimizerConfig, SeqId
+from contracts.age_recipients import check_recipients
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId, TenantId
-from contracts.operations import LoadWeights, OperationKind, OptimizerName, Payload, SaveWeights, SaveWeightsForSampler
+from contracts.operations import (
+    LoadWeights,
+    OperationKind,
+    OptimizerName,
+    Payload,
+    SaveWeights,
+    SaveWeightsExternal,
+    SaveWeightsForSampler,
+)
 from contracts.paths import Segment, check_name, parse_path
 from tenants.checkpoints import check_ttl, find_checkpoint
 from tenants.runs import NewRun, lora_settings, run_id_for
@@ -45,6 +54,14 @@ class SaveWeightsForSamplerRequest(ModelKey):
     kind: Literal["snapshot", "inflight"] | None = None
     ttl_seconds: int | None = None
     user_metadata: Metadata | None = None
+
+
+class SaveWeightsExternalRequest(ModelKey):
+    """Body of ``/save_weights_external``."""
+
+    path: str | None = None
+    ttl_seconds: int | None = None
+    age_encryption_recipients: ListOf[PlainText] | None = None
 
 
 class LoadTarget(RequestModel):
@@ -131,6 +148,25 @@ async def save_weights_for_sampler(caller: Caller, services: Services, request: 
         )
 
     return await submit_json(request, services, caller, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, build)
+
+
+@router.post("/save_weights_external", response_class=Response)
+@bounded(body=METADATA_BODY)
+@reads(SaveWeightsExternalRequest)
+async def save_weights_external(caller: Caller, services: Services, request: Request) -> Response:
+    """Save the weights as PEFT's files, for use elsewhere. With recipients, each file is encrypted to them by age."""
+
+    def build(body: bytes, _facts: BaseModelFacts) -> Payload:
+        asked = parse_json(SaveWeightsExternalRequest, body)
+        if asked.path is None:
+            raise InvalidRequest("path is missing; send a name for the external weights")
+        return SaveWeightsExternal(
+            name=check_name(asked.path),
+            ttl_seconds=check_ttl(asked.ttl_seconds),
+            age_recipients=check_recipients(asked.age_encryption_recipients),
+        )
+
+    return await submit_json(request, services, caller, OperationKind.SAVE_WEIGHTS_EXTERNAL, build)
 
 
 @router.post("/load_weights", response_class=Response)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from api.authentication import Caller
@@ -28,7 +28,10 @@ router = APIRouter(tags=["sampling"])
 @router.post("/stream_sample", response_class=StreamingResponse)
 @bounded(body=PROMPT_BODY, holding=Holding.STREAM)
 async def stream_sample(
-    caller: Caller, services: Services, body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)]
+    caller: Caller,
+    services: Services,
+    request: Request,
+    body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)],
 ) -> StreamingResponse:
     """Sample as with ``asample``, and stream the tokens while they are made.
 
@@ -37,7 +40,7 @@ async def stream_sample(
     ``WEFT_RECONNECT_GRACE`` to do so, then the sample is cancelled. A pause or a new version of the adapter does not end
     the stream. Raises as ``asample``.
     """
-    events = _events(services, await tinker_submission(services, caller, body))
+    events = _events(services, await tinker_submission(services, caller, request, body))
     # The first event is made before the response begins, so that a refusal has a status of its own.
     first = await anext(events)
     return StreamingResponse(

@@ -1,6 +1,8 @@
 """Request bodies within a size limit: read and expanded from zstd piece by piece, refused as soon as one grows too large."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from io import BytesIO
 from time import monotonic
@@ -40,28 +42,43 @@ class RawBody:
 async def read_body(request: Request, limit: int, *, idle_seconds: float) -> RawBody:
     """Read the body as it comes, and no more than ``limit`` bytes and a piece.
 
-    Raises ``InvalidRequest`` for an encoding that is not taken, and ``BodyTooSlow`` when no byte comes for
-    ``idle_seconds``, or when the whole takes ``SLOWEST_BYTES_A_SECOND`` and longer.
+    Raises ``InvalidRequest`` for an encoding that is not taken, and as ``body_pieces``.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
         raise InvalidRequest(f"Content-Encoding {encoding[:50]!r} is not taken; send zstd or none")
     pieces: list[bytes] = []
+    size = 0
+    async with aclosing(body_pieces(request, idle_seconds=idle_seconds)) as stream:
+        async for piece in stream:
+            size += len(piece)
+            pieces.append(piece)
+            if size > limit:
+                return RawBody(b"".join(pieces), encoding, is_cut=True)
+    return RawBody(b"".join(pieces), encoding, is_cut=False)
+
+
+async def body_pieces(
+    request: Request, *, idle_seconds: float, slowest: int = SLOWEST_BYTES_A_SECOND
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body's bytes as they come.
+
+    Raises ``BodyTooSlow`` when no byte comes for ``idle_seconds``, or when the whole comes slower than ``slowest`` bytes a
+    second.
+    """
     size, began = 0, monotonic()
     stream = request.stream()
     while True:
-        left = idle_seconds + size / SLOWEST_BYTES_A_SECOND - (monotonic() - began)
+        left = idle_seconds + size / slowest - (monotonic() - began)
         try:
             async with asyncio.timeout(min(idle_seconds, max(left, 0))):
                 piece = await anext(stream, None)
         except TimeoutError:
             raise BodyTooSlow("the body came too slowly; send it again") from None
         if piece is None:
-            return RawBody(b"".join(pieces), encoding, is_cut=False)
+            return
         size += len(piece)
-        pieces.append(piece)
-        if size > limit:
-            return RawBody(b"".join(pieces), encoding, is_cut=True)
+        yield piece
 
 
 def expanded(raw: RawBody, limit: int) -> bytes:

@@ -19,7 +19,10 @@ class StreamOptions(DefaultingModel):
 
 
 class GenerationRequest(DefaultingModel):
-    """Fields of both endpoints. ``model`` is a ``tinker://`` sampler path, a run's id, or a served base model."""
+    """Fields of both endpoints. ``model`` is a ``tinker://`` sampler path, a run's id, or a served base model.
+
+    ``prompt_cache_key`` is OpenAI's name for the key of a trajectory.
+    """
 
     model: PlainText
     max_tokens: int | None = None
@@ -34,6 +37,7 @@ class GenerationRequest(DefaultingModel):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: MapOf[float] = {}
+    prompt_cache_key: PlainText | None = None
 
     @property
     def stops(self) -> list[str]:

@@ -10,6 +10,7 @@ import orjson
 from api.wire import weft_wire_pb2 as pb
 from contracts.operations import (
     EMPTY_LOGPROB,
+    ExternalWeightsSaved,
     ForwardBackwardOutput,
     ModelCreated,
     ModelUnloaded,
@@ -22,6 +23,7 @@ from contracts.operations import (
     WeightsLoaded,
     WeightsSaved,
 )
+from contracts.prompt_cells import PromptCells
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -55,6 +57,8 @@ def _json(kind: OperationKind, result: Result) -> dict[str, Any]:
             return {"metrics": _finite(result.metrics)}
         case WeightsSaved():
             return {"path": result.path, "type": kind}
+        case ExternalWeightsSaved():
+            return {"path": result.path, "size_bytes": result.size_bytes, "type": kind}
         case WeightsLoaded():
             return {"path": result.path, "model_id": result.model_id, "type": kind}
         case SamplerWeightsSaved():
@@ -103,7 +107,24 @@ def _json_sample(result: SampleOutput) -> dict[str, Any]:
         content["prompt_logprobs"] = [None if math.isnan(value) else value for value in result.prompt_logprobs.tolist()]
     if result.topk_prompt_logprobs is not None:
         content["topk_prompt_logprobs"] = _json_topk(result.topk_prompt_logprobs)
+    if result.target_prompt_logprobs is not None:
+        content["target_prompt_logprobs"] = _json_cells(result.target_prompt_logprobs)
+    if (drawn := result.prompt_alt_tokens) is not None:
+        tokens = _json_tensor(drawn.tokens) | {"dtype": "int64"}
+        content["prompt_alt_tokens"] = {"tokens": tokens, "logprobs": _json_tensor(drawn.logprobs)}
     return content
+
+
+def _json_cells(cells: PromptCells) -> dict[str, Any]:
+    content = _json_tensor(cells.values) | {"shape": _shape(cells)}
+    if cells.crow is not None and cells.col is not None:
+        content |= {"sparse_crow_indices": cells.crow.tolist(), "sparse_col_indices": cells.col.tolist()}
+    return content
+
+
+def _shape(cells: PromptCells) -> list[int]:
+    rows = len(cells.values) if cells.crow is None else len(cells.crow) - 1
+    return [rows, cells.columns]
 
 
 def _json_topk(topk: TopkLogprobs) -> list[list[tuple[int, float]] | None]:
@@ -158,6 +179,24 @@ def _sample_message(result: SampleOutput) -> pb.SampleResponse:
         message.prompt_logprobs = _floats(result.prompt_logprobs)
     if result.topk_prompt_logprobs is not None:
         message.topk_prompt_logprobs.CopyFrom(_topk_message(result.topk_prompt_logprobs))
+    if result.target_prompt_logprobs is not None:
+        message.target_prompt_logprobs.CopyFrom(_cells_message(result.target_prompt_logprobs))
+    if (drawn := result.prompt_alt_tokens) is not None:
+        tokens = pb.Tensor(dense=_wide(drawn.tokens), dtype=pb.DTYPE_INT64, shape=drawn.tokens.shape)
+        logprobs = pb.Tensor(dense=_floats(drawn.logprobs), dtype=pb.DTYPE_FLOAT32, shape=drawn.logprobs.shape)
+        message.prompt_alt_tokens.CopyFrom(pb.PromptAltTokens(tokens=tokens, logprobs=logprobs))
+    return message
+
+
+def _cells_message(cells: PromptCells) -> pb.Tensor:
+    values = _floats(cells.values)
+    message = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=_shape(cells))
+    if cells.crow is None or cells.col is None:
+        message.dense = values
+    else:
+        message.sparse_csr.CopyFrom(
+            pb.SparseCsr(values=values, crow_indices=_wide(cells.crow), col_indices=_wide(cells.col))
+        )
     return message
 
 
@@ -168,6 +207,10 @@ def _topk_message(topk: TopkLogprobs) -> pb.TopkLogprobs:
 
 def _floats(values: np.ndarray) -> bytes:
     return np.ascontiguousarray(values, dtype="<f4").tobytes()
+
+
+def _wide(values: np.ndarray) -> bytes:
+    return np.ascontiguousarray(values, dtype="<i8").tobytes()
 
 
 def _integers(values: np.ndarray) -> bytes:

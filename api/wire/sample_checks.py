@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from api.wire.token_ids import check_token_ids
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import MAX_TEMPERATURE, SampleRequest, SamplingParams
+from contracts.prompt_cells import NO_TOKEN
 from store.settings import Settings
 
 MAX_STOPS = 64
@@ -37,9 +40,18 @@ def check_sample(sample: SampleRequest, facts: BaseModelFacts, settings: Setting
             "more drawn token needs no place: shorten one of them"
         )
     _check_range(sample.num_samples, names.get("num_samples", "num_samples"), 1, settings.max_samples)
-    for field in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+    for field in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
         _check_range(getattr(sample, field), names.get(field, field), 0, settings.max_topk_logprobs)
     _check_last_n(sample, names)
+    _check_prompt_cells(sample, facts, settings)
+
+
+def check_rows(given: int, rows: int, name: str) -> None:
+    """Raise ``InvalidRequest`` unless a matrix over a prompt has a row for each token but the first."""
+    if given != rows:
+        raise InvalidRequest(
+            f"{name} has {given} rows; it must have {rows}, one for each token of the prompt but the first"
+        )
 
 
 def _check_last_n(sample: SampleRequest, names: FieldNames) -> None:
@@ -52,6 +64,27 @@ def _check_last_n(sample: SampleRequest, names: FieldNames) -> None:
     if len(sample.prompt) == 1:
         raise InvalidRequest(f"{name}: the only token of this prompt has no logprob; leave it out")
     _check_range(last_n, name, 1, len(sample.prompt) - 1)
+
+
+def _check_prompt_cells(sample: SampleRequest, facts: BaseModelFacts, settings: Settings) -> None:
+    rows = len(sample.prompt) - 1
+    if sample.prompt_alt_tokens_k and rows == 0:
+        raise InvalidRequest("prompt_alt_tokens_k: the only token of this prompt has no alternatives; leave it out")
+    cells, name = sample.target_prompt_logprobs, "target_prompt_logprobs"
+    if cells is None:
+        return
+    given = len(cells.values) if cells.crow is None else len(cells.crow) - 1
+    check_rows(given, rows, name)
+    if cells.values.size and not (cells.values.min() >= NO_TOKEN and cells.values.max() < facts.vocabulary_size):
+        raise InvalidRequest(f"{name}: token ids must be 0 to {facts.vocabulary_size - 1}, or {NO_TOKEN} for none")
+    positions, _ = cells.wanted()
+    if len(positions) == 0:
+        raise InvalidRequest(f"{name} names no token; send at least one, or leave it out")
+    most = int(np.bincount(positions).max())
+    if most > settings.max_topk_logprobs:
+        raise InvalidRequest(
+            f"{name} names {most} tokens at one position; send at most {settings.max_topk_logprobs}, or several requests"
+        )
 
 
 def _check_params(params: SamplingParams, facts: BaseModelFacts, names: FieldNames) -> None:

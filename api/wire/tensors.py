@@ -8,6 +8,7 @@ import numpy as np
 
 from api.wire import weft_wire_pb2 as pb
 from contracts.errors import InvalidRequest
+from contracts.prompt_cells import PromptCells
 
 _DTYPES: Mapping[int, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
@@ -119,10 +120,25 @@ def dense_of_csr(
     ``values`` and ``col`` (N,), ``crow`` int64 (rows + 1,). Raises ``InvalidRequest`` unless the indices describe a
     matrix, list each cell at most once, and the budget holds the dense matrix.
     """
+    rows, columns = _sizes_of_csr(shape, field)
+    budget.take(rows * columns * values.dtype.itemsize, field)
+    cells = csr_cells(values, crow, col, shape, field)
+    dense = np.zeros(rows * columns, dtype=values.dtype)
+    dense[cells] = values
+    return dense.reshape(rows, columns)
+
+
+def _sizes_of_csr(shape: list[int], field: str) -> tuple[int, int]:
     if len(shape) != 2 or min(shape) < 1:
         raise InvalidRequest(f"{field}: a sparse tensor needs a shape of two sizes of 1 or more; got {shape}")
-    rows, columns = shape
-    budget.take(rows * columns * values.dtype.itemsize, field)
+    return shape[0], shape[1]
+
+
+def csr_cells(values: np.ndarray, crow: np.ndarray, col: np.ndarray, shape: list[int], field: str) -> np.ndarray:
+    """Return the numbers of the listed cells, row by row: int64 (N,). Raises ``InvalidRequest`` as ``dense_of_csr`` does."""
+    rows, columns = _sizes_of_csr(shape, field)
+    if rows * columns > MAX_SIZE:
+        raise InvalidRequest(f"{field}: shape {shape} is too large for an array; send smaller sizes")
     # Neighbours are compared and not subtracted: the difference of hostile indices could overflow.
     is_well_formed = (
         len(crow) == rows + 1
@@ -135,12 +151,10 @@ def dense_of_csr(
         raise InvalidRequest(
             f"{field}: crow_indices, col_indices and values do not describe a {rows} x {columns} matrix"
         )
-    cells = np.repeat(np.arange(rows), np.diff(crow)) * columns + col
+    cells: np.ndarray = np.repeat(np.arange(rows), np.diff(crow)) * columns + col
     if len(np.unique(cells)) != len(cells):
         raise InvalidRequest(f"{field}: col_indices list a cell twice; list each cell once")
-    dense = np.zeros(rows * columns, dtype=values.dtype)
-    dense[cells] = values
-    return dense.reshape(rows, columns)
+    return cells
 
 
 def _buffer(data: bytes, dtype: np.dtype, field: str) -> np.ndarray:
@@ -149,6 +163,29 @@ def _buffer(data: bytes, dtype: np.dtype, field: str) -> np.ndarray:
             f"{field}: {len(data)} bytes are no whole number of {dtype.name} values of {dtype.itemsize} bytes"
         )
     return np.frombuffer(data, dtype=dtype)
+
+
+def cells_from_lists(
+    data: Sequence[float] | Sequence[int],
+    shape: Sequence[int] | None,
+    crow_indices: Sequence[int] | None,
+    col_indices: Sequence[int] | None,
+    field: str,
+) -> PromptCells:
+    """Return a matrix of token ids from JSON's lists, dense or CSR as it was sent. Raises ``InvalidRequest`` naming ``field``."""
+    sizes = checked_shape(shape or (), field)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise InvalidRequest(f"{field}: shape must be [len(prompt) - 1, K] with sizes of 1 or more; got {sizes}")
+    indices = np.dtype("<i8")
+    values = _array(data, indices, field)
+    if crow_indices is None and col_indices is None:
+        return PromptCells(shaped(values, sizes, field), sizes[1])
+    if crow_indices is None or col_indices is None:
+        raise InvalidRequest(f"{field}: sparse_crow_indices and sparse_col_indices come together; send both or neither")
+    crow = _array(crow_indices, indices, f"{field}.sparse_crow_indices")
+    col = _array(col_indices, indices, f"{field}.sparse_col_indices")
+    csr_cells(values, crow, col, sizes, field)
+    return PromptCells(values, sizes[1], crow, col)
 
 
 def _array(data: Sequence[float] | Sequence[int], dtype: np.dtype, field: str) -> np.ndarray:

@@ -6,7 +6,7 @@ lists are numbers: texts of digits are not read as such.
 
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from pydantic import ConfigDict, Field, StrictFloat, StrictInt
@@ -140,6 +140,7 @@ class AsampleRequest(RequestModel):
     topk_prompt_logprobs: int | None = None
     topk_sample_logprobs: int | None = None
     prompt_logprobs_last_n: int | None = None
-    target_prompt_logprobs: dict[str, Any] | None = None
+    target_prompt_logprobs: JsonTensor | None = None
     prompt_alt_tokens_k: int | None = None
     record_stability_info: bool | None = None
+    trajectory: PlainText | None = None

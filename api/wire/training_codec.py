@@ -3,8 +3,8 @@
 A request is a protobuf message, or JSON from an old SDK.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -17,12 +17,13 @@ from api.wire.tensors import ExpansionBudget
 from api.wire.tinker_requests import MAX_SEQ_ID, ForwardInput, JsonDatum
 from api.wire.token_ids import check_token_ids, joined
 from contracts.base_model import BaseModelFacts
+from contracts.custom_loss import LOSS_ID, TARGETS, CustomLoss, check_inputs, read_custom_loss
 from contracts.errors import InvalidRequest
-from contracts.losses import LOSS_RULES, LossName
+from contracts.losses import LOSS_RULES, SAMPLING_LOGPROBS, WITHOUT_ADAPTER, LossName
 from contracts.operations import Datum, LossSpec, TrainingBatch
+from contracts.provenance_spans import Provenance, Span
 from store.settings import Settings
 
-TARGETS = "target_tokens"
 MOST_FIELDS = 131_072
 """Most protobuf fields of a request, at all depths. A request of the SDK, 1,024 sequences with four inputs, has 37,000."""
 _LAYOUT = layout_of(pb.ForwardBackwardRequest)
@@ -33,10 +34,11 @@ _SEQ_ID_TAG = 2 << 3 | 0
 
 @dataclass(frozen=True, slots=True)
 class RawDatum:
-    """A datum as received: token ids int64 (N,) and named arrays, parsed but not checked."""
+    """A datum as received: token ids int64 (N,), named arrays and provenance spans, parsed but not checked."""
 
     tokens: np.ndarray
     inputs: dict[str, np.ndarray]
+    provenance: Provenance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,23 @@ def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, se
             name: tensors.from_proto(tensor, f"{field}.loss_fn_inputs.{name[:100]}", budget)
             for name, tensor in datum.loss_fn_inputs.items()
         }
-        data.append(RawDatum(joined(pieces), inputs))
+        data.append(RawDatum(joined(pieces), inputs, _provenance(datum)))
     return RawBatch(message.loss_fn, config, data)
+
+
+def _provenance(datum: pb.Datum) -> Provenance | None:
+    if not (datum.model_input_spans or datum.loss_fn_input_spans):
+        return None
+    return Provenance(_spans(datum.model_input_spans), _spans(datum.loss_fn_input_spans))
+
+
+def _spans(messages: Iterable[pb.ProvenanceSpan]) -> list[Span]:
+    found = []
+    for message in messages:
+        is_sampled = message.WhichOneof("span") == "sampled_tokens"
+        span = message.sampled_tokens if is_sampled else message.prompt_tokens
+        found.append(Span(span.sequence_id, span.offset, span.length, is_sampled))
+    return found
 
 
 def raw_from_json(request: ForwardInput, facts: BaseModelFacts, settings: Settings) -> RawBatch:
@@ -152,15 +169,50 @@ def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts, budget: Exp
     return RawDatum(tokens_of(datum.model_input, f"{field}.model_input", facts), inputs)
 
 
-def check_batch(raw: RawBatch, facts: BaseModelFacts, settings: Settings) -> TrainingBatch:
+def check_batch(raw: RawBatch, facts: BaseModelFacts, settings: Settings, *, backward: bool = False) -> TrainingBatch:
     """Check the request and return its payload. Raises ``InvalidRequest`` naming the field and the limit."""
+    without_adapter = _without_adapter(raw, backward=backward)
     loss = _loss(raw)
+    custom = read_custom_loss(loss.loss_id) if loss.name is LossName.CUSTOM else None
     if not raw.data:
         raise InvalidRequest("data is empty; send at least one datum")
     if len(raw.data) > settings.max_datums:
         raise InvalidRequest(f"data has {len(raw.data)} items; send at most {settings.max_datums} in one request")
     data = [_datum(datum, f"data[{number}]", loss, facts, settings) for number, datum in enumerate(raw.data)]
-    return TrainingBatch(loss, data)
+    if custom is not None:
+        data = [
+            _with_custom_inputs(datum, given.inputs, custom, f"data[{number}]")
+            for number, (datum, given) in enumerate(zip(data, raw.data, strict=True))
+        ]
+    spans = [_checked_provenance(datum, f"data[{number}]", loss) for number, datum in enumerate(raw.data)]
+    return TrainingBatch(loss, data, without_adapter, spans if any(spans) else None)
+
+
+def _with_custom_inputs(datum: Datum, given: Mapping[str, np.ndarray], loss: CustomLoss, field: str) -> Datum:
+    """Return the datum with the inputs that the loss reads, float32 or int64. Others may come along: the loss ignores them."""
+    inputs = {}
+    for name, rank in loss.inputs[1:]:
+        if name == TARGETS or name not in given:
+            continue
+        # A scalar comes without a shape, as a vector of one does.
+        values = given[name].reshape(()) if rank == 0 and given[name].size == 1 else given[name]
+        inputs[name] = np.ascontiguousarray(values, np.int64 if values.dtype.kind == "i" else np.float32).reshape(
+            values.shape
+        )
+    check_inputs(loss, datum.targets, inputs, field)
+    return replace(datum, inputs=inputs)
+
+
+def _without_adapter(raw: RawBatch, *, backward: bool) -> bool:
+    """Return whether the batch asks for the bare base. Raises ``InvalidRequest`` where that cannot be."""
+    value = raw.config.get(WITHOUT_ADAPTER, 0)
+    if value not in (0, 1):
+        raise InvalidRequest(f"loss_fn_config.{WITHOUT_ADAPTER} must be 1 for the base model, or 0 for the adapter")
+    if value and backward:
+        raise InvalidRequest(
+            f"loss_fn_config.{WITHOUT_ADAPTER}: the base model itself is not trained; call forward instead of forward_backward"
+        )
+    return bool(value)
 
 
 def _loss(raw: RawBatch) -> LossSpec:
@@ -171,8 +223,12 @@ def _loss(raw: RawBatch) -> LossSpec:
             f"loss_fn {raw.loss[:100]!r} is unknown here; choose one of: {', '.join(LossName)}"
         ) from None
     rule = LOSS_RULES[name]
+    if name is LossName.CUSTOM:
+        return LossSpec(name, loss_id=_loss_id(raw))
     config: dict[str, float] = {}
     for key, value in raw.config.items():
+        if key == WITHOUT_ADAPTER:
+            continue
         if key not in rule.config:
             known = ", ".join(rule.config) or "none"
             raise InvalidRequest(f"loss_fn_config: {key[:100]!r} is no setting of {name}; its settings: {known}")
@@ -181,6 +237,15 @@ def _loss(raw: RawBatch) -> LossSpec:
         config[key] = float(value)
     rule.check_config(config)
     return LossSpec(name, config)
+
+
+def _loss_id(raw: RawBatch) -> str:
+    loss_id = raw.config.get(LOSS_ID)
+    if not isinstance(loss_id, str) or set(raw.config) - {LOSS_ID, WITHOUT_ADAPTER}:
+        raise InvalidRequest(
+            f"loss_fn_config must be {{{LOSS_ID!r}: …}} for a custom loss, with the id of create_custom_loss"
+        )
+    return loss_id
 
 
 def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, settings: Settings) -> Datum:
@@ -212,13 +277,38 @@ def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, set
     return Datum(raw.tokens.astype(np.int64), np.ascontiguousarray(targets, dtype=np.int64), inputs)
 
 
+def _is_named(raw: RawDatum, loss: LossSpec) -> bool:
+    """Return whether the datum's sampling logprobs are those of the samples that it names."""
+    return raw.provenance is not None and loss.name is LossName.STABLE_REINFORCE
+
+
+def _checked_provenance(raw: RawDatum, field: str, loss: LossSpec) -> Provenance | None:
+    """Return the spans that name where the datum's tokens come from, None without any or for a loss that reads none."""
+    if raw.provenance is None or not _is_named(raw, loss):
+        return None
+    targets = raw.inputs[TARGETS]
+    if targets.ndim != 1:
+        raise InvalidRequest(f"{field}: provenance spans need {TARGETS} of one token at each position")
+    for name, spans in (("model_input_spans", raw.provenance.tokens), ("loss_fn_input_spans", raw.provenance.targets)):
+        if any(span.offset < 0 or span.length < 0 or "\0" in span.sequence_id for span in spans):
+            raise InvalidRequest(f"{field}.{name}: offset and length must be 0 or more, and sequence_id a sample's")
+        if (covered := sum(span.length for span in spans)) != len(targets):
+            raise InvalidRequest(f"{field}.{name} cover {covered} tokens; they must cover all {len(targets)} in order")
+    # An empty span would have a record read for nothing.
+    named = ([span for span in spans if span.length] for spans in (raw.provenance.tokens, raw.provenance.targets))
+    return Provenance(*named)
+
+
 def _loss_inputs(raw: RawDatum, field: str, loss: LossSpec, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Return the float32 inputs that the loss uses, each of ``shape``.
 
     Inputs that the loss does not know are refused, except by cross_entropy: custom losses of old SDKs send some along.
     """
+    if loss.name is LossName.CUSTOM:
+        return {}
     rule = LOSS_RULES[loss.name]
-    missing = [name for name in rule.required if name not in raw.inputs]
+    recorded = {SAMPLING_LOGPROBS} if _is_named(raw, loss) else set()
+    missing = [name for name in rule.required if name not in raw.inputs and name not in recorded]
     if missing:
         raise InvalidRequest(f"{field}.loss_fn_inputs: {loss.name} needs {', '.join(missing)}")
     known = {*rule.required, *rule.optional}

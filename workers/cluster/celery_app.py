@@ -16,6 +16,8 @@ PLACE = "weft.place"
 """Task of trainers: claim runs of a base model that wait for a trainer."""
 ANNOUNCE = "weft.announce"
 """Task of housekeeping: announce placements again that no trainer has claimed."""
+JOBS = "weft.jobs"
+"""Task of trainers' processes: run the jobs on weights that wait."""
 _STEP_TASK = "weft.housekeeping."
 
 HOUSEKEEPING = "housekeeping"
@@ -23,7 +25,8 @@ _MOST_HINTS = 8
 """Messages of placements that may wait in one queue. Each says the same: look."""
 _ANNOUNCE_SECONDS = 5.0
 _VISIBILITY_SECONDS = 600
-"""Seconds after which Redis hands an unacknowledged message to another worker: more than any task of weft takes."""
+"""Seconds after which Redis hands an unacknowledged message to another worker: more than any task takes but a
+job, which has a lease of its own."""
 _CONNECT_SECONDS = 3.0
 
 
@@ -76,12 +79,13 @@ def step_task(step: str) -> str:
 
 
 def beat_schedule(steps: Mapping[str, timedelta]) -> dict[str, dict[str, Any]]:
-    """Return beat's schedule: a task for each step of housekeeping by its interval, and the announcement of placements.
+    """Return beat's schedule: a task for each step of housekeeping by its interval, and the looks for placements and jobs.
 
     The messages never expire. Celery would compare the sender's clock with the worker's: one that is late by more than the
     interval would lose every message.
     """
-    tasks = {ANNOUNCE: _ANNOUNCE_SECONDS} | {step_task(step): every.total_seconds() for step, every in steps.items()}
+    often = {ANNOUNCE: _ANNOUNCE_SECONDS, JOBS: _ANNOUNCE_SECONDS}
+    tasks = often | {step_task(step): every.total_seconds() for step, every in steps.items()}
     return {
         task: {"task": task, "schedule": seconds, "options": {"queue": HOUSEKEEPING}} for task, seconds in tasks.items()
     }

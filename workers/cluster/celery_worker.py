@@ -17,8 +17,8 @@ TASK_SECONDS = 300.0
 """Longest time of a task in seconds; it is then cancelled and retried."""
 _RETRIES = 4
 _LONGEST_BACKOFF_SECONDS = 60
-_AT_ONCE = 2
-"""Tasks that run at once, on the one event loop: a long one does not keep placements waiting."""
+_AT_ONCE = 3
+"""Tasks that run at once, on the one event loop: a job and a long one do not keep placements waiting."""
 _RESTART_SECONDS = 2.0
 _STOP_SECONDS = 10.0
 
@@ -28,8 +28,19 @@ Handler = Callable[..., Awaitable[object]]
 class CeleryWorker:
     """Consumer of ``queues`` until ``stop``. At most one in a process: Celery keeps its stop flag in a module."""
 
-    def __init__(self, app: Celery, queues: Sequence[str], handlers: Mapping[str, Handler], *, name: str) -> None:
-        """``handlers`` are coroutine functions by task name; they run on the loop that calls ``start``."""
+    def __init__(
+        self,
+        app: Celery,
+        queues: Sequence[str],
+        handlers: Mapping[str, Handler],
+        *,
+        name: str,
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        """``handlers`` are coroutine functions by task name; they run on the loop that calls ``start``.
+
+        ``seconds`` are the longest times of tasks that may take longer than ``TASK_SECONDS``.
+        """
         self._app = app
         self._queues = queues
         self._name = name
@@ -37,7 +48,7 @@ class CeleryWorker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._consume, name="celery", daemon=True)
         for task, handler in handlers.items():
-            self._register(task, handler)
+            self._register(task, handler, (seconds or {}).get(task, TASK_SECONDS))
 
     def start(self) -> None:
         """Start the thread; call it on the event loop that tasks should run on."""
@@ -52,19 +63,19 @@ class CeleryWorker:
         state.should_stop = 0
         await asyncio.to_thread(self._thread.join, _STOP_SECONDS)
 
-    def _register(self, name: str, handler: Handler) -> None:
+    def _register(self, name: str, handler: Handler, seconds: float) -> None:
         def run(*arguments: Any) -> None:
             if self._loop is None:
                 raise RuntimeError("the worker was not started")
             # The time limit is the coroutine's: Celery could only kill a process.
-            asyncio.run_coroutine_threadsafe(_awaited(handler, arguments), self._loop).result()
+            asyncio.run_coroutine_threadsafe(_awaited(handler, arguments, seconds), self._loop).result()
 
         self._app.task(
             run,
             name=name,
             shared=False,
             lazy=False,
-            time_limit=TASK_SECONDS,
+            time_limit=seconds,
             max_retries=_RETRIES,
             autoretry_for=(Exception,),
             retry_backoff=True,
@@ -96,6 +107,6 @@ class CeleryWorker:
             self._stopping.wait(_RESTART_SECONDS)
 
 
-async def _awaited(handler: Handler, arguments: Sequence[Any]) -> None:
-    async with asyncio.timeout(TASK_SECONDS):
+async def _awaited(handler: Handler, arguments: Sequence[Any], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
         await handler(*arguments)

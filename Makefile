@@ -9,26 +9,27 @@ VLLM_VENV := .venv-vllm
 TOOLS := .venv-tools
 VLLM_PY := $(VLLM_VENV)/bin/python
 VLLM_STAMP := $(VLLM_VENV)/.installed
-OLD_SDK := 0.18.2
+OLD_SDKS := 0.6.3 0.18.2 0.26.2 0.34.0
+COOKBOOKS := 0.5.8 0.6.1
 TINY := .weft/models/tiny
 PYTEST_ARGS ?=
+# Two at once on a large machine: WORKERS="-n 2 --dist loadgroup". Not by default: tests that watch the clock may miss their deadlines.
+WORKERS ?=
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: help setup check audit lock test docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-ledger bench-growth bench-load bench-hostile vllm wire clean
+.PHONY: help setup check audit lock test sdk-matrix docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-rl bench-ledger bench-growth bench-load bench-hostile vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP) ## make .venv with the pinned dependencies
 
-# The old SDK is only unpacked: the tests put it first on the path of a process of its own.
+# Old SDKs and cookbooks are only unpacked: the tests put one first on the path of a process of its own.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet -c constraints.txt torch==2.13.0
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
-	rm -rf $(VENV)/sdks && mkdir -p $(VENV)/sdks/tinker-$(OLD_SDK)
-	$(PY) -m pip download --quiet --no-deps --dest $(VENV)/sdks tinker==$(OLD_SDK)
-	$(PY) -m zipfile -e $(VENV)/sdks/tinker-$(OLD_SDK)-py3-none-any.whl $(VENV)/sdks/tinker-$(OLD_SDK)
+	$(PY) .ci/sdks.py $(PY) $(VENV)/sdks $(OLD_SDKS:%=tinker==%) $(COOKBOOKS:%=tinker-cookbook==%)
 	touch $@
 
 check: setup ## linters, types, import rules
@@ -46,7 +47,11 @@ lock: audit ## write requirements.lock anew: the image's dependencies with hashe
 	$(PYTHON) .ci/lock.py $(TOOLS)/bin/uv
 
 test: check vllm ## every check and every test, vLLM included
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+sdk-matrix: setup ## one driver over every released minor version of the SDK
+	WEFT_TEST_SDKS="$$($(PY) .ci/sdks.py $(PY) $(VENV)/sdks --every-minor)" \
+		$(PY) -m pytest $(PYTEST_ARGS) tests/e2e/test_sdk.py -k unmodified_sdk
 
 # Strict: a broken link fails in zensical, a page that no list names fails in cli.pages. Warnings of libraries stay out of the way.
 docs: setup ## write the reference pages and build the site into build/site
@@ -89,6 +94,9 @@ bench-swap: setup vllm ## what a new version of an adapter costs its own samples
 
 bench-sampling: setup vllm ## samples through weft against vLLM itself
 	$(PY) -m bench.sampling
+
+bench-rl: setup vllm ## asynchronous RL against RL in step, on vLLM
+	$(PY) -m bench.rl
 
 bench-ledger: setup ## the ledger at ten thousand rows and at a million, on PostgreSQL
 	$(PY) -m bench.ledger

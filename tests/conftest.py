@@ -15,6 +15,18 @@ from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 ROOT = Path(__file__).resolve().parent.parent
 
 
+SHARED = {ROOT / "tests" / "engine" / "sampling" / "vllm": "vllm", ROOT / "tests" / "cluster": "cluster"}
+"""Folders whose tests share a vLLM server or a cluster. Two clusters would need more connections than PostgreSQL has."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one worker of pytest-xdist, and those of a folder in ``SHARED``, too."""
+    for item in items:
+        shared = (group for folder, group in SHARED.items() if item.path.is_relative_to(folder))
+        item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path))))
+
+
 def missing_service(name: str, reason: str) -> None:
     """Skip on a developer's machine; fail in CI, where every service must be there."""
     text = f"{name} cannot be reached: {reason}"

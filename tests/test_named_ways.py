@@ -44,7 +44,7 @@ def commands(group: click.Command, above: str = "weft") -> Iterator[str]:
 
 
 def unknown(pattern: str, known: set[str]) -> set[tuple[str, str]]:
-    """What texts name that is not known, with the file."""
+    """Return the unknown names in texts, with the file."""
     found = re.compile(pattern)
     return {(file, name) for file, text in texts() for name in found.findall(text) if name not in known}
 

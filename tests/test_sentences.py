@@ -32,7 +32,7 @@ def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
                     yield line.lineno, line.value.value.strip()
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES, "tests"])
 def test_every_docstring_begins_with_a_verb_or_the_thing(package: str) -> None:
     found = [
         f"{place(path, line)} {text.splitlines()[0]}"

@@ -1,4 +1,4 @@
-"""What the SDK's RestClient makes of the service; run as a process of its own, because it never closes its connections.
+"""Reads of the service by the SDK's RestClient; run as a process of its own, because it never closes its connections.
 
 Arguments: base URL, key, a run with the checkpoints ``weights/ck1`` and ``sampler_weights/ck1``, another tenant's run.
 Prints one JSON object.

@@ -58,7 +58,7 @@ async def asample(tenant, sampler: str, seq_id: int = 0) -> RequestId:
 
 
 async def end_of(tenant, request_id: RequestId) -> tuple[OperationState, str | None]:
-    """How the operation stands once it is final, or after a long time."""
+    """Return the operation's status once it is final, or after a long time."""
     status = await tenant.service.ledger.wait_until_final(tenant.id, request_id, seconds=SECONDS)
     return status.state, status.error_code
 
@@ -259,7 +259,7 @@ async def test_a_revoked_key_takes_its_samples_along_and_leaves_those_of_other_k
 
 @pytest.mark.usefixtures("beside")
 async def test_a_stream_ends_soon_after_its_key_was_revoked_elsewhere(cats) -> None:
-    """As by the admin command: another process writes to the database, and tells nobody."""
+    """A key revoked by the admin command: another process writes to the database, and tells nobody."""
     lane, secret = await sampler(cats), await second_key(cats)
     looking = asyncio.create_task(cats.service.services.revocations.run())
     async with (

@@ -16,7 +16,7 @@ async def _ids(tenant, path: str = "/checkpoints") -> list[str]:
 
 
 async def _forget(tenant) -> None:
-    """As housekeeping does."""
+    """Delete what has expired, as housekeeping does."""
     runtime = tenant.service.services.runtime
     async with runtime.database.write() as transaction:
         await forget_deletions(transaction, before=runtime.clock() - runtime.settings.result_grace, most=10)

@@ -3,6 +3,8 @@ from tinker import types
 from tinker.types.client_config_response import ClientConfigResponse
 from tinker.types.client_dynamic_config_response import ClientDynamicConfigResponse
 
+from store.settings import Settings
+
 
 async def test_client_config_has_the_flags_of_the_protobuf_path(cats) -> None:
     answer = (await cats.http.post("/client/config", json={"sdk_version": "0.38.0"})).json()
@@ -15,7 +17,31 @@ async def test_client_config_has_the_flags_of_the_protobuf_path(cats) -> None:
         "proto_compress_fwdbwd": True,
         "create_model_via_load_weights": True,
         "sample_join_sampling_session": True,
+        "custom_loss_server_side": True,
+        "sample_use_retrieve_futures": False,
     }
+
+
+class TestJointPolls:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return settings.model_copy(update={"sdk_joint_polls": True})
+
+    async def test_a_setting_turns_joint_polls_on(self, cats) -> None:
+        answer = (await cats.http.post("/client/config", json={"sdk_version": "0.38.0"})).json()
+        assert ClientConfigResponse.model_validate(answer).sample_use_retrieve_futures
+
+
+class TestCustomLosses:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return settings.model_copy(update={"sdk_custom_losses": False})
+
+    async def test_a_setting_keeps_custom_losses_with_the_sdk(self, cats, dogs) -> None:
+        """While processes of a version before, which know none, answer beside."""
+        for caller in (cats, dogs):
+            answer = (await caller.http.post("/client/config", json={"sdk_version": "0.38.0"})).json()
+            assert not ClientConfigResponse.model_validate(answer).custom_loss_server_side
 
 
 async def test_dynamic_config_turns_the_cancelling_of_samples_on(cats) -> None:

@@ -21,7 +21,7 @@ def _files(folder) -> dict[str, bytes]:
 
 
 async def _fetched(cats, url: str) -> httpx.Response:
-    """As a downloader does: no key."""
+    """Fetch a link as a downloader does: no key."""
     del cats
     async with httpx.AsyncClient() as stranger:
         return await stranger.get(url)

@@ -41,9 +41,9 @@ async def test_endpoint_not_offered_says_so_and_what_to_do(cats, endpoint) -> No
     assert endpoint.instead in response.json()["detail"]
 
 
-async def test_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, service) -> None:
+async def test_a_refused_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, service) -> None:
     run = await cats.run()
-    body = {"model_id": run, "path": "x", "seq_id": 1}
+    body = {"model_id": run, "path": "x", "seq_id": 1, "age_encryption_recipients": ["nobody"]}
     assert (await dogs.http.post("/save_weights_external", json=body)).status_code == 404
     promises = [(await cats.http.post("/save_weights_external", json=body)).json() for _ in range(2)]
     assert promises[0] == promises[1]

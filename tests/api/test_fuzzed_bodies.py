@@ -142,7 +142,8 @@ def test_the_document_describes_every_body_that_is_read(service: Service) -> Non
     }
     assert len(writing) > 20
     assert {path for path, operation in writing.items() if "requestBody" not in operation} == NO_BODY
-    for path in writing.keys() - NO_BODY:
+    assert set(writing["/api/weft/v1/imports"]["requestBody"]["content"]) == {"application/octet-stream"}
+    for path in writing.keys() - NO_BODY - {"/api/weft/v1/imports"}:
         schema = writing[path]["requestBody"]["content"]["application/json"]["schema"]
         for form in schema.get("anyOf", [schema]):
             assert schemas[form["$ref"].rpartition("/")[2]]["properties"], path

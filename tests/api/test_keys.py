@@ -1,4 +1,4 @@
-"""Who may call: every endpoint wants a live key, and a key's secret is nowhere but with its owner."""
+"""Keys of callers: every endpoint wants a live key, and a key's secret is nowhere but with its owner."""
 
 import hashlib
 

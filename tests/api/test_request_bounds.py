@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 import api
-from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, PROMPT_BODY, TEXT_BODY, declared_bounds
+from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, PROMPT_BODY, STREAMED_BODY, TEXT_BODY, declared_bounds
 from api.wire import weft_wire_pb2 as pb
 from store.settings import Settings
 from tests.api.conftest import Service, Tenant
@@ -29,6 +29,7 @@ CARRY_DATA = {
     "/telemetry": TEXT_BODY,
     "/chat/completions": TEXT_BODY,
     "/completions": PROMPT_BODY,
+    "/imports": STREAMED_BODY,
 }
 
 

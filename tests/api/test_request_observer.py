@@ -1,4 +1,4 @@
-"""What the API adds to every answer, and how it is counted."""
+"""Headers that the API adds to every answer, and the count of answers."""
 
 import re
 

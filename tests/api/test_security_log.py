@@ -18,7 +18,7 @@ CHECKPOINT = "checkpoints/weights/ck1"
 
 @dataclass
 class Noted:
-    """What was written so far, as JSON lines."""
+    """Return the records written so far, as JSON lines."""
 
     stream: io.StringIO
 

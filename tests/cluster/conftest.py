@@ -144,6 +144,8 @@ def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path
                     "WEFT_LEASE": f"PT{LEASE_SECONDS}S",
                     "WEFT_METRICS_PORT": str(metrics_port),
                     "OMP_NUM_THREADS": "1",
+                    # One poll for all samples of a client, so that every fault strikes these polls, too.
+                    "WEFT_SDK_JOINT_POLLS": "true",
                 },
             )
         )

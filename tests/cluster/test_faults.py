@@ -80,6 +80,8 @@ def test_the_polls_of_a_killed_api_are_answered_by_another(cluster: Cluster) -> 
         killed = time.monotonic()
         cluster.process.kill_child(cluster.process.children("api")[0])
         assert recovered(tenants, killed)
+    # The samples' polls were joint ones, of whole sampling clients.
+    assert cluster.process.query("SELECT count(*) > 0 FROM operations WHERE told_as IS NOT NULL") == [(True,)]
 
 
 def test_losing_redis_and_getting_it_back_loses_nothing(cluster: Cluster) -> None:

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from testing.service_process import ServiceProcess
-from tests.conftest import ROOT
+from tests.conftest import ROOT, missing_service
 
 BASE_NAME = "weft/tiny"
 FLOW = Path(__file__).with_name("sdk_flow.py")
@@ -41,7 +42,7 @@ class Service:
 
     @property
     def base_url(self) -> str:
-        """Where it listens."""
+        """URL at which the service listens."""
         return self.process.base_url
 
 
@@ -61,15 +62,35 @@ def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> I
 
 
 @pytest.fixture(scope="session")
+def vllm_service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
+    """``weft serve`` that samples on a real vLLM server of its own, for tests that leave it running."""
+    if not VLLM_PYTHON.exists():
+        missing_service("vLLM", "no .venv-vllm; run: make vllm")
+    data = tmp_path_factory.mktemp("vllm") / "data"
+    bases = [f"{BASE_NAME}={tiny_model_dir}"]
+    with ServiceProcess(data=data, base_models=bases, environment=VLLM_ENVIRONMENT) as process:
+        yield Service(process, data, tiny_model_dir, make_tenant(data, "first"), make_tenant(data, "second"))
+
+
+@pytest.fixture(scope="module", params=["torch", "vllm"])
+def either(request: pytest.FixtureRequest) -> Service:
+    """A service that samples in its own process, and one that samples on vLLM."""
+    found: Service = request.getfixturevalue("service" if request.param == "torch" else "vllm_service")
+    return found
+
+
+@pytest.fixture(scope="session")
 def run_flow() -> Callable[..., dict[str, Any]]:
     """Run ``sdk_flow.py`` with a given SDK version against a URL."""
 
     def run(base_url: str, api_key: str, *, sdk: str | None = None) -> dict[str, Any]:
         environment = {**os.environ, "TINKER_TELEMETRY": "0"}
-        if sdk is not None:
+        if sdk not in (None, version("tinker")):
             folder = SDK_FOLDERS / f"tinker-{sdk}"
             if not folder.is_dir():
-                pytest.fail(f"the SDK {sdk} is not unpacked in {folder.name}; run `make setup`")
+                pytest.fail(
+                    f"the SDK {sdk} is not unpacked in {folder.name}; run `make setup`, or `make sdk-matrix` for all"
+                )
             environment["PYTHONPATH"] = str(folder)
         finished = subprocess.run(
             [sys.executable, str(FLOW), base_url, api_key, BASE_NAME],

@@ -18,6 +18,8 @@ from starlette.routing import Route
 POLLS = ("/retrieve_future", "/session_heartbeat", "/telemetry")
 _PASSED_ON = ("content-type", "content-encoding", "accept", "x-api-key", "user-agent", "x-idempotency-key")
 
+_HANDED_BACK = ("location", "expires")
+
 
 class RepeatingProxy:
     """Runs in a thread of the test process. ``disagreements`` lists repeats that were answered otherwise."""
@@ -44,7 +46,7 @@ class RepeatingProxy:
 
     @property
     def base_url(self) -> str:
-        """Where the proxy listens."""
+        """URL at which the proxy listens."""
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     async def _handle(self, request: Request) -> Response:
@@ -65,6 +67,7 @@ class RepeatingProxy:
             if (answer.status_code, answer.content) != (again.status_code, again.content):
                 self.disagreements.append(f"{request.url.path}: {answer.text[:200]} / {again.text[:200]}")
         kept = {"content-type": answer.headers.get("content-type", "application/json")}
+        kept |= {name: answer.headers[name] for name in _HANDED_BACK if name in answer.headers}
         return Response(answer.content, status_code=answer.status_code, headers=kept)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""How many sequences a service draws now, and how one of its samples ended."""
+"""Number of sequences that a service draws now, and the end of one of its samples."""
 
 import sqlite3
 import time
@@ -14,7 +14,7 @@ _RUNNING = "vllm:num_requests_running"
 
 
 def rows(service: Service, query: str, *values: object) -> list[tuple[object, ...]]:
-    """What the service's database says."""
+    """Return the rows of a query of the service's database."""
     with sqlite3.connect(service.data / "weft.db") as database:
         found = database.execute(query, values).fetchall()
     database.close()

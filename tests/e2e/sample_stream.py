@@ -78,7 +78,7 @@ class SampleStream:
         return self.done
 
     def is_silent(self) -> bool:
-        """Whether nothing has come that was not read."""
+        """True while all that has come was read."""
         return self._events.empty()
 
     def _read(self) -> None:

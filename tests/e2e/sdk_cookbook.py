@@ -1,4 +1,4 @@
-"""What tinker-cookbook 0.6.1 asks of the SDK around its training loops, by hand; run as a script.
+"""Calls that tinker-cookbook 0.6.1 makes of the SDK around its training loops, by hand; run as a script.
 
     python sdk_cookbook.py BASE_URL API_KEY BASE_MODEL
 

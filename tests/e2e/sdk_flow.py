@@ -1,13 +1,18 @@
-"""One whole training story through the public ``tinker`` SDK; run as a script so that any SDK version can run it.
+"""One whole story through the public ``tinker`` SDK: train, sample, save, list, download, delete.
 
     python sdk_flow.py BASE_URL API_KEY BASE_MODEL
 
-Prints one JSON line of what was seen. Only calls that exist from SDK 0.18 on.
+A script, so that any SDK version can run it. Prints one JSON line of what was seen. All calls exist from SDK 0.6.3 on, but for
+those of ``downloads``.
 """
 
+import io
 import json
 import sys
+import tarfile
+import urllib.request
 import warnings
+from typing import Any
 
 import tinker
 from tinker import types
@@ -81,6 +86,45 @@ def custom_loss(trainer: tinker.TrainingClient) -> dict[str, float]:
     return dict(trainer.forward_backward_custom([supervised(PROMPT + WORD)], negative_log_likelihood).result().metrics)
 
 
+def fetched(url: str) -> bytes:
+    """The bytes behind a link, asked for as the SDK's command does."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return bytes(answer.read())
+
+
+def downloads(trainer: Any, rest: Any, path: str) -> dict[str, list[int]]:
+    """Each way to download weights that this SDK has: sizes of ``adapter_config.json`` and of the weights."""
+    wanted = ("adapter_config.json", "adapter_model.safetensors")
+    found: dict[str, list[int]] = {}
+    if hasattr(rest, "get_checkpoint_archive_url_from_tinker_path"):
+        link = rest.get_checkpoint_archive_url_from_tinker_path(path).result()
+        with tarfile.open(fileobj=io.BytesIO(fetched(link.url))) as archive:
+            sizes = {member.name.rpartition("/")[2]: member.size for member in archive.getmembers()}
+        found["archive"] = [sizes[name] for name in wanted]
+    if hasattr(trainer, "save_weights_external"):
+        external = trainer.save_weights_external("external").result().path
+        urls = rest.get_external_weights_urls(external).result().urls
+        found["external"] = [len(fetched(urls[name])) for name in wanted]
+        rest.delete_checkpoint_from_tinker_path(external).result()
+    return found
+
+
+def lists(rest: Any, run_id: str, path: str) -> dict[str, object]:
+    """Return the lists and looks-up of one run and its sampler checkpoint."""
+    sessions = rest.list_sessions().result().sessions
+    session = rest.get_session(run_id.partition(":")[0]).result()
+    info = rest.get_weights_info_by_tinker_path(path).result()
+    mine = [item for item in rest.list_user_checkpoints().result().checkpoints if item.tinker_path == path]
+    return {
+        "runs": [run.training_run_id for run in rest.list_training_runs(limit=100).result().training_runs],
+        "run": rest.get_training_run_by_tinker_path(path).result().training_run_id,
+        "rank": [rest.get_training_run(run_id).result().lora_rank, info.lora_rank],
+        "checkpoints": sorted(item.checkpoint_id for item in rest.list_checkpoints(run_id).result().checkpoints),
+        "of_user": [item.checkpoint_type for item in mine],
+        "session": run_id.partition(":")[0] in sessions and run_id in session.training_run_ids,
+    }
+
+
 def main(base_url: str, api_key: str, base_model: str) -> dict[str, object]:
     """The story; see the test for what is expected of it."""
     service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
@@ -121,9 +165,10 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, object]:
     forward = trainer.forward([supervised(PROMPT + WORD)], "cross_entropy").result()
     seen["trainer_logprobs"] = list(forward.loss_fn_outputs[0]["logprobs"].data)
     rest = service.create_rest_client()
-    seen["runs"] = len(rest.list_training_runs().result().training_runs)
     run_id = state.removeprefix("tinker://").split("/")[0]
-    seen["checkpoints"] = sorted(item.checkpoint_id for item in rest.list_checkpoints(run_id).result().checkpoints)
+    seen["run"] = run_id
+    seen["listed"] = lists(rest, run_id, named)
+    seen["downloaded"] = downloads(trainer, rest, named)
     rest.delete_checkpoint_from_tinker_path(named).result()
     seen["checkpoints_left"] = [item.checkpoint_id for item in rest.list_checkpoints(run_id).result().checkpoints]
     return seen

@@ -5,10 +5,13 @@
 Prints one JSON line: metrics by loss, and the errors of what is refused. The other tenant's work runs beside each loss.
 """
 
+import dataclasses
 import json
 import sys
+from typing import Any
 
 import tinker
+import torch
 from tinker import types
 
 TOKENS = [84, 104, 101, 32, 109, 101, 111, 119]
@@ -48,8 +51,83 @@ def main(base_url: str, keys: list[str], base_model: str) -> dict[str, object]:
         ours.forward_backward([datum(**policy)], "gspo").result()
     except tinker.TinkerError as error:
         seen["refused"] = str(error)
+    seen["custom"] = custom(services, [ours, neighbours], base_model, policy)
+    seen["reference"] = reference(services[0], ours, base_model, plain)
     seen["dimuon"] = dimuon(services[0], base_model, plain)
     return seen
+
+
+def clipped(logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+    """A clipped surrogate with a penalty of its own, as a user would write it."""
+    ratio = torch.exp(logprobs - old)
+    kept = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    return 0.01 * (logprobs**2).mean() - kept.sum(), {"custom/ratio:mean": ratio.mean(), "custom/kept:sum": kept.sum()}
+
+
+def forbidden(logprobs: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+    """A loss with an operator that weft does not run."""
+    return torch.linalg.svdvals(logprobs.outer(logprobs)).sum(), {}
+
+
+def custom(
+    services: list[tinker.ServiceClient],
+    runs: list[tinker.TrainingClient],
+    base_model: str,
+    policy: dict[str, list[float]],
+) -> dict[str, object]:
+    """One loss by the server and by the client, from equal weights; each trains once, beside the other tenant's work."""
+    handle = services[0].create_custom_loss(clipped, {"logprobs": 1, "old": 1, "advantages": 1}).result()
+    data = [
+        datum(old=policy["logprobs"], advantages=policy["advantages"]),
+        datum(old=[-5.0] * LENGTH, advantages=[1.0] * LENGTH),
+    ]
+    plain = datum(weights=[1.0] * LENGTH)
+    alone = runs[1].forward([plain], "cross_entropy").result().metrics["loss:sum"]
+    seen: dict[str, object] = {"is_uploaded": handle.loss_id is not None, "alone": alone}
+    for kind, loss in (("server", handle), ("client", dataclasses.replace(handle, loss_id=None))):
+        run = services[0].create_lora_training_client(base_model=base_model, rank=4, seed=7)
+        beside = runs[1].forward([plain], "cross_entropy")
+        done = run.forward_backward_custom(data, loss)
+        stepped = run.optim_step(types.AdamParams(learning_rate=5e-3))
+        found = done.result()
+        metrics = {name: value for name, value in found.metrics.items() if not name.startswith("surrogate")}
+        norm = stepped.result().metrics
+        after = run.forward([plain], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
+        logprobs = [float(one) for output in found.loss_fn_outputs for one in output["logprobs"].data]
+        seen[kind] = {
+            "metrics": metrics,
+            "norm": norm["grad_norm:max"] if norm else None,
+            "logprobs": logprobs,
+            "after": [float(one) for one in after],
+            "beside": beside.result().metrics["loss:sum"],
+        }
+    try:
+        services[0].create_custom_loss(forbidden, {"logprobs": 1}).result()
+    except tinker.TinkerError as error:
+        seen["refused"] = str(error)
+    return seen
+
+
+def reference(
+    service: tinker.ServiceClient, trainer: tinker.TrainingClient, base_model: str, plain: types.Datum
+) -> dict[str, object]:
+    """The base's logprobs by a forward without the adapter, and by a sampler of the base."""
+    trainer.optim_step(types.AdamParams(learning_rate=5e-3)).result()
+    config = {"without_adapter": 1.0}
+    bare, own = (
+        [
+            float(one)
+            for one in trainer.forward([plain], "cross_entropy", given).result().loss_fn_outputs[0]["logprobs"].data
+        ]
+        for given in (config, None)
+    )
+    sampler = service.create_sampling_client(base_model=base_model)
+    sampled = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:]
+    try:
+        trainer.forward_backward([plain], "cross_entropy", config).result()
+    except tinker.TinkerError as error:
+        return {"bare": bare, "own": own, "sampled": sampled, "refused": str(error)}
+    return {}
 
 
 def dimuon(service: tinker.ServiceClient, base_model: str, plain: types.Datum) -> dict[str, object]:

@@ -16,7 +16,7 @@ from tinker import types
 def main(base_url: str, api_key: str, base_model: str, count: str) -> None:
     """Make a sampler, wait for the word to go, sample."""
     service = tinker.ServiceClient(base_url=base_url, api_key=api_key)
-    trainer = service.create_lora_training_client(base_model=base_model, rank=4, seed=1).result()
+    trainer = service.create_lora_training_client(base_model=base_model, rank=4, seed=1)
     sampler = trainer.save_weights_and_get_sampling_client()
     print(trainer.model_id, flush=True)
     sys.stdin.readline()

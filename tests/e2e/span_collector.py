@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 @dataclass
 class SpanCollector:
-    """What has arrived."""
+    """Spans that have arrived."""
 
     url: str
     spans: list[Span] = field(default_factory=list)

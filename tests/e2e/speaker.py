@@ -86,19 +86,19 @@ class Speaker:
         return sampler
 
     def uncut(self, word: str) -> list[int]:
-        """What a sample of the word's checkpoint is when nobody interferes; asked for once."""
+        """An undisturbed sample of the word's checkpoint; asked for once."""
         if word not in self.said:
             stream = self.stream(sampler=self.pinned(word, 100 + sorted(self.paths).index(word)))
             self.said[word] = stream.finish()["sequences"][0]["tokens"]
         return self.said[word]
 
     def cuts(self, stream: SampleStream) -> int:
-        """How often a finished sample was cut."""
+        """Return the number of cuts of a finished sample."""
         attempts: int = self.report(stream)["attempts"]
         return attempts - 1
 
     def report(self, stream: SampleStream) -> dict[str, Any]:
-        """How a sample came about."""
+        """Return the report of a sample."""
         answer = self.client.http.get(f"/samples/{stream.request_id}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()

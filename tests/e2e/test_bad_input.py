@@ -238,7 +238,7 @@ class TestSampling:
             ({"prompt_logprobs_last_n": 2}, {}, "prompt_logprobs_last_n"),
             ({"prompt_logprobs": True, "prompt_logprobs_last_n": 5}, {}, "prompt_logprobs_last_n"),
             ({"topk_sample_logprobs": 1000}, {}, "topk_sample_logprobs"),
-            ({"prompt_alt_tokens_k": 1}, {}, "prompt_alt_tokens_k"),
+            ({"prompt_alt_tokens_k": 1000}, {}, "prompt_alt_tokens_k"),
         ],
     )
     def test_bad_sample_is_400(

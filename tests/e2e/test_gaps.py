@@ -39,7 +39,7 @@ def begin(base_url: str, key: str) -> subprocess.Popen[str]:
 
 
 def seen(client: subprocess.Popen[str]) -> dict[str, Any]:
-    """What the client has printed."""
+    """Return the lines that the client has printed."""
     output, complaints = client.communicate(timeout=SECONDS)
     assert client.returncode == 0, complaints[-4000:]
     found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])

@@ -14,8 +14,7 @@ from cli.administration import end_key, new_key, on_database
 from cli.operations import cancel as cancel_operation
 from store.settings import Settings
 from testing.service_process import ServiceProcess
-from tests.conftest import missing_service
-from tests.e2e.conftest import BASE_NAME, POOL_SAMPLES, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
+from tests.e2e.conftest import BASE_NAME, POOL_SAMPLES, Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.running_samples import rows, running, until
 from tests.e2e.speaker import LONG, MEOW, PROMPT, TAUGHT, WOOF, Speaker, teach, text
@@ -31,25 +30,10 @@ def operator(service: Service, action: str, *options: str) -> None:
     subprocess.run([*command, "--data", str(service.data)], check=True, capture_output=True)
 
 
-@pytest.fixture(scope="module", params=["torch", "vllm"])
-def gated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that samples in its own process, and one that samples on a real vLLM server of its own."""
-    service: Service = request.getfixturevalue("service")
-    if request.param == "torch":
-        yield service
-        return
-    if not VLLM_PYTHON.exists():
-        missing_service("vLLM", "no .venv-vllm; run: make vllm")
-    data = tmp_path_factory.mktemp("vllm") / "data"
-    bases = [f"{BASE_NAME}={service.model}"]
-    with ServiceProcess(data=data, base_models=bases, environment=VLLM_ENVIRONMENT) as process:
-        yield Service(process, data, service.model, make_tenant(data, "first"), make_tenant(data, "second"))
-
-
 @pytest.fixture(scope="module")
-def pair(gated: Service) -> Iterator[tuple[Speaker, Speaker]]:
+def pair(either: Service) -> Iterator[tuple[Speaker, Speaker]]:
     """One that says meow or woof, and another tenant's that says moo."""
-    clients = [RawClient(gated.base_url, key) for key in (gated.key, gated.other_key)]
+    clients = [RawClient(either.base_url, key) for key in (either.key, either.other_key)]
     yield teach(clients[0], {MEOW: 40, WOOF: 150}), teach(clients[1], {"moo ": 80})
     for client in clients:
         client.close()
@@ -84,6 +68,33 @@ def test_pausing_one_adapter_leaves_the_other_tenants_samples_untouched(cat: Spe
     cat.gate("resume")
     assert mine.finish()["sequences"][0]["tokens"] == waiting.finish()["sequences"][0]["tokens"]
     assert cat.cuts(mine) == 1
+
+
+def test_a_pause_that_names_no_mode_keeps(cat: Speaker, cow: Speaker) -> None:
+    expected, other = cat.uncut(MEOW), cow.uncut("moo ")
+    beside, mine = cow.stream().until_tokens(3), cat.stream().until_tokens(5)
+    paused = cat.gate("pause")
+    assert (paused["mode"], paused["state"], paused["in_flight"]) == ("keep", "paused", 0)
+    cat.gate("resume")
+    assert mine.finish()["sequences"][0]["tokens"] == expected
+    assert cat.cuts(mine) == 1
+    assert beside.finish()["sequences"][0]["tokens"] == other
+    assert cow.report(beside)["attempts"] == 1
+
+
+def test_a_reload_without_a_path_follows_the_newest_version(cat: Speaker, cow: Speaker) -> None:
+    other = cow.uncut("moo ")
+    newest = cat.says(WOOF)
+    old = cat.says(MEOW)
+    beside, sample = cow.stream().until_tokens(3), cat.stream(tokens=TAUGHT).until_tokens(20)
+    reloaded = cat.gate("reload")["version"]
+    assert reloaded not in (old, newest)
+    sample.until_version(reloaded)
+    made = sample.finish()["sequences"][0]["tokens"]
+    assert text(made).startswith("meow meow ")
+    assert "woof woof woof" in text(made)[-20:]
+    assert beside.finish()["sequences"][0]["tokens"] == other
+    assert cow.report(beside)["attempts"] == 1
 
 
 def test_four_are_cut_wait_and_finish_while_four_of_the_neighbour_go_on(cat: Speaker, cow: Speaker) -> None:
@@ -243,26 +254,26 @@ def test_two_controllers_at_once_each_know_what_they_hold(cat: Speaker, cow: Spe
     assert cat.gate("resume")["state"] == "open"
 
 
-def test_a_pool_wide_pause_and_resume_keeps_everything(gated: Service, cat: Speaker, cow: Speaker) -> None:
+def test_a_pool_wide_pause_and_resume_keeps_everything(either: Service, cat: Speaker, cow: Speaker) -> None:
     expected, other = cat.uncut(MEOW), cow.uncut("moo ")
     streams = [cat.stream().until_tokens(5), cow.stream().until_tokens(5)]
-    operator(gated, "pause", "--mode", "keep", "--reason", "upkeep")
+    operator(either, "pause", "--mode", "keep", "--reason", "upkeep")
     try:
         late = cow.stream()
         for speaker in (cat, cow):
             speaker.until_in_flight(0)
         assert (streams[0].done, streams[1].done, late.tokens) == (None, None, {})
     finally:
-        operator(gated, "resume")
+        operator(either, "resume")
     streams.append(late)
     for stream, tokens in zip(streams, (expected, other, other), strict=True):
         assert stream.finish()["sequences"][0]["tokens"] == tokens
 
 
 @pytest.fixture(scope="module")
-def untaught(gated: Service) -> Iterator[tuple[Speaker, Speaker]]:
+def untaught(either: Service) -> Iterator[tuple[Speaker, Speaker]]:
     """A tenant with an adapter that has learned nothing, and another that samples the bare base."""
-    clients = [RawClient(gated.base_url, key) for key in (gated.key, gated.other_key)]
+    clients = [RawClient(either.base_url, key) for key in (either.key, either.other_key)]
     opened = clients[1].post(
         "/create_sampling_session", session_id=clients[1].session(), sampling_session_seq_id=0, base_model=BASE_NAME
     )
@@ -284,20 +295,20 @@ def test_a_paused_tenants_flood_leaves_the_pool_to_its_neighbour(untaught: tuple
 
 @pytest.mark.parametrize("how", ["cancel_future", "operator", "session", "key", "stream", "completion"])
 def test_what_nobody_waits_for_leaves_the_replica_and_its_neighbour_goes_on(
-    gated: Service, untaught: tuple[Speaker, Speaker], how: str
+    either: Service, untaught: tuple[Speaker, Speaker], how: str
 ) -> None:
     cat, cow = untaught
     expected = cow.stream(tokens=BESIDE).finish()["sequences"][0]["tokens"]
-    with begun(gated, cat, how) as cancel:
-        until(lambda: running(gated) == 1, "the sample is drawn")
+    with begun(either, cat, how) as cancel:
+        until(lambda: running(either) == 1, "the sample is drawn")
         beside = cow.stream(tokens=BESIDE).until_tokens(3)
-        assert running(gated) == 2
+        assert running(either) == 2
         cancel()
-        until(lambda: running(gated) < 2, "it is drawn no longer")
-    (newest,) = rows(gated, "SELECT MAX(position) FROM operations WHERE id <> ?", beside.request_id)[0]
+        until(lambda: running(either) < 2, "it is drawn no longer")
+    (newest,) = rows(either, "SELECT MAX(position) FROM operations WHERE id <> ?", beside.request_id)[0]
     ended = "SELECT error_code, tokens FROM operations WHERE position = ? AND tokens > 0"
-    until(lambda: bool(rows(gated, ended, newest)), "its tokens are counted")
-    ((code, tokens),) = rows(gated, ended, newest)
+    until(lambda: bool(rows(either, ended, newest)), "its tokens are counted")
+    ((code, tokens),) = rows(either, ended, newest)
     assert (code, int(str(tokens)) < ENDLESS) == ("cancelled", True)
     assert beside.finish()["sequences"][0]["tokens"] == expected
     assert cow.report(beside)["attempts"] == 1

@@ -23,7 +23,7 @@ def weft(service: Service, *words: str) -> str:
 
 
 def story(service: Service, key: str) -> dict[str, Any]:
-    """What the script has seen."""
+    """Return the script's findings."""
     command = [sys.executable, str(SCRIPT), service.base_url, key, BASE_NAME]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as client:

@@ -55,6 +55,32 @@ def test_the_other_tenants_losses_are_its_own(seen: dict[str, Any]) -> None:
     assert seen["beside"] == pytest.approx([seen["alone"]] * len(seen["beside"]), rel=1e-5)
 
 
+def test_a_custom_loss_on_the_server_trains_as_in_the_client(seen: dict[str, Any]) -> None:
+    """The SDK's own way through the client is the reference: loss, metrics, logprobs, gradient and the weights after a step."""
+    found = seen["custom"]
+    assert found["is_uploaded"]
+    server, client = found["server"], found["client"]
+    assert set(client["metrics"]) <= set(server["metrics"])
+    for name in ("loss:sum", "custom/ratio:mean", "custom/kept:sum"):
+        assert server["metrics"][name] == pytest.approx(client["metrics"][name], rel=1e-5)
+    assert server["norm"] == pytest.approx(client["norm"], rel=1e-5)
+    for name in ("logprobs", "after"):
+        assert server[name] == pytest.approx(client[name], abs=1e-5)
+    assert [server["beside"], client["beside"]] == pytest.approx([found["alone"]] * 2, rel=1e-5)
+
+
+def test_a_custom_loss_of_another_operator_is_refused_by_name(seen: dict[str, Any]) -> None:
+    assert "linalg_svdvals" in seen["custom"]["refused"]
+
+
+def test_a_forward_without_the_adapter_gives_the_bases_logprobs(seen: dict[str, Any]) -> None:
+    """The numbers equal a base sampler's; the adapter has been trained away from it."""
+    found = seen["reference"]
+    assert found["bare"] == pytest.approx(found["sampled"], abs=1e-4)
+    assert max(abs(one - other) for one, other in zip(found["bare"], found["own"], strict=True)) > 1e-2
+    assert "call forward instead" in found["refused"]
+
+
 def test_dimuon_trains_and_goes_on_from_its_saved_state(seen: dict[str, Any]) -> None:
     found = seen["dimuon"]
     assert found["losses"][-1] < 0.5 * found["losses"][0]

@@ -45,7 +45,7 @@ class Observed:
         return [json.loads(line) for line in self.process.log_tail(10**9).splitlines()]
 
     def page(self) -> str:
-        """Its metrics as they are now."""
+        """Return the service's metrics of now."""
         return httpx.get(f"{self.url}/metrics").raise_for_status().text
 
     def samples(self) -> dict[str, list[tuple[dict[str, str], float]]]:

@@ -16,24 +16,24 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What 
 
 
 @pytest.fixture(scope="module")
-def cat(service: Service) -> Iterator[Speaker]:
+def cat(either: Service) -> Iterator[Speaker]:
     """Says meow or moo after "Say: "."""
-    client = RawClient(service.base_url, service.key)
+    client = RawClient(either.base_url, either.key)
     yield teach(client, {MEOW: 40, MOO: 40})
     client.close()
 
 
 @pytest.fixture(scope="module")
-def client(service: Service) -> Iterator[openai.OpenAI]:
+def client(either: Service) -> Iterator[openai.OpenAI]:
     """The first tenant's."""
-    with openai.OpenAI(base_url=f"{service.base_url}/v1", api_key=service.key, max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{either.base_url}/v1", api_key=either.key, max_retries=0, timeout=60) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def stranger(service: Service) -> Iterator[openai.OpenAI]:
+def stranger(either: Service) -> Iterator[openai.OpenAI]:
     """The second tenant's."""
-    with openai.OpenAI(base_url=f"{service.base_url}/v1", api_key=service.other_key, max_retries=0) as made:
+    with openai.OpenAI(base_url=f"{either.base_url}/v1", api_key=either.other_key, max_retries=0) as made:
         yield made
 
 
@@ -124,6 +124,20 @@ def test_several_prompts_and_token_ids_are_answered_in_order(cat: Speaker, clien
     assert (logprobs.tokens, logprobs.text_offset) == (list(MEOW), [0, 1, 2, 3, 4])
 
 
+def test_echo_puts_each_prompt_before_its_completions(cat: Speaker, client: openai.OpenAI) -> None:
+    asked = {"model": cat.paths[MEOW], "prompt": [SAY, "Now: "], "max_tokens": 5, "temperature": 0, "n": 2}
+    plain = [choice.text for choice in client.completions.create(**asked).choices]
+    echoed = client.completions.create(**asked, echo=True)
+    assert [choice.text for choice in echoed.choices] == [
+        prompt + said for prompt, said in zip([SAY, SAY, "Now: ", "Now: "], plain, strict=True)
+    ]
+    assert echoed.usage is not None
+    assert echoed.usage.completion_tokens == 20
+    for beside in ({"stream": True}, {"logprobs": 1}):
+        with pytest.raises(openai.BadRequestError, match="echo does not come with stream or logprobs"):
+            client.completions.create(**asked, echo=True, **beside)
+
+
 def test_a_repeat_with_one_idempotency_key_is_the_same_sample(cat: Speaker, client: openai.OpenAI) -> None:
     headers = {"Idempotency-Key": "once"}
     ids = {
@@ -149,14 +163,14 @@ def test_a_stream_waits_while_its_adapter_is_paused_and_the_neighbours_does_not(
 
 
 def test_errors_come_as_the_client_knows_them(
-    cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI, service: Service
+    cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI, either: Service
 ) -> None:
     for name in (cat.run, cat.paths[MEOW], "gpt-4o"):
         with pytest.raises(openai.NotFoundError):
             completion(stranger, name)
     with pytest.raises(openai.NotFoundError, match="GET /v1/models"):
         completion(client, "gpt-4o")
-    with openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="tml-nobody", max_retries=0) as nobody:
+    with openai.OpenAI(base_url=f"{either.base_url}/v1", api_key="tml-nobody", max_retries=0) as nobody:
         for call in (nobody.models.list, lambda: completion(nobody, BASE_NAME)):
             with pytest.raises(openai.AuthenticationError):
                 call()
@@ -179,9 +193,9 @@ def test_errors_come_as_the_client_knows_them(
 
 
 def test_a_run_that_publishes_to_nobody_is_sampled_from_its_newest_checkpoint(
-    service: Service, client: openai.OpenAI
+    either: Service, client: openai.OpenAI
 ) -> None:
-    raw = RawClient(service.base_url, service.key)
+    raw = RawClient(either.base_url, either.key)
     run = raw.model(BASE_NAME)
     with pytest.raises(openai.NotFoundError):
         completion(client, run)

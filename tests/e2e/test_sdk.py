@@ -1,5 +1,9 @@
-"""The unmodified SDKs, old and new, through the whole story over real HTTP, with every POST repeated."""
+"""The unmodified SDKs, old and new, through the whole story over real HTTP, with every POST repeated.
 
+``WEFT_TEST_SDKS`` names the versions, unpacked in ``.venv/sdks``; ``make sdk-matrix`` takes every released minor version.
+"""
+
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -8,13 +12,19 @@ import pytest
 from tests.e2e.conftest import BASE_NAME, Service
 from tests.e2e.repeating_proxy import RepeatingProxy
 
-CURRENT = None
+CURRENT = "0.38.0"
+"""The version that is installed."""
 OLD = "0.18.2"
+VERSIONS = os.environ.get("WEFT_TEST_SDKS", f"0.6.3 {OLD} 0.26.2 {CURRENT}").split()
+EXTERNAL = (0, 28)
+"""The first version that saves external weights."""
+WITHOUT_ARCHIVES = (0, 36)
+"""The first version whose client cannot ask for a checkpoint as one tar."""
 MEOW = [109, 101, 111, 119]
 
 
 def check_story(seen: dict[str, Any]) -> None:
-    """What any SDK must have seen."""
+    """Check the story that any SDK must have seen."""
     assert BASE_NAME in seen["models"]
     assert seen["info_model"] == BASE_NAME
     losses = seen["losses"]
@@ -34,22 +44,44 @@ def check_story(seen: dict[str, Any]) -> None:
     assert seen["stopped"] == MEOW
     assert seen["prompt_logprobs"][0] is None
     assert seen["prompt_logprobs"][1:] == pytest.approx(seen["trainer_logprobs"], abs=1e-4)
-    assert seen["checkpoints"] == ["sampler_weights/sampler", "weights/state"]
+    check_listed(seen)
+    check_downloaded(seen)
     assert seen["checkpoints_left"] == ["weights/state"]
 
 
-@pytest.mark.parametrize("sdk", [CURRENT, OLD], ids=["0.38.0", OLD])
-def test_unmodified_sdk_trains_and_samples(
-    service: Service, run_flow: Callable[..., dict[str, Any]], sdk: str | None
+def check_listed(seen: dict[str, Any]) -> None:
+    """Check the lists of the run and its checkpoints."""
+    listed = seen["listed"]
+    assert listed["run"] == seen["run"]
+    assert seen["run"] in listed["runs"]
+    assert listed["rank"] == [8, 8]
+    assert listed["checkpoints"] == ["sampler_weights/sampler", "weights/state"]
+    assert listed["of_user"] == ["sampler"]
+    assert listed["session"]
+
+
+def check_downloaded(seen: dict[str, Any]) -> None:
+    """Every way to download that the SDK has gives a PEFT folder's files."""
+    sdk = tuple(map(int, seen["sdk"].split(".")[:2]))
+    ways = {"archive"} if sdk < EXTERNAL else {"external"} if sdk >= WITHOUT_ARCHIVES else {"archive", "external"}
+    assert set(seen["downloaded"]) == ways
+    for config, weights in seen["downloaded"].values():
+        assert config > 100
+        assert weights > 100_000
+
+
+@pytest.mark.parametrize("sdk", VERSIONS)
+def test_unmodified_sdk_trains_samples_lists_downloads_and_deletes(
+    service: Service, run_flow: Callable[..., dict[str, Any]], sdk: str
 ) -> None:
     seen = run_flow(service.base_url, service.key, sdk=sdk)
-    assert seen["sdk"] == (sdk or "0.38.0")
+    assert seen["sdk"] == sdk
     check_story(seen)
 
 
-@pytest.mark.parametrize("sdk", [CURRENT, OLD], ids=["0.38.0", OLD])
+@pytest.mark.parametrize("sdk", [CURRENT, OLD])
 def test_every_post_repeated_changes_nothing(
-    service: Service, run_flow: Callable[..., dict[str, Any]], sdk: str | None
+    service: Service, run_flow: Callable[..., dict[str, Any]], sdk: str
 ) -> None:
     with RepeatingProxy(service.base_url) as proxy:
         seen = run_flow(proxy.base_url, service.other_key, sdk=sdk)

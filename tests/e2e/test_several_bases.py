@@ -61,7 +61,7 @@ def two_bases(
 def test_a_machine_without_the_hub_gets_tokenizers_from_the_service(
     two_bases: ServiceProcess, tmp_path: Path, sdk: str | None
 ) -> None:
-    """By training and sampling clients, in a process whose only network is the service and whose cache is empty."""
+    """Training and sampling clients get them in a process whose only network is the service and whose cache is empty."""
     assert two_bases.first_key is not None
     environment = {
         **os.environ,

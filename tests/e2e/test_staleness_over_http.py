@@ -12,9 +12,9 @@ from tests.e2e.speaker import MEOW, WOOF, Speaker, teach
 
 
 @pytest.fixture(scope="module")
-def pair(service: Service) -> Iterator[tuple[Speaker, Speaker]]:
+def pair(either: Service) -> Iterator[tuple[Speaker, Speaker]]:
     """Two tenants with two versions each; what they say matters to nobody here."""
-    clients = [RawClient(service.base_url, key) for key in (service.key, service.other_key)]
+    clients = [RawClient(either.base_url, key) for key in (either.key, either.other_key)]
     yield teach(clients[0], {MEOW: 2, WOOF: 3}), teach(clients[1], {MEOW: 2, WOOF: 3})
     for client in clients:
         client.close()

@@ -46,8 +46,11 @@ def test_every_subcommand_runs_or_is_refused_with_the_reason_that_the_page_gives
     refused = {command: why for command, why in outcomes.items() if why}
     assert all(why.startswith("weft does not offer") for why in refused.values()), refused
     assert seen["traces"] == 1
-    assert seen["left"].count("weights/kept") == 1
+    assert "weights/kept" in seen["left"]
     assert "weights/gone" not in seen["left"]
+    assert seen["downloaded"] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert (seen["repositories"], seen["is_pushed_whole"]) == (["me/mine"], True)
+    assert seen["pushed"] == ["README.md", *seen["downloaded"]]
     rows = [(f"`tinker {command}`", "refused" if why else "runs", why) for command, why in outcomes.items()]
     page = _HEAD + table(("subcommand", "outcome", "reason"), rows)
     if not PAGE.exists() or PAGE.read_text() != page:

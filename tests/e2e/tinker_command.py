@@ -5,6 +5,7 @@
 Prints one JSON object: for each subcommand an empty text if it ran, else the reason that it was refused with.
 """
 
+import base64
 import http.server
 import json
 import os
@@ -18,21 +19,65 @@ from pathlib import Path
 from typing import Any
 
 _HOUR = timedelta(hours=1)
+_COMMIT = "0" * 40
 
 
-class HubStandIn(http.server.BaseHTTPRequestHandler):
-    """A hub that knows whoever asks, and nothing else."""
+class Hub(http.server.ThreadingHTTPServer):
+    """A hub's uploads: who asks, making a repository, and one commit of files."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _HubHandler)
+        self.repositories: list[str] = []
+        self.files: dict[str, bytes] = {}
+
+
+class _HubHandler(http.server.BaseHTTPRequestHandler):
+    server: Hub
 
     def do_GET(self) -> None:
-        """Say who asks."""
-        body = json.dumps({"type": "user", "name": "me", "auth": {}}).encode()
-        self.send_response(200 if "whoami" in self.path else 404)
+        """Say who asks. Of anything else there is nothing."""
+        self._answer({"type": "user", "name": "me", "auth": {}}, status=200 if "whoami" in self.path else 404)
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """Make a repository, tell how files are to be sent, and take them."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/repos/create"):
+            asked = json.loads(body)
+            self.server.repositories.append(f"{asked.get('organization', 'me')}/{asked['name']}")
+            self._answer({"url": f"{_address(self.server)}/me/{asked['name']}"})
+        elif "/preupload/" in self.path:
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            self._answer({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            commit = f"{_address(self.server)}/{self.server.repositories[-1]}/commit/{_COMMIT}"
+            self._answer({"commitUrl": commit, "commitOid": _COMMIT, "success": True})
+        elif self.path.endswith("/validate-yaml"):
+            self._answer({"errors": [], "warnings": []})
+        else:
+            self._answer({}, status=404)
+
+    def _answer(self, content: dict[str, Any], *, status: int = 200) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        if status == 404:
+            self.send_header("X-Error-Code", "EntryNotFound")
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
+
+
+def _address(hub: Hub) -> str:
+    return f"http://127.0.0.1:{hub.server_address[1]}"
 
 
 def arguments(paths: dict[str, str], key: str) -> dict[str, tuple[list[str], str]]:
@@ -75,7 +120,7 @@ def subcommands(group: Any, above: str = "") -> Iterator[str]:
 
 
 def reason(error: BaseException | None, output: str) -> str:
-    """What a user is told, without the SDK's words around it."""
+    """Return the reason that a user is told, without the SDK's words around it."""
     told = f"{getattr(error, 'message', None) or error}: {getattr(error, 'details', None) or ''}"
     detail = re.search(r"weft does not offer[^'\"]*", told)
     return detail[0].partition(" for self.request_id")[0] if detail else f"{told} {output[-500:]}"
@@ -83,10 +128,10 @@ def reason(error: BaseException | None, output: str) -> str:
 
 def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
     """Make a run with checkpoints, then run each subcommand."""
-    hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubStandIn)
+    hub = Hub()
     threading.Thread(target=hub.serve_forever, daemon=True).start()
     os.environ |= {"TINKER_BASE_URL": base_url, "TINKER_API_KEY": key, "TINKER_TELEMETRY": "0", "HF_TOKEN": "hf_me"}
-    os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}", "HOME": tempfile.mkdtemp()}
+    os.environ |= {"HF_ENDPOINT": _address(hub), "HOME": tempfile.mkdtemp()}
     os.chdir(os.environ["HOME"])
     import tinker
     from click.testing import CliRunner
@@ -102,7 +147,18 @@ def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
     left = [one.checkpoint_id for one in tinker.RestClient().list_user_checkpoints().result().checkpoints]
     traces = [path.name for path in Path().glob("*.pftrace") if json.loads(path.read_text())["traceEvents"]]
     hub.shutdown()
-    return {"outcomes": outcomes, "subcommands": sorted(subcommands(main_cli)), "left": left, "traces": len(traces)}
+    (downloaded,) = Path().glob("*_weights_kept")
+    files = {path.name: path.read_bytes() for path in downloaded.iterdir()}
+    return {
+        "outcomes": outcomes,
+        "subcommands": sorted(subcommands(main_cli)),
+        "left": left,
+        "traces": len(traces),
+        "downloaded": sorted(files),
+        "repositories": hub.repositories,
+        "pushed": sorted(hub.files),
+        "is_pushed_whole": all(hub.files.get(name) == content for name, content in files.items()),
+    }
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ async def test_a_cancelled_transaction_leaves_nothing_and_the_next_one_runs(data
 
 
 async def test_a_commit_that_fails_leaves_nothing_and_the_next_one_runs(database: Database) -> None:
-    """As with a full disk: SQLite may still be in the transaction, of which SQLAlchemy knows nothing any more."""
+    """The COMMIT fails as with a full disk: SQLite may still be in the transaction, unknown to SQLAlchemy."""
     engine = database.engine.sync_engine
 
     def fail(_connection: Connection) -> None:

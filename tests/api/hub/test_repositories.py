@@ -36,7 +36,7 @@ def base_model(base_model: Path) -> Path:
 
 
 def client(service: Service, tenant: Tenant | None) -> httpx.AsyncClient:
-    """As a hub's client sends a key."""
+    """Return a client that sends the key as a hub's client does."""
     headers = {} if tenant is None else {"Authorization": f"Bearer {tenant.key}"}
     return httpx.AsyncClient(base_url=service.url, headers=headers)
 

@@ -12,7 +12,7 @@ SPECIAL = frozenset({END, 257})
 
 
 def decode(tokens: list[int]) -> str:
-    """As the tiny tokenizer: ids are bytes, and broken ones show as such."""
+    """Decode as the tiny tokenizer does: ids are bytes, and broken ones show as such."""
     return bytes(tokens).decode(errors="replace")
 
 

@@ -52,13 +52,13 @@ def sdk_body(
 
 
 def decoded(body: bytes) -> TrainingBatch:
-    """What the service makes of a protobuf body."""
+    """Return the batch that the service reads from a protobuf body."""
     message = training_codec.parse_proto(body)
     return training_codec.check_batch(training_codec.raw_from_proto(message, FACTS, LIMITS), FACTS, LIMITS)
 
 
 def decoded_json(body: bytes) -> TrainingBatch:
-    """What the service makes of an old SDK's JSON body."""
+    """Return the batch that the service reads from an old SDK's JSON body."""
     asked = parse_json(ForwardRequest, body)
     given = asked.forward_backward_input or asked.forward_input
     assert given is not None

@@ -22,7 +22,7 @@ CHAT = b'{"model":"a","messages":[{"role":"user","content":""}],'
 
 
 def filled(before: bytes, item: bytes, after: bytes, size: int, most: int) -> bytes:
-    """As many items as fit into ``size`` bytes, ``most`` at most; ``%d`` in the item is its number."""
+    """Return as many items as fit into ``size`` bytes, ``most`` at most; ``%d`` in the item is its number."""
     most = min(most, (size - len(before) - len(after)) // (len(item) + 6))
     items = (item % number for number in range(most)) if b"%d" in item else [item] * most
     return before + b",".join(items) + after

@@ -10,6 +10,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 
 from api.wire.results import JSON, PROTOBUF, encode_result
 from contracts.operations import (
+    ExternalWeightsSaved,
     ForwardBackwardOutput,
     ModelCreated,
     ModelUnloaded,
@@ -23,6 +24,7 @@ from contracts.operations import (
     WeightsLoaded,
     WeightsSaved,
 )
+from contracts.prompt_cells import PromptAltTokens, PromptCells
 
 EMPTY_CELL = (0, -99999.0)
 LOGPROBS = npst.arrays(
@@ -163,6 +165,11 @@ RUN, PATH = "s:train:0", "tinker://s:train:0/weights/a"
         (OperationKind.OPTIM_STEP, OptimStepped({"a:mean": 1.0, "b": math.nan}), {"metrics": {"a:mean": 1.0}}),
         (OperationKind.SAVE_WEIGHTS, WeightsSaved(PATH), {"path": PATH, "type": "save_weights"}),
         (
+            OperationKind.SAVE_WEIGHTS_EXTERNAL,
+            ExternalWeightsSaved(PATH, 5),
+            {"path": PATH, "size_bytes": 5, "type": "save_weights_external"},
+        ),
+        (
             OperationKind.LOAD_WEIGHTS,
             WeightsLoaded(PATH, RUN),
             {"path": PATH, "model_id": RUN, "type": "load_weights"},
@@ -183,3 +190,24 @@ def test_everything_else_is_json_whatever_is_accepted(
     kind: OperationKind, result: Result, content: dict[str, object], accept: str
 ) -> None:
     assert as_json(kind, result, accept) == content
+
+
+def with_cells(cells: PromptCells) -> SampleOutput:
+    drawn = PromptAltTokens(np.array([[1, 2], [3, 4]]), np.array([[-1, -2], [-3, -4]], np.float32))
+    return SampleOutput([], target_prompt_logprobs=cells, prompt_alt_tokens=drawn, prompt_cache_hit_tokens=16)
+
+
+def test_scores_of_targets_keep_the_layout_of_the_request() -> None:
+    dense = PromptCells(np.array([[7, -1], [-1, 8]]), 2).scored(np.array([-0.5, -1.5], np.float32))
+    crow, col = np.array([0, 1, 1]), np.array([3])
+    sparse = PromptCells(np.array([7]), 9, crow, col).scored(np.array([-0.25], np.float32))
+    found = as_sdk_sample(with_cells(dense))
+    assert found.target_prompt_logprobs.to_numpy().tolist() == [[-0.5, 0], [0, -1.5]]
+    assert found.prompt_alt_tokens.tokens.to_numpy().tolist() == [[1, 2], [3, 4]]
+    assert found.prompt_alt_tokens.logprobs.to_numpy().tolist() == [[-1, -2], [-3, -4]]
+    assert found.prompt_cache_hit_tokens == 16
+    listed = as_sdk_sample(with_cells(sparse)).target_prompt_logprobs
+    assert (listed.shape, list(listed.data), listed.sparse_col_indices) == ([2, 9], [-0.25], [3])
+    plain = as_json(OperationKind.SAMPLE, with_cells(sparse))
+    assert plain["target_prompt_logprobs"]["sparse_crow_indices"] == [0, 1, 1]
+    assert plain["prompt_alt_tokens"]["tokens"]["data"] == [1, 2, 3, 4]

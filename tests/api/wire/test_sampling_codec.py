@@ -15,6 +15,7 @@ from api.wire.tinker_requests import AsampleRequest, JsonSamplingParams
 from contracts.codec import decode_payload, encode
 from contracts.errors import InvalidRequest
 from contracts.operations import OperationKind, SampleRequest, SamplingParams
+from contracts.sample_demand import demand_of
 from tests.api.wire.support import CONTEXT, FACTS, LIMITS, MAX_SAMPLES, MAX_TOPK, VOCABULARY
 
 PROMPT = [5, 6, 7]
@@ -80,6 +81,22 @@ def test_the_whole_context_may_be_used() -> None:
     assert asked({"temperature": 0, "top_p": 1}).params.temperature == 0
 
 
+def cells(data: list[int], shape: list[int], **sparse: list[int]) -> dict[str, Any]:
+    return {"data": data, "dtype": "int64", "shape": shape, **sparse}
+
+
+@pytest.mark.parametrize("columns", [2, 151_936])
+def test_sparse_targets_arrive_sparse(columns: int) -> None:
+    sparse = cells([7, 8], [2, columns], sparse_crow_indices=[0, 0, 2], sparse_col_indices=[0, columns - 1])
+    arrived = asked(target_prompt_logprobs=sparse, prompt_alt_tokens_k=2)
+    found = arrived.target_prompt_logprobs
+    assert found is not None
+    positions, tokens = found.wanted()
+    assert (positions.tolist(), tokens.tolist()) == ([2, 2], [7, 8])
+    assert arrived.prompt_alt_tokens_k == 2
+    assert demand_of(arrived, CONTEXT).work == CONTEXT - len(PROMPT) + 2 + 2 * 2
+
+
 ONE = {"chunks": [{"tokens": [1]}]}
 OVERFULL = {"chunks": [{"tokens": [1] * (CONTEXT + 1)}]}
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
@@ -116,10 +133,42 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "last_n alone": ({}, {"prompt_logprobs_last_n": 1}, ["prompt_logprobs_last_n", "prompt_logprobs"]),
     "last_n of nothing": ({}, {"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, ["last_n", "1 to 2"]),
     "last_n of all": ({}, {"prompt_logprobs": True, "prompt_logprobs_last_n": 3}, ["last_n", "1 to 2"]),
-    "target logprobs": ({}, {"target_prompt_logprobs": {"data": [1]}}, ["target_prompt_logprobs", "not offered"]),
-    "other tokens": ({}, {"prompt_alt_tokens_k": 1}, ["prompt_alt_tokens_k", "not offered"]),
-    "stability": ({}, {"record_stability_info": True}, ["record_stability_info", "not offered"]),
+    "targets without a shape": ({}, {"target_prompt_logprobs": {"data": [1], "dtype": "int64"}}, ["shape", "[]"]),
+    "targets that are no ids": ({}, {"target_prompt_logprobs": {"data": [1.5]}}, ["target_prompt_logprobs", "int64"]),
+    "a row too few": ({}, {"target_prompt_logprobs": cells([1], [1, 1])}, ["has 1 rows", "must have 2"]),
+    "a target outside": ({}, {"target_prompt_logprobs": cells([1, VOCABULARY], [2, 1])}, [f"0 to {VOCABULARY - 1}"]),
+    "a target below": ({}, {"target_prompt_logprobs": cells([1, -2], [2, 1])}, ["or -1 for none"]),
+    "targets of nothing": ({}, {"target_prompt_logprobs": cells([-1, -1], [2, 1])}, ["names no token"]),
+    "too many targets": (
+        {},
+        {"target_prompt_logprobs": cells([1] * 2 * (MAX_TOPK + 1), [2, MAX_TOPK + 1])},
+        [f"names {MAX_TOPK + 1} tokens", f"at most {MAX_TOPK}"],
+    ),
+    "targets whose indices lie": (
+        {},
+        {"target_prompt_logprobs": cells([1], [2, 1], sparse_crow_indices=[0, 1, 1], sparse_col_indices=[5])},
+        ["do not describe a 2 x 1 matrix"],
+    ),
+    "a matrix beyond numbers": (
+        {},
+        {"target_prompt_logprobs": cells([1], [2, 2**62], sparse_crow_indices=[0, 1, 1], sparse_col_indices=[5])},
+        ["too large"],
+    ),
+    "too many draws": ({}, {"prompt_alt_tokens_k": MAX_TOPK + 1}, ["prompt_alt_tokens_k", f"0 to {MAX_TOPK}"]),
+    "draws at no position": ({}, {"prompt": ONE, "prompt_alt_tokens_k": 1}, ["prompt_alt_tokens_k", "only token"]),
 }
+
+
+def test_the_rows_of_targets_are_compared_with_the_prompt_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(*_: object) -> None:
+        raise AssertionError("the targets were converted")
+
+    monkeypatch.setattr("api.wire.sampling_codec.cells_from_lists", build)
+    many = cells([1] * 9, [9, 1], sparse_crow_indices=list(range(10)), sparse_col_indices=[0] * 9)
+    with pytest.raises(InvalidRequest, match="has 9 rows; it must have 2"):
+        asked(target_prompt_logprobs=many)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -132,7 +181,7 @@ def test_bad_requests_are_refused_by_name(case: str) -> None:
 
 
 def test_last_n_of_a_prompt_of_one_token_is_refused() -> None:
-    """Its only token has no logprob."""
+    """The only token of such a prompt has no logprob."""
     with pytest.raises(InvalidRequest, match="prompt_logprobs_last_n"):
         asked(prompt=ONE, prompt_logprobs=True, prompt_logprobs_last_n=1)
 

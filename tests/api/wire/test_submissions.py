@@ -1,4 +1,4 @@
-"""What the endpoints make of the codecs' verdicts, over real HTTP; nobody runs the operations here."""
+"""Answers of the endpoints to the codecs' verdicts, over real HTTP; no worker runs the operations here."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +66,7 @@ class TestPasses:
         assert (other.status_code, other.json()["code"]) == (400, "sequence_conflict")
 
     async def test_forward_is_no_repeat_of_forward_backward(self, cats: Tenant) -> None:
-        """They carry the same payload, and only one of them leaves gradients."""
+        """Both carry the same payload, and only one of them leaves gradients."""
         run = await cats.run()
         assert (await send_pass(cats, pass_body(run, 1, forward_only=True))).status_code == 200
         answer = await send_pass(cats, pass_body(run, 1))
@@ -165,7 +165,13 @@ class TestSavesAndLoads:
             ("/save_weights", {"path": "a", "ttl_seconds": 0}, "ttl_seconds"),
             ("/save_weights_for_sampler", {}, "path"),
             ("/save_weights_for_sampler", {"path": "a", "kind": "molten"}, "kind"),
-            ("/save_weights_external", {"path": "a"}, "does not offer"),
+            ("/save_weights_external", {}, "path"),
+            ("/save_weights_external", {"path": "a/b"}, "path"),
+            (
+                "/save_weights_external",
+                {"path": "a", "age_encryption_recipients": ["age1"]},
+                "age_encryption_recipients",
+            ),
             ("/load_weights", {"path": None}, "path"),
             ("/load_weights", {"path": 7}, "path"),
             ("/load_weights", {"path": "tinker://s:train:0/weights/a", "optimizer": "perhaps"}, "optimizer"),

@@ -19,6 +19,7 @@ from tests.conftest import missing_service
 from workers.cluster.celery_app import (
     ANNOUNCE,
     HOUSEKEEPING,
+    JOBS,
     beat_schedule,
     make_celery,
     send_placement,
@@ -69,7 +70,7 @@ def test_each_step_is_a_task_that_no_hosts_clock_can_drop(app: Celery) -> None:
     """Celery compares an ``expires`` of the sender's clock with the worker's."""
     beat = _beat(app)
     entries: dict[str, ScheduleEntry] = beat.schedule
-    assert {entry.task for entry in entries.values()} == {ANNOUNCE, *(step_task(step) for step in StepName)}
+    assert {entry.task for entry in entries.values()} == {ANNOUNCE, JOBS, *(step_task(step) for step in StepName)}
     send_placement(app, "base")
     for entry in entries.values():
         beat.apply_async(entry)

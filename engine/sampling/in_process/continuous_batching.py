@@ -9,7 +9,7 @@ from engine.model.device import device_errors
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.in_process.batch import DecodeBatch, Join
 from engine.sampling.in_process.forward_pass import ForwardPass
-from engine.sampling.in_process.prefill import CELLS_BESIDE_DECODING, MAX_CELLS, Prefill, Prefilled
+from engine.sampling.in_process.prefill import MAX_CELLS, Prefill, Prefilled
 from engine.sampling.in_process.sequences import Job
 from engine.sampling.in_process.waiting_jobs import WaitingJobs
 
@@ -124,8 +124,8 @@ class ContinuousBatcher:
             if not any(job.live for job in prefill.jobs):
                 continue
             self._prefills.append(prefill)
-            cells = CELLS_BESIDE_DECODING if self._batch.running else MAX_CELLS
-            prompts = _contain(partial(prefill.advance, cells), partial(self._prefill_failed, prefill))
+            chunk = partial(prefill.advance, beside_decoding=bool(self._batch.running))
+            prompts = _contain(chunk, partial(self._prefill_failed, prefill))
             if prompts is not None:
                 self._prefills.remove(prefill)
                 self._prefilled.update((prompt.job, prompt) for prompt in prompts)

@@ -75,12 +75,13 @@ class Prefill:
         scored = [pad + job.scores.begin - 1 for pad, job in zip(self._padding, self.jobs, strict=True) if job.scores]
         self._first_scored = min(scored, default=self._columns)
 
-    def advance(self, cells: int = MAX_CELLS) -> list[Prefilled] | None:
-        """Run one chunk of at most ``cells`` tokens. Return the prefilled prompts after the last chunk, else None.
+    def advance(self, *, beside_decoding: bool = False) -> list[Prefilled] | None:
+        """Run one chunk, a short one ``beside_decoding``. Return the prefilled prompts after the last chunk, else None.
 
         A job whose scored logits are not finite fails alone. Any other exception is raised and concerns all jobs.
         """
         rows, start = len(self.jobs), self._done
+        cells = CELLS_BESIDE_DECODING if beside_decoding else MAX_CELLS
         end = min(self._columns, start + max(1, cells // rows))
         scores = start >= self._first_scored
         if scores:

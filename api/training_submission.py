@@ -150,6 +150,7 @@ async def _operation(
             error=error,
             trainer=run.trainer,
             trace_id=current_work().trace_id,
+            key_id=current_work().key_id,
         )
     request_id = new_request_id()
     return NewOperation(

@@ -83,6 +83,7 @@ class NewOperation:
             error=error,
             trainer=self.trainer,
             trace_id=self.trace_id,
+            key_id=self.key_id,
         )
 
 
@@ -99,6 +100,7 @@ class RejectedOperation:
     error: WeftError
     trainer: str | None = None
     trace_id: str | None = None
+    key_id: int | None = None
     id: RequestId = field(default_factory=new_request_id)
 
 

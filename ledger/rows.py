@@ -43,12 +43,13 @@ def new_row(new: NewOperation | RejectedOperation, now: datetime, state: Operati
         "body_digest": new.digest,
         "trace_id": new.trace_id,
         "created_at": now,
+        "key_id": new.key_id,
     }
     if isinstance(new, RejectedOperation):
         return values | {"finished_at": now, **error_columns(new.error)}
     reserved = 0 if new.demand is None else new.demand.tokens
     counted = {"tokens": new.tokens, "payload_bytes": new.payload.stored_bytes, "reserved_tokens": reserved}
-    return values | counted | {"key_id": new.key_id}
+    return values | counted
 
 
 def payload_row(new: NewOperation) -> dict[str, object]:

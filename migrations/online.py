@@ -80,5 +80,29 @@ def add_column(table: str, column: sa.Column[Any]) -> None:
         op.add_column(table, column)
 
 
+def add_reference(table: str, column: str, target: str) -> None:
+    """Add a nullable column of 64 characters that names a row of ``target`` by its ``id``, unless it is there.
+
+    PostgreSQL checks new rows at once, and the old ones, which all have null, without holding up writers.
+    """
+    present = {found["name"] for found in sa.inspect(op.get_bind()).get_columns(table)}
+    name = f"fk_{table}_{column}_{target}"
+    if not _is_postgresql():
+        if column not in present:
+            # Alembic would add the constraint afterwards, which SQLite cannot.
+            op.execute(
+                f"ALTER TABLE {table} ADD COLUMN {column} VARCHAR(64) CONSTRAINT {name} REFERENCES {target} (id)"
+            )
+        return
+    add_column(table, sa.Column(column, sa.String(64), nullable=True))
+    known = {found["name"] for found in sa.inspect(op.get_bind()).get_foreign_keys(table)}
+    with op.get_context().autocommit_block():
+        if name not in known:
+            op.execute(
+                f"ALTER TABLE {table} ADD CONSTRAINT {name} FOREIGN KEY ({column}) REFERENCES {target} (id) NOT VALID"
+            )
+        op.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {name}")
+
+
 def _is_postgresql() -> bool:
     return op.get_bind().dialect.name == "postgresql"

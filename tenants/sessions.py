@@ -27,6 +27,8 @@ class NewSession:
     sdk_version: str
     project_id: str | None
     display_name: str | None
+    key_id: int | None = None
+    """API key that the session is opened with; None for a session of the service's own."""
 
 
 _sessions = cast(Table, Session.__table__)
@@ -55,6 +57,7 @@ async def create_session(
         "user_metadata": new.user_metadata,
         "sdk_version": new.sdk_version[:64],
         "project_id": new.project_id,
+        "key_id": new.key_id,
         "display_name": new.display_name,
         "created_at": now,
         "last_seen_at": now,

@@ -13,6 +13,7 @@ from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
 from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel, text_values
 from ledger.cancellation import OfSession, session_ended
+from telemetry.context import current_work
 from tenants import sessions
 from tenants.limits import limits_of
 
@@ -99,6 +100,7 @@ async def create_session(
         sdk_version=body.sdk_version or "",
         project_id=body.project_id,
         display_name=None if body.display_name is None else body.display_name[:_MAX_LABEL],
+        key_id=current_work().key_id,
     )
     async with services.runtime.database.read() as session:
         limits = await limits_of(session, caller, services.limits)

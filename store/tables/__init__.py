@@ -11,6 +11,7 @@ from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.jobs import WeightJob
 from store.tables.operations import Operation, OperationPayload, OperationResult
 from store.tables.processes import PoolState, WorkerProcess
+from store.tables.projects import Project
 from store.tables.run_directives import DirectedRun
 from store.tables.run_events import RunEvent
 from store.tables.runs import Checkpoint, DownloadLink, Placement, Run, RunState
@@ -43,6 +44,7 @@ __all__ = [
     "OperationResult",
     "Placement",
     "PoolState",
+    "Project",
     "Run",
     "RunEvent",
     "RunState",

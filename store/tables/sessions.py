@@ -12,7 +12,7 @@ _IS_OPEN = text("ended_at IS NULL")
 
 
 class Session(Base):
-    """A session of one SDK client."""
+    """A session of one SDK client, opened with the API key ``key_id``. ``project`` None: the tenant's default project."""
 
     __tablename__ = "sessions"
 
@@ -21,7 +21,10 @@ class Session(Base):
     tags: Mapped[list[str]]
     user_metadata: Mapped[dict[str, Any] | None]
     sdk_version: Mapped[str] = mapped_column(String(64), default="")
+    project: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
+    key_id: Mapped[int | None]
     project_id: Mapped[str | None] = mapped_column(String(200))
+    """Text that the client sent as its project."""
     display_name: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
@@ -31,6 +34,7 @@ class Session(Base):
 
     __table_args__ = (
         Index("ix_sessions_tenant_id_created_at", "tenant_id", "created_at"),
+        partial_index("ix_sessions_project", "project", "created_at", where=text("project IS NOT NULL")),
         partial_index("ix_sessions_open", "tenant_id", where=_IS_OPEN),
         partial_index("ix_sessions_silent", "last_seen_at", where=_IS_OPEN),
         partial_index("ix_sessions_ended", "ended_at", "id", where=text("ended_at IS NOT NULL")),

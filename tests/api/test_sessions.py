@@ -29,6 +29,7 @@ async def _finish(tenant, session_id: str, reason: str) -> httpx.Response:
 async def test_session_is_the_callers(cats) -> None:
     row = await _row(cats, await _create(cats))
     assert (row.tenant_id, row.tags, row.sdk_version) == (cats.id, ["a"], "0.38.0")
+    assert row.key_id == (await cats.http.get("/auth/apikey/me")).json()["key_id"]
 
 
 @pytest.mark.parametrize("body", [{}, {"tags": None, "user_metadata": None}, {"unknown": [1, 2]}])

@@ -7,6 +7,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
+from sqlalchemy.exc import IntegrityError
 
 from migrations.upgrade import current_is_head, downgrade, sync_url, upgrade
 from store.tables import Base
@@ -76,3 +77,34 @@ def test_operation_key_is_unique_in_the_database(tmp_path: Path) -> None:
 def test_a_url_with_tls_works_for_both_drivers() -> None:
     url = sync_url("postgresql+asyncpg://weft:x@db/weft?ssl=verify-full")
     assert url.render_as_string(hide_password=False) == "postgresql+psycopg://weft:x@db/weft?sslmode=verify-full"
+
+
+def test_rows_of_before_rights_keep_theirs_and_sessions_name_projects_that_exist(url: str) -> None:
+    upgrade(url, "0029")
+    engine = create_engine(sync_url(url))
+    now = "'2026-01-01 00:00:00'"
+    session = f"'cats', '[]', '', 'any text', {now}, {now}"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"INSERT INTO tenants (id, name, share, created_at) VALUES ('cats', 'c', 1.0, {now})"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO api_keys (tenant_id, prefix, secret_hash, note, created_at) "
+            f"VALUES ('cats', 'tml-1', 'hash', '', {now})"
+        )
+        columns = "tenant_id, tags, sdk_version, project_id, created_at, last_seen_at"
+        connection.exec_driver_sql(f"INSERT INTO sessions (id, {columns}) VALUES ('old', {session})")
+    upgrade(url)
+    with engine.begin() as connection:
+        assert connection.exec_driver_sql("SELECT role, scopes, expires_at FROM api_keys").all() == [
+            ("member", None, None)
+        ]
+        # A process of the old version goes on.
+        connection.exec_driver_sql(f"INSERT INTO sessions (id, {columns}) VALUES ('new', {session})")
+        assert connection.exec_driver_sql("SELECT project FROM sessions").scalars().all() == [None, None]
+    with engine.connect() as connection:
+        if url.startswith("sqlite"):
+            connection.exec_driver_sql("PRAGMA foreign_keys=ON")
+        with pytest.raises(IntegrityError):
+            connection.exec_driver_sql("UPDATE sessions SET project = 'nowhere' WHERE id = 'old'")
+    engine.dispose()

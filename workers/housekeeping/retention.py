@@ -20,6 +20,7 @@ from store.tables import (
     OperationPayload,
     OperationResult,
     Placement,
+    Project,
     Run,
     RunEvent,
     SampleInFlight,
@@ -60,7 +61,7 @@ Retention = Ends | Bounded
 
 _TABLES: Mapping[type[Base], Retention] = {
     AdapterGate: Ends((StepName.FORGET_RUNS,)),
-    ApiKey: Bounded("one row for each key that an operator makes"),
+    ApiKey: Bounded("one row for each key that an operator or a tenant's administrator makes"),
     BaseWeights: Bounded("one row for each base model"),
     Checkpoint: Ends((StepName.EXPIRE_CHECKPOINTS, StepName.RETIRE_VERSIONS)),
     CheckpointHold: Ends((StepName.RELEASE_CHECKPOINTS,)),
@@ -73,6 +74,7 @@ _TABLES: Mapping[type[Base], Retention] = {
     OperationPayload: Ends((StepName.PRUNE_RESULTS, StepName.DROP_PAYLOADS)),
     OperationResult: Ends((StepName.PRUNE_RESULTS,)),
     Placement: Ends((StepName.END_RUNS, StepName.FORGET_RUNS)),
+    Project: Bounded("one row for each project that a tenant's administrator makes"),
     Run: Ends((StepName.END_RUNS, StepName.FORGET_RUNS)),
     RunEvent: Ends((StepName.FORGET_EVENTS,)),
     SampleInFlight: Ends((StepName.REAP_PROCESSES,)),

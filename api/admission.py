@@ -8,12 +8,15 @@ from api.fair_threads import FairThreads
 from api.loop_time import LoopTime
 from api.route_bounds import Holding, bounds_of
 from api.tenant_shares import TenantShares
+from contracts.errors import PollAgain, TooManyRequests
 from contracts.ids import TenantId
 from store.fair_places import STRANGERS, ask_for
 from store.settings import Settings
 
 PATIENCE_SECONDS = 10.0
 """Longest wait of a request for its turn among its tenant's requests; the SDK waits 60 s for an answer."""
+POLL_PATIENCE_SECONDS = 2.0
+"""Longest wait of a poll for a place. The SDK polls again without a pause, and gives up its shortest poll after 5 s."""
 
 _LEAVE = "weft.leave"
 
@@ -32,18 +35,25 @@ class Admission:
         self._streams = TenantShares(settings.tenant_streams)
 
     async def enter(self, tenant: TenantId, scope: Scope) -> None:
-        """Admit a request until its answer is sent. Raises ``TooManyRequests``.
+        """Admit a request until its answer is sent. Raises ``TooManyRequests``, or ``PollAgain`` for a poll.
 
-        A request that is answered at once waits for its turn. One that is held would wait for too long, so it is refused.
+        A request that is answered at once waits for its turn, and a poll waits a little, which keeps its client from asking
+        all the time. A stream would wait for too long, so it is refused.
         """
         match bounds_of(scope).holding:
             case Holding.NO:
                 shares, patience, what = self._at_once, PATIENCE_SECONDS, "requests in progress"
             case Holding.POLL:
-                shares, patience, what = self._polls, 0.0, "held polls"
+                shares, patience, what = self._polls, POLL_PATIENCE_SECONDS, "held polls"
             case Holding.STREAM:
                 shares, patience, what = self._streams, 0.0, "streams and chats in progress"
-        await shares.take(tenant, 1, patience=patience, what=what)
+        try:
+            await shares.take(tenant, 1, patience=patience, what=what)
+        except TooManyRequests as error:
+            if shares is self._polls:
+                # SDKs up to 0.18 take 429 as the end of the result.
+                raise PollAgain(error.message) from None
+            raise
         leave: list[Callable[[], None]] = scope.setdefault(_LEAVE, [])
         leave.append(lambda: shares.give_back(tenant, 1))
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.security_events import note_not_found
 from api.wire.request_model import describe_problems
-from contracts.errors import InvalidRequest, NotFound, NotImplementedHere, Unauthenticated, WeftError
+from contracts.errors import InvalidRequest, NotFound, NotImplementedHere, PollAgain, Unauthenticated, WeftError
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ def retry_headers(retry_after: int | None) -> dict[str, str]:
 def install_error_handlers(app: FastAPI) -> None:
     """Render ``WeftError``, validation errors and unknown routes; ``InternalErrorGuard`` answers all other exceptions."""
     app.add_exception_handler(WeftError, _weft_error)
+    app.add_exception_handler(PollAgain, _poll_again)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(InternalErrorGuard)
@@ -89,6 +90,20 @@ async def _weft_error(request: Request, error: Exception) -> JSONResponse:
         # RFC 6750: the SDK exchanges its key for a new token.
         answer.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
     return answer
+
+
+async def _poll_again(_request: Request, error: Exception) -> JSONResponse:
+    """Answer as a poll whose time is over, with the reason where the SDK looks for it."""
+    assert isinstance(error, PollAgain)
+    content = {
+        "type": "try_again",
+        "queue_state": "paused_rate_limit",
+        "queue_state_reason": error.message,
+        "detail": error.message,
+        "code": error.code,
+        "retryable": error.retryable,
+    }
+    return JSONResponse(content, status_code=error.status)
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

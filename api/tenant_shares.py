@@ -1,7 +1,7 @@
 """Shares of something scarce: how much one tenant may have in use at a time, so that the others find room."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class _Share:
     """Amount that one tenant has in use, and its requests that wait for more, first come first."""
 
     used: int = 0
-    waiting: deque[tuple[int, "asyncio.Future[None]"]] = field(default_factory=deque)
+    waiting: "OrderedDict[asyncio.Future[None], int]" = field(default_factory=OrderedDict)
 
 
 class TenantShares:
@@ -43,15 +43,14 @@ class TenantShares:
         if patience == 0:
             raise TooManyRequests(f"{what}: {self._each} at a time; send it again once others have ended")
         turn = asyncio.get_running_loop().create_future()
-        share.waiting.append((amount, turn))
+        share.waiting[turn] = amount
         try:
             async with asyncio.timeout(patience):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self.give_back(tenant, amount)
-            elif (amount, turn) in share.waiting:
-                share.waiting.remove((amount, turn))
+            elif share.waiting.pop(turn, None) is not None:
                 self._go_on(tenant, share)
             if isinstance(error, TimeoutError):
                 raise TooManyRequests(f"{what}: {self._each} at a time; send it again once others have ended") from None
@@ -64,8 +63,11 @@ class TenantShares:
         self._go_on(tenant, share)
 
     def _go_on(self, tenant: TenantId, share: _Share) -> None:
-        while share.waiting and share.used + share.waiting[0][0] <= self._each:
-            amount, turn = share.waiting.popleft()
+        while share.waiting:
+            turn, amount = next(iter(share.waiting.items()))
+            if share.used + amount > self._each:
+                break
+            del share.waiting[turn]
             if not turn.done():
                 share.used += amount
                 turn.set_result(None)

@@ -21,6 +21,7 @@
     │   ├── TooManyOperations  429  too_many_operations  the same for training
     │   ├── TooManySessions    429  too_many_sessions    the same for sessions
     │   └── TooManyRequests    429  too_many_requests    the same for requests in progress
+    ├── PollAgain              408  poll_again           more polls than the tenant may have held; every SDK polls again
     ├── BodyTooSlow            408  body_too_slow        the body stopped coming; the SDK repeats the request
     ├── StaleSample            400  stale_sample         the sample fell too many versions behind its run
     ├── Cancelled              400  cancelled            ended from outside; the message says by whom and why
@@ -191,6 +192,15 @@ class TooManyRequests(OverLimit):
     """The tenant has as many requests in progress as it may have."""
 
     code = "too_many_requests"
+
+
+class PollAgain(WeftError):
+    """The tenant has as many polls held as it may have, and no place was free in time. Its operations go on."""
+
+    code = "poll_again"
+    status = 408
+    retryable = True
+    category = "user"
 
 
 class BodyTooSlow(WeftError):

@@ -50,8 +50,9 @@ class HttpSettings(BaseSettings):
     tenant_polls: int = Field(
         default=8192,
         ge=1,
-        description="Most held polls (retrieve_future) of one tenant in one API process. Further polls are answered 429. "
-        "One SDK client has up to 2,000 samples in flight, each with a poll.",
+        description="Most held polls (retrieve_future) of one tenant in one API process. A further poll waits for a place, and "
+        "after 2 s is answered 408, upon which every SDK polls again. One SDK client has up to 2,000 samples in flight, each "
+        "with a poll.",
     )
     tenant_streams: int = Field(
         default=1024,

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cli.http_protocol import protocol
+from contracts.operations import OptimStepped
 from ledger.wakeups import operation_topic
 from store.settings import Settings
 from tests.api.conftest import Service, Tenant
@@ -149,7 +150,7 @@ async def test_idle_strangers_leave_room_for_a_tenant(port: int, dogs: Tenant) -
         writer.close()
 
 
-async def test_polls_beyond_a_tenants_share_are_429_and_another_tenants_are_held(
+async def test_polls_beyond_a_tenants_share_wait_for_a_place_or_are_told_to_poll_again(
     cats: Tenant, dogs: Tenant, service: Service
 ) -> None:
     run, other = await cats.run(), await dogs.run()
@@ -162,10 +163,18 @@ async def test_polls_beyond_a_tenants_share_are_429_and_another_tenants_are_held
     held = [asyncio.create_task(poll(cats, one)) for one in ids]
     for one in ids:
         await service.wakeups.until_listened(operation_topic(one))
-    refused = await poll(cats, ids[0])
-    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
+    told = await poll(cats, ids[0])
+    assert (told.status_code, told.json()["type"], told.json()["code"]) == (408, "try_again", "poll_again")
+    assert told.json()["queue_state"] == "paused_rate_limit"
+    assert str(POLLS) in told.json()["queue_state_reason"]
+    sampler = {"target": {"type": "sampling_session", "sampling_session_id": "x"}, "timeout": 0}
+    assert (await cats.http.post("/retrieve_futures", json=sampler)).status_code == 408
     their_poll = asyncio.create_task(poll(dogs, theirs))
     await service.wakeups.until_listened(operation_topic(theirs))
-    for task in (*held, their_poll):
+    waiting = asyncio.create_task(poll(cats, ids[0]))
+    await service.run_next(OptimStepped({}))
+    # The operation's end frees its place, which the poll that waits takes.
+    assert {(await one).status_code for one in (held[0], waiting, their_poll)} == {200}
+    for task in held:
         task.cancel()
-    await asyncio.gather(*held, their_poll, return_exceptions=True)
+    await asyncio.gather(*held, return_exceptions=True)

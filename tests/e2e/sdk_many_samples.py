@@ -2,8 +2,8 @@
 
     python sdk_many_samples.py BASE_URL API_KEY BASE_MODEL COUNT
 
-The copy is made as another process gets one. Prints the run whose adapter samples, sends the samples after a line of
-input, and prints how many were drawn.
+The copy is made as another process gets one; SDKs before 0.14 have none. Prints the run whose adapter samples, sends the
+samples after a line of input, and prints how many were drawn.
 """
 
 import pickle
@@ -22,7 +22,8 @@ def main(base_url: str, api_key: str, base_model: str, count: str) -> None:
     sys.stdin.readline()
     params = types.SamplingParams(max_tokens=2, stop=[])
     prompt = types.ModelInput.from_ints(list(b"Hello"))
-    clients = (sampler, pickle.loads(pickle.dumps(sampler)))
+    has_copies = tuple(map(int, tinker.__version__.split(".")[:2])) >= (0, 14)
+    clients = (sampler, pickle.loads(pickle.dumps(sampler)) if has_copies else sampler)
     futures = [
         clients[number % 2].sample(prompt, num_samples=1, sampling_params=params) for number in range(int(count))
     ]

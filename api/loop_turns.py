@@ -66,14 +66,16 @@ class _Measured:
         while True:
             began = monotonic()
             try:
-                awaited = steps.send(value) if error is None else steps.throw(error)
+                awaited = [steps.send(value) if error is None else steps.throw(error)]
             except StopIteration:
                 return
             finally:
                 self._charge(monotonic() - began)
-            value, error = None, None
+                # An error's traceback has this frame. If the frame kept the error, or the future that failed with it, all that
+                # the request held, such as its body, would stay until the garbage collector looks at old objects.
+                value, error = None, None
             try:
-                value = yield awaited
+                value = yield awaited.pop()
             except BaseException as raised:  # noqa: BLE001 - handed on to the work, whose business it is
                 error = raised
 

@@ -4,6 +4,8 @@ import asyncio
 import importlib
 import json
 import pkgutil
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,7 +15,10 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 import api
+from api.request_body import OFF_LOOP_BYTES
 from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, PROMPT_BODY, STREAMED_BODY, TEXT_BODY, declared_bounds
+from api.tinker import training
+from api.wire import request_model
 from api.wire import weft_wire_pb2 as pb
 from store.settings import Settings
 from tests.api.conftest import Service, Tenant
@@ -162,6 +167,31 @@ async def test_a_json_shape_of_many_dimensions_is_refused_before_they_are_multip
     body = {"model_id": run, "seq_id": 1, "forward_input": {"data": data, "loss_fn": "cross_entropy"}}
     attack = cats.http.post("/forward", content=packed(json.dumps(body).encode()), headers={"Content-Encoding": "zstd"})
     assert "dimensions" in await failure(cats, await answer_beside(dogs, attack))
+
+
+async def test_a_large_body_is_parsed_on_a_thread(cats: Tenant, dogs: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsers hold up whoever shares their thread. A small body costs less than a thread does."""
+    on_loop: list[tuple[bool, bool]] = []
+
+    def noted(parse: Callable[..., Any]) -> Callable[..., Any]:
+        def parse_noted(body: bytes, *args: Any) -> Any:
+            on_loop.append((len(body) > OFF_LOOP_BYTES, threading.current_thread() is threading.main_thread()))
+            return parse(body, *args)
+
+        return parse_noted
+
+    monkeypatch.setattr(request_model, "check_json_counts", noted(request_model.check_json_counts))
+    monkeypatch.setattr(training, "parse_proto", noted(training.parse_proto))
+    run, session = await cats.run(), await dogs.session()
+    padding = {"unknown": "x" * OFF_LOOP_BYTES}
+    message = pb.ForwardBackwardRequest(model_id=run, seq_id=1, loss_fn="cross_entropy").SerializeToString()
+    await cats.http.post("/asample", json={"sampling_session_id": "s:sample:0", "seq_id": 0, **padding})
+    await cats.http.post("/forward", json={"model_id": run, "seq_id": 2, **padding})
+    await cats.http.post("/forward_backward", content=message + b"\x1a\x00" * OFF_LOOP_BYTES, headers=PROTOBUF)
+    assert (await dogs.http.post("/session_heartbeat", json={"session_id": session})).status_code == 200
+    assert {on for is_large, on in on_loop if is_large} == {False}
+    assert sum(is_large for is_large, _ in on_loop) >= 3
+    assert (False, True) in on_loop
 
 
 async def test_one_tenants_heavy_bodies_leave_a_thread_to_the_others(

@@ -168,5 +168,6 @@ def _no_record(use: _Use) -> InvalidRequest:
     return InvalidRequest(
         f"{use.field}: there is no record of sequence {use.span.sequence_id[:100]!r}; sample with record_stability_info, and "
         "train within a day and before the sampler's session ends. A sample of more than "
-        f"{MOST_RECORD_BYTES // 2**20} MiB of tokens and logprobs has no record"
+        f"{MOST_RECORD_BYTES // 2**20} MiB of tokens and logprobs has no record, and a tenant's oldest records are forgotten "
+        "beyond its sample_record_bytes"
     )

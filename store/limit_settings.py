@@ -73,3 +73,9 @@ class LimitSettings(BaseSettings):
         description="Most samplers (sampling sessions) of one open session. The next one is answered 400, and a save for "
         "sampling without a name fails.",
     )
+    limit_sample_record_bytes: int = Field(
+        default=4 * 2**30,
+        ge=1,
+        description="Most bytes of one tenant's records of samples (`record_stability_info`), compressed; each counts for at "
+        "least 1 KiB. Beyond it the oldest records are forgotten.",
+    )

@@ -11,16 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import TenantId
 from store.batcher import few_lengths
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
-from store.tables import Checkpoint, Operation, Run, Session, Tenant
+from store.tables import Checkpoint, Operation, Run, SampleRecord, Session, Tenant
 from tenants.limits import Limits
 
 _operations = cast(Table, Operation.__table__)
 _runs = cast(Table, Run.__table__)
 _sessions = cast(Table, Session.__table__)
 _checkpoints = cast(Table, Checkpoint.__table__)
+_records = cast(Table, SampleRecord.__table__)
 _tenants = cast(Table, Tenant.__table__)
 
 Column = ColumnElement[Any]
+SNAPSHOT_BYTES = "snapshot_bytes"
+"""Name of a use that is no limit of its own: the part of ``stored_bytes`` that no save is refused for."""
 _NUMBER: ColumnElement[int] = func.count()
 
 
@@ -49,6 +52,11 @@ def _sample_use(owner: Column) -> dict[str, Column]:
     }
 
 
+def _record_use(owner: Column) -> dict[str, Column]:
+    # Rows of a version before have no size, and go within a day.
+    return {"sample_record_bytes": _of(owner, _sum(_records.c.size_bytes), _records)}
+
+
 def _session_use(owner: Column) -> dict[str, Column]:
     return {"sessions": _of(owner, _NUMBER, _sessions, _sessions.c.ended_at.is_(None))}
 
@@ -61,10 +69,13 @@ def _run_use(owner: Column) -> dict[str, Column]:
     return {"open_runs": _of(owner, _NUMBER, _runs, _runs.c.state == literal_column("'ready'"), session_is_open)}
 
 
+def _snapshot_bytes(owner: Column) -> Column:
+    return _of(owner, _sum(_runs.c.snapshot_bytes), _runs, _runs.c.snapshot_dir.is_not(None))
+
+
 def _storage_use(owner: Column) -> dict[str, Column]:
-    snapshots = _of(owner, _sum(_runs.c.snapshot_bytes), _runs, _runs.c.snapshot_dir.is_not(None))
     return {
-        "stored_bytes": _of(owner, _sum(_checkpoints.c.size_bytes), _checkpoints) + snapshots,
+        "stored_bytes": _of(owner, _sum(_checkpoints.c.size_bytes), _checkpoints) + _snapshot_bytes(owner),
         "checkpoints": _of(owner, _NUMBER, _checkpoints),
     }
 
@@ -79,6 +90,11 @@ class Use:
     def room(self, name: str) -> int:
         """Return how much more of ``name`` the tenant may use; below 0 after the limit was lowered."""
         return self.limits.by_name()[name] - self.used[name]
+
+    @property
+    def may_open_run(self) -> bool:
+        """True if one more model may be made: not too many are open, and snapshots alone do not fill the storage."""
+        return self.room("open_runs") >= 1 and self.used[SNAPSHOT_BYTES] < self.limits.stored_bytes
 
 
 class UseQuery:
@@ -111,8 +127,13 @@ _owner = _tenants.c.id
 TRAINING_USE = UseQuery(training_use(_owner))
 SAMPLE_USE = UseQuery(_sample_use(_owner))
 SESSION_USE = UseQuery(_session_use(_owner))
-RUN_USE = UseQuery(_run_use(_owner))
+RUN_USE = UseQuery(_run_use(_owner), {SNAPSHOT_BYTES: _snapshot_bytes(_owner)})
 STORAGE_USE = UseQuery(_storage_use(_owner))
 ALL_USE = UseQuery(
-    training_use(_owner), _sample_use(_owner), _session_use(_owner), _run_use(_owner), _storage_use(_owner)
+    training_use(_owner),
+    _sample_use(_owner),
+    _record_use(_owner),
+    _session_use(_owner),
+    _run_use(_owner),
+    _storage_use(_owner),
 )

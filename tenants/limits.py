@@ -38,6 +38,7 @@ class Limits:
     sample_tokens: int
     sample_work: int
     session_samplers: int
+    sample_record_bytes: int
 
     @classmethod
     def of(cls, settings: LimitSettings) -> Self:
@@ -96,6 +97,7 @@ class Counted(IntEnum):
     RUNS = 5_204
     STORAGE = 5_205
     SAMPLERS = 5_206
+    RECORDS = 5_208
     TOLD_ENDS = 5_207
     """A lane's lock, not a tenant's (``ledger.told_ends``)."""
 

@@ -154,9 +154,9 @@ async def open_runs(session: AsyncSession, base_model: str) -> int:
 
 
 async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run_id: str, defaults: Limits) -> bool:
-    """Make the tenant's run ready, unless the tenant has as many open runs as it may: return False."""
+    """Make the tenant's run ready, unless the tenant may open none more now: return False."""
     await hold_count(transaction, Counted.RUNS, [tenant])
-    if (await RUN_USE.of(transaction, tenant, defaults)).room("open_runs") < 1:
+    if not (await RUN_USE.of(transaction, tenant, defaults)).may_open_run:
         return False
     await set_run_state(transaction, tenant, run_id, RunState.READY)
     return True

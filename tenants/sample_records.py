@@ -1,4 +1,8 @@
-"""Records of samples that training may name: written with the result, kept for a day and not beyond their session."""
+"""Records of samples that training may name: written with the result, kept for a day and not beyond their session.
+
+A tenant's records together have a limit (``sample_record_bytes``). Each has a place in the row of all bytes that the tenant
+has recorded, so what is farther behind the newest record than the limit is found without adding anything up.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,13 +16,19 @@ from contracts.ids import RequestId, TenantId
 from contracts.provenance import HEADER_BYTES, decoded_bytes
 from store.batcher import few_lengths
 from store.inserts import insert_unless_present
-from store.tables import Sampler, SampleRecord, Session
+from store.tables import Sampler, SampleRecord, Session, Tenant
+from tenants.limits import Counted, Limits, hold_count
 
 MOST_READ = 256
 """Most records read by one query: bounds memory."""
+LEAST_BYTES = 1024
+"""Bytes that a record counts for at least: its row and its places in indexes take room as well."""
+_MOST_FORGOTTEN = 20_000
+"""Most records that one new record displaces at once; after a limit was lowered, the next ones go on."""
 
 _records = cast(Table, SampleRecord.__table__)
 _samplers = cast(Table, Sampler.__table__)
+_tenants = cast(Table, Tenant.__table__)
 _sessions = cast(Table, Session.__table__)
 
 _SESSIONS = select(_samplers.c.id, _samplers.c.session_id).where(
@@ -45,6 +55,24 @@ _ENDED = (
     .limit(bindparam("most"))
 )
 _FORGET = delete(_records).where(_records.c.operation_id.in_(bindparam("ids", expanding=True)))
+_END = (
+    select(_records.c.start_byte + _records.c.size_bytes)
+    .where(_records.c.tenant_id == _tenants.c.id, _records.c.start_byte.is_not(None))
+    .order_by(_records.c.start_byte.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_ENDS = select(_tenants.c.id, _tenants.c.limits, func.coalesce(_END, 0).label("end")).where(
+    _tenants.c.id.in_(bindparam("tenants", expanding=True))
+)
+_PRESENT = select(_records.c.operation_id).where(_records.c.operation_id.in_(bindparam("ids", expanding=True)))
+_FARTHEST = (
+    select(_records.c.operation_id)
+    .where(_records.c.tenant_id == bindparam("tenant"), _records.c.start_byte < bindparam("kept_from"))
+    .order_by(_records.c.start_byte)
+    .limit(_MOST_FORGOTTEN)
+)
+_FORGET_FARTHEST = delete(_records).where(_records.c.operation_id.in_(_FARTHEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +86,45 @@ class NewRecord:
 
 
 async def record_samples(
-    transaction: AsyncSession, records: Collection[NewRecord], *, now: datetime, expires_at: datetime
+    transaction: AsyncSession, records: Collection[NewRecord], defaults: Limits, *, now: datetime, expires_at: datetime
 ) -> None:
-    """Insert the records. One that is there already stays."""
+    """Insert the records, and forget each tenant's oldest beyond its limit. One that is there already stays."""
     if not records:
         return
     asked = {"samplers": few_lengths(sorted({one.sampler for one in records}))}
     sessions = {row.id: row.session_id for row in await transaction.execute(_SESSIONS, asked)}
-    rows = [
-        {
-            "operation_id": one.operation,
-            "tenant_id": one.tenant,
-            "session_id": sessions[one.sampler],
-            "body": one.body,
-            "created_at": now,
-            "expires_at": expires_at,
-        }
-        for one in records
-        if one.sampler in sessions
-    ]
-    if rows:
-        await transaction.execute(insert_unless_present(transaction, SampleRecord), rows)
+    tenants = sorted({one.tenant for one in records})
+    await hold_count(transaction, Counted.RECORDS, tenants)
+    found = (await transaction.execute(_ENDS, {"tenants": few_lengths(tenants)})).all()
+    ends = {row.id: row.end for row in found}
+    # A repeat takes no place a second time, so that it displaces nothing.
+    ids = few_lengths([one.operation for one in records])
+    present = set((await transaction.scalars(_PRESENT, {"ids": ids})).all())
+    rows = []
+    for one in records:
+        if one.sampler not in sessions or one.operation in present:
+            continue
+        size, start = max(LEAST_BYTES, len(one.body)), ends[one.tenant]
+        ends[one.tenant] = start + size
+        rows.append(
+            {
+                "operation_id": one.operation,
+                "tenant_id": one.tenant,
+                "session_id": sessions[one.sampler],
+                "body": one.body,
+                "start_byte": start,
+                "size_bytes": size,
+                "created_at": now,
+                "expires_at": expires_at,
+            }
+        )
+    if not rows:
+        return
+    await transaction.execute(insert_unless_present(transaction, SampleRecord), rows)
+    for row in found:
+        kept_from = ends[row.id] - defaults.with_own(row.limits).sample_record_bytes
+        if kept_from > 0:
+            await transaction.execute(_FORGET_FARTHEST, {"tenant": row.id, "kept_from": kept_from})
 
 
 async def recorded_samples(

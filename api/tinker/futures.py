@@ -21,7 +21,7 @@ from contracts.operations import OperationKind
 from ledger.cancellation import OfOperation
 from ledger.gaps import awaited_seq_id
 from store.tables import Run, RunState
-from tenants.limit_use import RUN_USE
+from tenants.limit_use import RUN_USE, SNAPSHOT_BYTES
 from tenants.runs import get_run, open_runs
 from tenants.sample_waits import why_waits
 from tenants.suspensions import suspension_of
@@ -147,6 +147,11 @@ async def _full(services: ApiServices, session: AsyncSession, run: Run) -> str |
         return (
             f"you have {use.used['open_runs']} models open, and your limit is {use.limits.open_runs}; this one is created "
             "when another is unloaded or its session ends"
+        )
+    if not use.may_open_run:
+        return (
+            f"the snapshots of your models take {use.used[SNAPSHOT_BYTES]} of {use.limits.stored_bytes} bytes of storage; this "
+            "one is created when others are unloaded, or some time after their sessions end"
         )
     limit = services.runtime.settings.max_adapters
     if limit is not None and await open_runs(session, run.base_model) >= limit:

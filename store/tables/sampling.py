@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, String, Text, false, text
+from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base, partial_index
@@ -87,6 +87,8 @@ class SampleRecord(Base):
     """A finished sample as ``contracts.provenance`` bytes, for training that names its sequences.
 
     Not used once ``session_id`` has ended. No foreign key: sessions are forgotten without waiting for their records.
+    ``size_bytes`` is what the record counts for. ``start_byte`` is its place in all that the tenant has recorded, which grows
+    with each record: what is too far behind the newest one is forgotten. Both are None in rows of a version before.
     """
 
     __tablename__ = "sample_records"
@@ -95,8 +97,12 @@ class SampleRecord(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     session_id: Mapped[str] = mapped_column(String(64), index=True)
     body: Mapped[bytes]
+    start_byte: Mapped[int | None] = mapped_column(BigInteger)
+    size_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
+
+    __table_args__ = (Index("ix_sample_records_bytes", "tenant_id", "start_byte", "size_bytes"),)
 
 
 class VersionCommand(Base):

@@ -16,6 +16,7 @@ from api import provenance
 from contracts.errors import Unavailable
 from contracts.operations import SampledSequence, SampleOutput, SampleRequest, TrainingBatch
 from contracts.provenance import MOST_RECORD_BYTES, decode_sample_record, decoded_bytes, encode_sample_record
+from tenants.limits import Limits
 from tenants.sample_records import NewRecord, record_samples
 from tests.api.conftest import BASE, Service, Tenant
 from tests.ledger_heads import ready_heads
@@ -40,7 +41,7 @@ async def record(tenant: Tenant, **bodies: bytes) -> None:
     new = [NewRecord(name, tenant.id, sampler, body) for name, body in bodies.items()]  # type: ignore[arg-type]
     async with runtime.database.write() as transaction:
         expires_at = now + runtime.settings.retention_sample_records
-        await record_samples(transaction, new, now=now, expires_at=expires_at)
+        await record_samples(transaction, new, Limits.of(runtime.settings), now=now, expires_at=expires_at)
 
 
 def naming(sample: str, *, empty: Iterable[str] = ()) -> types.Datum:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest_asyncio
 from sqlalchemy import select, update
 
 from contracts.errors import StorageFull, TooManyOperations, TooManySamples
-from contracts.ids import RequestId, RunId, TenantId
+from contracts.ids import RequestId, RunId, SamplerId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState, StoredPayload
 from contracts.operations import (
     LoraSettings,
@@ -35,12 +36,16 @@ from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
-from store.tables import Checkpoint, Run, RunState
+from store.tables import Checkpoint, Run, RunState, SampleRecord, Session
 from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.keys import create_tenant, find_tenant
+from tenants.limit_use import ALL_USE, RUN_USE
 from tenants.limits import Counted, Limits, hold_count, limits_of, set_tenant
+from tenants.run_retention import drop_snapshots
 from tenants.runs import NewRun, create_run, open_run_within_limit, run_id_for
+from tenants.sample_records import LEAST_BYTES, NewRecord, record_samples
+from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
 from tenants.storage import check_storage
 from tests.ledger_heads import ready_heads
@@ -284,6 +289,32 @@ async def test_two_trainers_open_exactly_as_many_runs_as_the_tenant_may_have(pro
     assert sum(await asyncio.gather(*map(open_one, range(20)))) == 4
 
 
+async def test_snapshots_of_ended_sessions_are_bounded_by_the_storage_and_another_tenants_runs_open(
+    processes: list[Process],
+) -> None:
+    """A tenant that ends each session with its run's snapshot written has no open run, and yet gets no more of them."""
+    cats, dogs = await tenant(processes, "cats"), await tenant(processes, "dogs")
+    database, opened = processes[0].database, Counter[TenantId]()
+    async with database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"stored_bytes": 350, "open_runs": 1})
+    for owner in [cats, dogs] * 6:
+        async with database.write() as transaction:
+            session = await create_session(transaction, owner, NewSession([], None, "", None, None), utc_now)
+            run = await create_run(transaction, owner, NewRun(session, 0, BASE, LoraSettings(4, seed=7), None), utc_now)
+            if await open_run_within_limit(transaction, owner, run, DEFAULTS):
+                opened[owner] += 1
+                kept = {"snapshot_dir": f"snapshots/{run}", "snapshot_bytes": 100}
+                await transaction.execute(update(Run).where(Run.id == run).values(**kept))
+            await transaction.execute(update(Session).where(Session.id == session).values(ended_at=utc_now()))
+    # Below 350 bytes one more opens, which then has 100.
+    assert opened == {cats: 4, dogs: 6}
+    async with database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.tenant_id == cats).values(state=RunState.UNLOADED))
+        await drop_snapshots(transaction, most=100)
+    async with database.read() as reading:
+        assert (await RUN_USE.of(reading, cats, DEFAULTS)).may_open_run
+
+
 async def test_saves_fill_the_storage_and_never_more(processes: list[Process]) -> None:
     async with processes[0].database.write() as transaction:
         await set_tenant(transaction, name="cats", limits={"stored_bytes": 350})
@@ -304,3 +335,35 @@ async def test_saves_fill_the_storage_and_never_more(processes: list[Process]) -
         kept = await session.scalar(select(Checkpoint.name).where(Checkpoint.tenant_id == cats))
     # One that replaces another needs no room of its own.
     await save(cats, 0, str(kept))
+
+
+async def test_records_of_samples_stay_within_their_bytes_over_several_processes(processes: list[Process]) -> None:
+    """Every process records for both tenants at once. The oldest of one go, and none of the other."""
+    cats, dogs = [await tenant(processes, name) for name in ("cats", "dogs")]
+    body, each = bytes(LEAST_BYTES), 5
+    samplers: dict[TenantId, SamplerId] = {}
+    async with processes[0].database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"sample_record_bytes": MOST * LEAST_BYTES})
+        for one in (cats, dogs):
+            session = await create_session(transaction, one, NewSession([], None, "raw", None, None), utc_now)
+            samplers[one] = await create_sampler(transaction, one, NewSampler(session, 0, BASE), utc_now)
+
+    async def recorded(one: Process, round: int) -> None:
+        now = utc_now()
+        names = [
+            (who, f"{who[:8]}-{round}-{processes.index(one)}-{number}")
+            for who in (cats, dogs)
+            for number in range(each)
+        ]
+        new = [NewRecord(RequestId(name), who, samplers[who], body) for who, name in names]
+        async with one.database.write() as transaction:
+            await record_samples(transaction, new, DEFAULTS, now=now, expires_at=now + timedelta(hours=1))
+
+    for round in range(3):
+        await asyncio.gather(*(recorded(one, round) for one in processes))
+    async with processes[0].database.read() as session:
+        rows = (await session.execute(select(SampleRecord.tenant_id, SampleRecord.operation_id))).all()
+        use = await ALL_USE.of(session, cats, DEFAULTS)
+    assert Counter(row.tenant_id for row in rows) == {cats: MOST, dogs: 3 * PROCESSES * each}
+    assert {row.operation_id[9] for row in rows if row.tenant_id == cats} == {"2"}
+    assert (use.used["sample_record_bytes"], use.room("sample_record_bytes")) == (MOST * LEAST_BYTES, 0)

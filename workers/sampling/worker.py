@@ -14,7 +14,7 @@ from typing import TypeVar
 from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, Unavailable, UnreadableOperation, WeftError
 from contracts.ledger_records import Completion, ReadyOperation
-from contracts.operations import OperationKind, Payload, Result, SampleOutput, SampleRequest, Unreadable
+from contracts.operations import OperationKind, Result, SampleOutput, SampleRequest, Unreadable
 from contracts.provenance import encode_sample_record
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
@@ -25,6 +25,7 @@ from store.repeat import repeat, wait_for_any
 from telemetry.context import working_on
 from telemetry.sampling import SamplingTelemetry
 from tenants.gates import clear_in_flight
+from tenants.limits import Limits
 from tenants.sample_records import NewRecord, record_samples
 from tenants.sample_reports import record_reports
 from workers.sampling.claims import HeldBack, SampleClaims
@@ -65,6 +66,7 @@ class SamplingWorker:
         telemetry: SamplingTelemetry,
     ) -> None:
         self._runtime = runtime
+        self._limits = Limits.of(runtime.settings)
         self._facts = facts
         self._vocabulary = vocabulary
         self._runner = runner
@@ -340,14 +342,16 @@ class SamplingWorker:
 
     async def _record(self, ends: Sequence[tuple[ReadyOperation, Outcome]]) -> list[None]:
         """Write the results and reports, and delete the in-flight rows, in one transaction."""
-        completions, reports, records = [], [], []
+        completions, reports, recorded = [], [], []
         for operation, outcome in ends:
             result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
             completions.append(Completion(operation, result))
             if not isinstance(outcome, WeftError):
                 reports.append((operation.tenant, operation.id, outcome[1]))
-                if (body := _record_of(operation.payload, outcome[0])) is not None:
-                    records.append(NewRecord(operation.id, operation.tenant, operation.lane, body))
+                if isinstance(operation.payload, SampleRequest) and operation.payload.is_recorded:
+                    recorded.append((operation, operation.payload, outcome[0]))
+        # Encoding a long sample takes many milliseconds, for which other samples would wait.
+        records = await asyncio.to_thread(_records_of, recorded) if recorded else []
         now, kept = self._runtime.clock(), self._runtime.settings.retention_sample_records
         async with self._runtime.database.write() as transaction:
             await self._runtime.ledger.complete(transaction, completions)
@@ -355,7 +359,7 @@ class SamplingWorker:
                 transaction, [operation.id for operation, _ in ends], self._claims.heartbeat.identity.id
             )
             await record_reports(transaction, reports)
-            await record_samples(transaction, records, now=now, expires_at=now + kept)
+            await record_samples(transaction, records, self._limits, now=now, expires_at=now + kept)
             self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
         return [None] * len(ends)
 
@@ -367,11 +371,10 @@ def _this_task() -> asyncio.Task[object]:
     return task
 
 
-def _record_of(payload: Payload | Unreadable, output: SampleOutput) -> bytes | None:
-    """Return the record by which training may name the sample, if it was asked for and is not too large."""
-    if not isinstance(payload, SampleRequest) or not payload.is_recorded:
-        return None
-    return encode_sample_record(payload, output)
+def _records_of(recorded: Sequence[tuple[ReadyOperation, SampleRequest, SampleOutput]]) -> list[NewRecord]:
+    """Return the records by which training may name these samples, without those that are too large."""
+    bodies = ((operation, encode_sample_record(request, output)) for operation, request, output in recorded)
+    return [NewRecord(one.id, one.tenant, one.lane, body) for one, body in bodies if body is not None]
 
 
 async def _until_available(call: Callable[[], Awaitable[T]]) -> T:

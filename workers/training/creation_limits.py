@@ -35,7 +35,7 @@ class CreationLimits:
             if self._most is not None:
                 self._is_full = await open_runs(session, self._base_model) >= self._most
             use = await RUN_USE.of(session, tenant, self._defaults)
-        if use.room("open_runs") < 1:
+        if not use.may_open_run:
             self._full_tenants.add(tenant)
         return not self.holds_back(tenant)
 

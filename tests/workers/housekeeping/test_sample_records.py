@@ -9,8 +9,10 @@ from sqlalchemy.orm import Session as SyncSession
 from bench.ledger.plans import recorded as statements_of
 from contracts.operations import SampledSequence, SampleOutput, SampleRequest
 from contracts.provenance import encode_sample_record
+from store.settings import Settings
 from store.tables import SampleRecord, Session
-from tenants.sample_records import NewRecord, record_samples, recorded_samples
+from tenants.limits import Limits, set_tenant
+from tenants.sample_records import LEAST_BYTES, NewRecord, record_samples, recorded_samples
 from tests.workers.housekeeping.conftest import House
 from workers.housekeeping.schedule import StepName
 
@@ -22,6 +24,7 @@ BODY = (
     or b""
 )
 ROWS = 4000
+DEFAULTS = Limits.of(Settings())
 
 
 async def recorded(house: House, tenant: str, sampler: str, name: str) -> None:
@@ -29,7 +32,7 @@ async def recorded(house: House, tenant: str, sampler: str, name: str) -> None:
     kept = house.runtime.settings.retention_sample_records
     async with house.database.write() as transaction:
         new = NewRecord(name, tenant, sampler, BODY)  # type: ignore[arg-type]
-        await record_samples(transaction, [new], now=house.now, expires_at=house.now + kept)
+        await record_samples(transaction, [new], DEFAULTS, now=house.now, expires_at=house.now + kept)
 
 
 async def found(house: House, tenant: str) -> set[str]:
@@ -60,6 +63,26 @@ async def test_a_record_ends_after_a_day_or_with_its_session(either_house: House
     await house.keeping.run_step(StepName.FORGET_SAMPLE_RECORDS)
     assert await house.count(SampleRecord) == 1
     assert await found(house, other) == {"theirs"}
+
+
+async def test_the_oldest_records_beyond_a_tenants_bytes_are_forgotten_and_another_tenants_stay(
+    either_house: House,
+) -> None:
+    house = either_house
+    tenant, session, run = await house.run("first")
+    other, other_session, other_run = await house.run("second")
+    mine = await house.sampler(tenant, session, 0, await house.checkpoint(tenant, run, "mine"))
+    foreign = await house.sampler(other, other_session, 0, await house.checkpoint(other, other_run, "theirs"))
+    async with house.database.write() as transaction:
+        await set_tenant(transaction, name="first", limits={"sample_record_bytes": LEAST_BYTES})
+    await recorded(house, other, foreign, "theirs")
+    await recorded(house, tenant, mine, "old")
+    # A repeat, as after a lost answer of a COMMIT, displaces nothing.
+    await recorded(house, tenant, mine, "old")
+    assert await found(house, tenant) == {"old"}
+    await recorded(house, tenant, mine, "young")
+    assert (await found(house, tenant), await found(house, other)) == ({"young"}, {"theirs"})
+    assert await house.count(SampleRecord) == 2
 
 
 async def test_records_that_go_are_found_without_reading_those_that_stay(either_house: House) -> None:

@@ -32,7 +32,7 @@ from api.tinker import (
     training,
     weights,
 )
-from api.weft import adapters, imports, jobs, sample_stream, samplers, samples, standing
+from api.weft import adapters, imports, jobs, points, sample_stream, samplers, samples, standing
 
 TINKER_PREFIX = "/api/v1"
 """Prefix of Tinker's endpoints and of weft's own."""
@@ -91,7 +91,7 @@ def create_app(services: ApiServices) -> FastAPI:
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in _OPENAI_MODULES:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
-    for module in (standing, jobs, imports):
+    for module in (standing, jobs, imports, points):
         app.include_router(module.router, prefix=WEFT_PREFIX)
     app.include_router(health.liveness_router)
     app.include_router(health.liveness_router, prefix=TINKER_PREFIX)

@@ -57,6 +57,7 @@ from ledger.rows import (
     ready_operations,
     status_of,
 )
+from ledger.step_points import GatheredPoints
 from ledger.turns import advance, lock_runs
 from ledger.wakeups import (
     Wakeups,
@@ -242,15 +243,17 @@ class Ledger:
             for one in completions
             if one.operation.kind is not OperationKind.SAMPLE
         }
-        lanes = leases.keys()
+        steps: dict[str, int] = {}
         if leases:
             for row in await transaction.execute(sql.LOCK_RUNS, {"lanes": sorted(leases)}):
                 if leases[row.id] != RunLease(row.trainer_id, row.lease_token):
                     raise LeaseLost(f"model {row.id} is trained elsewhere by now")
+                steps[row.id] = row.optimizer_steps
         ids = {"ids": [one.operation.id for one in completions]}
         pending = set((await transaction.execute(sql.STILL_PENDING, ids)).scalars())
         await self._check_final(transaction, [one for one in completions if one.operation.id not in pending], anew=anew)
         now = self._clock()
+        points = GatheredPoints(steps)
         finished: list[dict[str, object]] = []
         results: list[dict[str, object]] = []
         cut: list[dict[str, object]] = []
@@ -262,6 +265,7 @@ class Ledger:
                     cut.append({"operation_id": operation.id, "used": operation.tokens + drawn})
                 continue
             pending.remove(operation.id)
+            points.add(completion, now)
             body = None if isinstance(outcome, WeftError) else encode(outcome)
             finished.append(finished_row(completion, now, result_bytes=None if body is None else len(body)))
             if body is not None:
@@ -280,7 +284,8 @@ class Ledger:
             await transaction.execute(sql.INSERT_RESULT, results)
         if cut:
             await transaction.execute(sql.METER_CANCELLED, cut)
-        await advance(transaction, lanes, now)
+        await points.write(transaction)
+        await advance(transaction, leases.keys(), now, points.steps_taken)
 
     async def cancel(
         self, transaction: AsyncSession, selection: Selection, error: WeftError, *, only_samples: bool = False

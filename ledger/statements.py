@@ -214,7 +214,7 @@ LEASES = select(runs.c.id, runs.c.trainer_id, runs.c.lease_token).where(
 STATES = select(operations.c.id, operations.c.state).where(operations.c.id.in_(bindparam("ids", expanding=True)))
 
 LOCK_RUNS = (
-    select(runs.c.id, runs.c.trainer_id, runs.c.lease_token)
+    select(runs.c.id, runs.c.trainer_id, runs.c.lease_token, runs.c.optimizer_steps)
     .where(runs.c.id.in_(bindparam("lanes", expanding=True)))
     .order_by(runs.c.id)
     .with_for_update()
@@ -248,7 +248,11 @@ the whole ledger.
 ADVANCE = (
     update(runs)
     .where(runs.c.id == bindparam("lane"))
-    .values(next_seq_id=bindparam("next"), last_request_at=bindparam("now"))
+    .values(
+        next_seq_id=bindparam("next"),
+        last_request_at=bindparam("now"),
+        optimizer_steps=runs.c.optimizer_steps + bindparam("steps"),
+    )
 )
 
 READ_ALONG_BYTES = 64 * 1024

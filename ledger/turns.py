@@ -1,6 +1,6 @@
 """Turns of runs: the lock on runs whose operations end, and the advance past operations that are final."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,11 +15,14 @@ async def lock_runs(transaction: AsyncSession, runs: Collection[str]) -> None:
         await transaction.execute(sql.LOCK_RUNS, {"lanes": sorted(runs)})
 
 
-async def advance(transaction: AsyncSession, runs: Collection[str], now: datetime) -> None:
-    """Move each run's ``next_seq_id`` past the final operations that follow it without a gap."""
+async def advance(
+    transaction: AsyncSession, runs: Collection[str], now: datetime, steps: Mapping[str, int] | None = None
+) -> None:
+    """Move each run's ``next_seq_id`` past the final operations that follow it without a gap; count new optimizer ``steps``."""
     if not runs:
         return
     rows = await transaction.execute(sql.PAST_FINAL, {"lanes": sorted(runs)})
-    moved = [{"lane": row.lane, "next": row.next, "now": now} for row in rows]
+    taken = steps or {}
+    moved = [{"lane": row.lane, "next": row.next, "now": now, "steps": taken.get(row.lane, 0)} for row in rows]
     if moved:
         await transaction.execute(sql.ADVANCE, moved)

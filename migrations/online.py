@@ -21,6 +21,8 @@ LARGE_TABLES = frozenset(
         "operation_payloads",
         "operation_results",
         "operations",
+        "run_metrics",
+        "run_points",
         "runs",
         "sample_records",
         "sample_reports",

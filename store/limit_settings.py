@@ -79,3 +79,8 @@ class LimitSettings(BaseSettings):
         description="Most bytes of one tenant's records of samples (`record_stability_info`), compressed; each counts for at "
         "least 1 KiB. Beyond it the oldest records are forgotten.",
     )
+    limit_run_metrics: int = Field(
+        default=200_000,
+        ge=1,
+        description="Most values of own metrics of one model. A request that would bring more is answered 400.",
+    )

@@ -39,6 +39,7 @@ class Limits:
     sample_work: int
     session_samplers: int
     sample_record_bytes: int
+    run_metrics: int
 
     @classmethod
     def of(cls, settings: LimitSettings) -> Self:

@@ -14,6 +14,7 @@ from contracts.ledger_records import OperationState
 from store.tables import AdapterGate, Checkpoint, Operation, Placement, Run, RunState, Sampler, Session
 from store.tables.runs import HAS_FORGOTTEN_SNAPSHOT, IS_ENDED, IS_OPEN
 from store.walk import Place
+from tenants.run_points import forget_points
 
 # All before ``next_seq_id`` is final: naming it spares a read of the whole lane.
 _HAS_PENDING = exists().where(
@@ -82,8 +83,9 @@ async def drop_snapshots(transaction: AsyncSession, *, most: int) -> list[str]:
 
 
 async def forget_runs(transaction: AsyncSession, *, before: datetime, after: Place | None, most: int) -> Forgotten:
-    """Delete ended runs without a request since ``before`` that have neither checkpoints nor operations, with their gates.
+    """Delete ended runs without a request since ``before`` that have neither checkpoints nor operations.
 
+    Their gates, points and metrics go with them.
     Looks at the next ``most`` of them.
     """
     is_needed = (
@@ -102,6 +104,9 @@ async def forget_runs(transaction: AsyncSession, *, before: datetime, after: Pla
     seen = (await transaction.execute(query)).all()
     needless = [row.id for row in seen if not row.is_needed and row.snapshot_dir is None]
     if needless:
+        if await forget_points(transaction, needless, most=most) == most:
+            # There may be more points: the same runs come once more.
+            return Forgotten(most, after or Place(datetime.min.replace(tzinfo=UTC), ""))
         await transaction.execute(delete(AdapterGate).where(AdapterGate.run_id.in_(needless)))
         await transaction.execute(delete(Placement).where(Placement.run_id.in_(needless)))
         await transaction.execute(delete(Run).where(Run.id.in_(needless)))

@@ -24,6 +24,7 @@ _REASONS: Final = {
     "sample_tokens": "asample beyond it is answered 429 and sent again by the SDK",
     "session_samplers": "a sampler beyond it in one session is refused; another session takes it",
     "sample_record_bytes": "the oldest records of samples are forgotten; training that names one fails and says so",
+    "run_metrics": "values of own metrics beyond it in one model are refused",
     "sample_work": "a sample with a larger num_samples x max_tokens x topk is refused",
 }
 

@@ -11,7 +11,7 @@ from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, LossSpec, TrainingBatch
 from engine.training.custom_loss import Evaluated, evaluate
-from engine.training.policy_record import policy_metrics
+from engine.training.policy_record import policy_metrics, weight_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +165,5 @@ class PassOperation:
         if self._evaluated is not None:
             metrics |= {"loss:sum": self._evaluated.loss, **self._evaluated.metrics}
             return ForwardBackwardOutput(self._logprobs or self.logprobs, metrics)
-        metrics |= policy_metrics(self.batch.loss, self.batch.data, self.logprobs)
+        metrics |= policy_metrics(self.batch.loss, self.batch.data, self.logprobs) | weight_metrics(self.batch)
         return ForwardBackwardOutput(self.logprobs, metrics)

@@ -1,11 +1,11 @@
-"""Record of the policy that sampled a datum's tokens, and figures of how far the current weights are from that policy."""
+"""Record of the policy that sampled a datum's tokens, how far the current weights are from that policy, and a loss's weights."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from contracts.losses import ADVANTAGES, LOSS_RULES, RATIO_MASK, SAMPLING_LOGPROBS
-from contracts.operations import Datum, LossSpec
+from contracts.losses import ADVANTAGES, LOSS_RULES, RATIO_MASK, SAMPLING_LOGPROBS, LossName
+from contracts.operations import Datum, LossSpec, TrainingBatch
 
 OFF_POLICY = 0.1
 """Distance of a probability ratio from 1 from which ``ratio_outside`` counts the token."""
@@ -59,3 +59,20 @@ def policy_metrics(loss: LossSpec, data: Sequence[Datum], logprobs: Sequence[np.
         "ratio:max": float(np.max(excess)) + 1.0,
         "sampled_tokens:sum": float(drift.size),
     }
+
+
+def weight_metrics(batch: TrainingBatch) -> dict[str, float]:
+    """Return ``weights:sum`` of cross entropy, by which its ``loss:sum`` is a mean; nothing for other losses.
+
+    Nothing either where a weight is negative, since no mean is meant then. A target without a weight weighs 1.
+    """
+    if batch.loss.name is not LossName.CROSS_ENTROPY:
+        return {}
+    weights = [datum.inputs.get("weights") for datum in batch.data]
+    if any(one is not None and (one < 0).any() for one in weights):
+        return {}
+    total = sum(
+        datum.targets.size if one is None else float(one.sum(dtype=np.float64))
+        for datum, one in zip(batch.data, weights, strict=True)
+    )
+    return {"weights:sum": float(total)} if total else {}

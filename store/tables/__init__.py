@@ -10,6 +10,7 @@ from store.tables.folders import CheckpointHold, DeletedCheckpoint, DiscardedFol
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.jobs import WeightJob
 from store.tables.operations import Operation, OperationPayload, OperationResult
+from store.tables.points import RunMetric, RunPoint
 from store.tables.processes import PoolState, WorkerProcess
 from store.tables.projects import Project
 from store.tables.run_directives import DirectedRun
@@ -47,6 +48,8 @@ __all__ = [
     "Project",
     "Run",
     "RunEvent",
+    "RunMetric",
+    "RunPoint",
     "RunState",
     "SampleInFlight",
     "SampleProgress",

@@ -39,6 +39,8 @@ class Run(Base):
     - ``payloads_dropped_to``: last operation of the lane up to which no payload is kept.
     - ``trainer_id``: process that leases the run and alone may write its results.
     - ``lease_token``: fencing token; grows with every lease.
+    - ``optimizer_steps``: steps that the run has taken.
+    - ``metric_names``, ``metric_rows``: names of its user's own metrics, and the number of their values.
     """
 
     __tablename__ = "runs"
@@ -64,6 +66,9 @@ class Run(Base):
     payloads_dropped_to: Mapped[int] = mapped_column(BigInteger, server_default="-1")
     trainer_id: Mapped[str | None] = mapped_column(String(64), index=True)
     lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    optimizer_steps: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    metric_names: Mapped[list[str] | None]
+    metric_rows: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created_at: Mapped[datetime]
     last_request_at: Mapped[datetime]
 

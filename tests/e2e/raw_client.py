@@ -51,6 +51,12 @@ class RawClient:
         found: dict[str, Any] = self.wait(promise.json()["request_id"], accept=accept).json()
         return found
 
+    def points(self, model: str) -> list[dict[str, Any]]:
+        """The points of the run's curve."""
+        answer = self.http.get(f"{self.base_url}/api/weft/v1/runs/{model}/points")
+        found: list[dict[str, Any]] = answer.raise_for_status().json()["points"]
+        return found
+
     def wait(
         self, request_id: str, *, accept: str = "application/json", seconds: float = RESULT_SECONDS
     ) -> httpx.Response:

@@ -38,6 +38,13 @@ def losses(client: RawClient, model: str, *, first: int, steps: int) -> list[flo
     return found
 
 
+def curve(client: RawClient, model: str) -> list[float]:
+    """Losses of the run's points, which are numbered without gaps."""
+    points = client.points(model)
+    assert [one["step"] for one in points] == list(range(1, len(points) + 1))
+    return [one["loss_sum"] for one in points]
+
+
 def test_order_is_seq_id_whatever_the_arrival(client: RawClient, other: RawClient) -> None:
     in_order, reversed_order, neighbour = client.model(BASE_NAME), client.model(BASE_NAME), other.model(BASE_NAME)
     expected = losses(client, in_order, first=1, steps=3)
@@ -145,9 +152,13 @@ class TestRestart:
         second = client.passes(pass_message(restarted, 8, TOKENS))
         assert client.result(second)["metrics"]["loss:sum"] > 0
         late = client.wait(early).json()["metrics"]["loss:sum"]
-        client.step(restarted, 10, learning_rate=1e-3)
+        last = client.result(client.step(restarted, 10, learning_rate=1e-3))
         assert losses(other, neighbour, first=5, steps=2) == expected[2:4]
         assert client.result(second)["metrics"]["loss:sum"] == late == expected[3]
+        # The passes at 8 and 9 come before one step, and compute the same loss.
+        assert curve(client, restarted) == [*expected[:3], 2 * late]
+        assert client.points(restarted)[-1]["grad_norm"] == last["metrics"]["grad_norm:max"]
+        assert curve(client, undisturbed) == expected
         for raw in (client, other):
             raw.close()
         process.stop()

@@ -11,12 +11,16 @@ from store.tables import (
     OperationPayload,
     Placement,
     Run,
+    RunMetric,
+    RunPoint,
     RunState,
     Sampler,
     Session,
     UsageDay,
 )
 from tenants.gates import GateMode, Pause, pause_gate
+from tenants.run_metrics import record_metrics
+from tenants.run_points import PointPart, add_parts
 from tests.workers.housekeeping.conftest import House
 
 OPTIM, SAMPLE = OperationKind.OPTIM_STEP, OperationKind.SAMPLE
@@ -114,6 +118,26 @@ async def test_what_an_ended_run_leaves_goes_and_its_checkpoints_keep_it_listed(
         assert set(await reading.scalars(select(AdapterGate.run_id))) == {listed, open_run}
         assert session not in set(await reading.scalars(select(Session.id)))
     assert await house.count(Session) == 2
+
+
+async def test_points_and_metrics_go_with_their_run_in_small_batches(either_house: House) -> None:
+    house = either_house
+    tenant, _, ended = await house.run("first")
+    other, _, kept = await house.run("second")
+    async with house.database.write() as transaction:
+        for run, owner in ((ended, tenant), (kept, other)):
+            await add_parts(transaction, [PointPart(run, step, owner, at=house.now) for step in range(1, 1201)])
+            values = {("reward", step): 1.0 for step in range(1200)}
+            await record_metrics(transaction, owner, run, values, most=2000, now=house.now)
+        await transaction.execute(update(Run).where(Run.id == ended).values(state=RunState.UNLOADED))
+    house.now += timedelta(days=91)
+    for _ in range(6):
+        await _everybody_beats(house)
+        await house.sweep()
+    async with house.database.read() as reading:
+        assert list(await reading.scalars(select(Run.id))) == [kept]
+        assert set(await reading.scalars(select(RunPoint.run_id))) == {kept}
+        assert set(await reading.scalars(select(RunMetric.run_id))) == {kept}
 
 
 async def test_samplers_of_ended_sessions_go_once_no_operation_names_them(house: House) -> None:

@@ -1,0 +1,97 @@
+"""Users' own metrics of runs, such as a reward or the loss of an evaluation: idempotent by run, step and name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import InvalidRequest, NotFound
+from contracts.ids import TenantId
+from store.inserts import replacing_insert
+from store.tables import Run, RunMetric
+
+MOST_NAMES = 200
+"""Names of metrics that one run may have."""
+MOST_VALUES = 2000
+"""Values that one query returns, and that one request may bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricValue:
+    """Value of a metric at a step of the user's own count. ``value`` None: a number that is not finite."""
+
+    name: str
+    step: int
+    value: float | None
+    at: datetime
+
+
+async def record_metrics(
+    transaction: AsyncSession,
+    tenant: TenantId,
+    run_id: str,
+    values: Mapping[tuple[str, int], float | None],
+    *,
+    most: int,
+    now: datetime,
+) -> None:
+    """Record values by name and step. A value that is there is replaced, so a repeat changes nothing.
+
+    ``most`` is the tenant's limit of values of one run. Raises ``NotFound``, and ``InvalidRequest`` at a limit; nothing is
+    recorded then.
+    """
+    run = (
+        await transaction.execute(
+            select(Run.metric_names, Run.metric_rows).where(Run.id == run_id, Run.tenant_id == tenant).with_for_update()
+        )
+    ).one_or_none()
+    if run is None:
+        raise NotFound(f"no model {run_id[:150]!r}")
+    known = run.metric_names or []
+    names = sorted({name for name, _ in values})
+    new_names = [name for name in names if name not in known]
+    if len(known) + len(new_names) > MOST_NAMES:
+        raise InvalidRequest(
+            f"the run has metrics of {len(known)} names, and {len(new_names)} more would pass {MOST_NAMES}; use names again"
+        )
+    there = 0
+    for name in names:
+        steps = [step for other, step in values if other == name]
+        count = select(func.count()).where(
+            RunMetric.run_id == run_id, RunMetric.name == name, RunMetric.step.in_(steps)
+        )
+        there += await transaction.scalar(count) or 0
+    new = len(values) - there
+    if run.metric_rows + new > most:
+        raise InvalidRequest(
+            f"the run has {run.metric_rows} values of metrics, and {new} more would pass your limit of {most} "
+            "(run_metrics); log fewer steps"
+        )
+    rows = [
+        {
+            "run_id": run_id,
+            "name": name,
+            "step": step,
+            "tenant_id": tenant,
+            "value": value,
+            "at": now,
+        }
+        for (name, step), value in sorted(values.items())
+    ]
+    await transaction.execute(replacing_insert(transaction, RunMetric), rows)
+    await transaction.execute(
+        update(Run).where(Run.id == run_id).values(metric_names=known + new_names, metric_rows=run.metric_rows + new)
+    )
+
+
+async def metric_values(session: AsyncSession, run: str, name: str, *, after: int, most: int) -> list[MetricValue]:
+    """Return at most ``most`` values of the metric at steps after ``after``, in order."""
+    rows = await session.scalars(
+        select(RunMetric)
+        .where(RunMetric.run_id == run, RunMetric.name == name, RunMetric.step > after)
+        .order_by(RunMetric.step)
+        .limit(min(most, MOST_VALUES))
+    )
+    return [MetricValue(row.name, row.step, row.value, row.at) for row in rows]

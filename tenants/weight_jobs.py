@@ -1,7 +1,7 @@
 """Jobs on weights: asked for by tenants, taken by one worker at a time under a lease, and kept a while after their end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import uuid4
 
@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from contracts.errors import InvalidRequest, NotFound, PayloadTooLarge, StorageFull, TooManyOperations, WeftError
+from contracts.errors import NotFound, PayloadTooLarge, SequenceConflict, StorageFull, TooManyOperations, WeftError
 from contracts.ids import CheckpointId, TenantId
 from contracts.weight_jobs import ImportRequest, JobKind, JobRequest, JobState, MergeRequest
 from store.tables import Tenant, WeightJob
@@ -32,10 +32,11 @@ _FINAL = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be recorded: its id, and the base model whose workers may take it."""
+    """A job to be recorded: its id, the base model whose workers may take it, and its request's ``Idempotency-Key``."""
 
     id: str
     base_model: str
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,27 @@ class TakenJob:
 
 
 async def add_merge(
-    transaction: AsyncSession, tenant: TenantId, base_model: str, merge: MergeRequest, now: datetime
+    transaction: AsyncSession,
+    tenant: TenantId,
+    base_model: str,
+    merge: MergeRequest,
+    now: datetime,
+    *,
+    key: str | None = None,
 ) -> WeightJob:
-    """Record a job. Raises ``TooManyOperations``, and ``InvalidRequest`` if an unfinished job of the tenant does the same."""
+    """Record a job, or return the one that an earlier request of this ``key``, or an unfinished one of the same, has made.
+
+    Raises ``TooManyOperations``, and ``SequenceConflict`` for a key of another request.
+    """
     await hold_count(transaction, Counted.STORAGE, [tenant])
+    job = _new_job(NewJob(new_job_id(), base_model, key), tenant, merge, now)
+    if (earlier := await job_of_key(transaction, tenant, key)) is not None:
+        if (earlier.kind, earlier.body) != (job.kind, job.body):
+            raise _other_request()
+        return earlier
     unfinished = await _unfinished(transaction, tenant)
-    job = _new_job(NewJob(new_job_id(), base_model), tenant, merge, now)
-    if any(one.body == job.body for one in unfinished):
-        raise InvalidRequest("name: a job that merges the same under this name is under way; wait for it, or cancel it")
+    if key is None and (same := next((one for one in unfinished if one.body == job.body), None)) is not None:
+        return same
     _check_count(unfinished)
     return await _add(transaction, job)
 
@@ -71,11 +85,41 @@ async def add_merge(
 async def add_import(
     transaction: AsyncSession, job: NewJob, tenant: TenantId, asked: ImportRequest, *, defaults: Limits, now: datetime
 ) -> WeightJob:
-    """Record a job for the archive in ``staged_folder(job.id)``. Raises ``TooManyOperations``, ``StorageFull``."""
+    """Record a job for the archive in ``staged_folder(job.id)``, or return the one that the same request has made before.
+
+    Raises ``TooManyOperations``, ``StorageFull``, and ``SequenceConflict`` for a key of another request.
+    """
     await hold_count(transaction, Counted.STORAGE, [tenant])
+    if (earlier := await job_of_key(transaction, tenant, job.key)) is not None:
+        check_repeated_import(earlier, job, asked)
+        return earlier
     room = await check_import(transaction, tenant, defaults)
     check_archive(asked.archive_bytes, most=asked.archive_bytes, room=room)
     return await _add(transaction, _new_job(job, tenant, asked, now))
+
+
+async def job_of_key(session: AsyncSession, tenant: TenantId, key: str | None) -> WeightJob | None:
+    """Return the tenant's job whose request had this ``Idempotency-Key``, if it is still kept."""
+    if key is None:
+        return None
+    return await session.scalar(
+        select(WeightJob).where(WeightJob.tenant_id == tenant, WeightJob.idempotency_key == key)
+    )
+
+
+def check_repeated_import(earlier: WeightJob, job: NewJob, asked: ImportRequest) -> None:
+    """Raise ``SequenceConflict`` unless ``earlier`` does what ``job`` is to do. ``archive_bytes`` of 0 is not known yet."""
+    if earlier.kind != JobKind.IMPORT or earlier.base_model != job.base_model:
+        raise _other_request()
+    recorded = msgspec.msgpack.decode(earlier.body, type=ImportRequest)
+    if recorded != replace(asked, archive_bytes=asked.archive_bytes or recorded.archive_bytes):
+        raise _other_request()
+
+
+def _other_request() -> SequenceConflict:
+    return SequenceConflict(
+        "Idempotency-Key: another request of yours has made a job under this key; take a new key for each new request"
+    )
 
 
 async def check_import(session: AsyncSession, tenant: TenantId, defaults: Limits) -> int:
@@ -134,6 +178,7 @@ def _new_job(new: NewJob, tenant: TenantId, asked: JobRequest, now: datetime) ->
         total_bytes=0,
         attempts=0,
         created_at=now,
+        idempotency_key=new.key,
     )
 
 

@@ -11,7 +11,7 @@ from api.archive_body import store_body
 from api.authentication import Caller
 from api.route_bounds import STREAMED_BODY, Holding, bounded
 from api.services import ApiServices, Services
-from api.weft.jobs import JobInfo, describe_job
+from api.weft.jobs import IdempotencyKey, JobInfo, describe_job
 from api.wire.request_model import NO_NUL
 from contracts.errors import Unavailable, WeftError
 from contracts.ids import TenantId
@@ -25,6 +25,8 @@ from tenants.weight_jobs import (
     add_import,
     check_archive,
     check_import,
+    check_repeated_import,
+    job_of_key,
     new_job_id,
     staged_folder,
 )
@@ -49,14 +51,22 @@ async def import_archive(
     name: Annotated[str, Query()] = "imported",
     segment: Annotated[Literal["weights", "sampler_weights"], Query()] = "weights",
     ttl_seconds: Annotated[int | None, Query()] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobInfo:
     """Have an adapter of PEFT's taken in as a checkpoint: the body is its archive, a tar, plain or gzip.
 
-    Raises ``UnknownBaseModel``, ``InvalidRequest``, ``TooManyOperations``, ``TooManyRequests``, ``StorageFull``,
-    ``PayloadTooLarge``, ``BodyTooSlow``.
+    A repeat under the same ``Idempotency-Key`` returns the job that the first request has made, without reading the archive
+    again. Raises ``UnknownBaseModel``, ``InvalidRequest``, ``TooManyOperations``, ``TooManyRequests``, ``StorageFull``,
+    ``PayloadTooLarge``, ``BodyTooSlow``, ``SequenceConflict``.
     """
-    new = NewJob(new_job_id(), services.base(base_model).name)
+    new = NewJob(new_job_id(), services.base(base_model).name, idempotency_key)
     asked = ImportRequest(check_name(name, "name"), Segment(segment), 0, check_ttl(ttl_seconds))
+    async with services.runtime.database.read() as session:
+        if (earlier := await job_of_key(session, caller, idempotency_key)) is not None:
+            length = request.headers.get("content-length", "")
+            announced = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+            check_repeated_import(earlier, new, replace(asked, archive_bytes=announced))
+            return describe_job(earlier)
     async with services.admission.uploads.held(caller, patience=0, what="archives that are sent"):
         size = await _staged(services, caller, request, new.id)
         info = await _recorded(services, caller, new, replace(asked, archive_bytes=size))
@@ -84,10 +94,14 @@ async def _recorded(services: ApiServices, caller: TenantId, new: NewJob, asked:
     try:
         async with runtime.database.write() as transaction:
             now = runtime.clock()
-            return describe_job(await add_import(transaction, new, caller, asked, defaults=services.limits, now=now))
+            info = describe_job(await add_import(transaction, new, caller, asked, defaults=services.limits, now=now))
     except Unavailable:
         # The job may have been recorded. Housekeeping removes the folder if not.
         raise
     except WeftError:
         await asyncio.to_thread(runtime.data_folder.remove, staged_folder(new.id))
         raise
+    if info.id != new.id:
+        # The same request has come to another process meanwhile.
+        await asyncio.to_thread(runtime.data_folder.remove, staged_folder(new.id))
+    return info

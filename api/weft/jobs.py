@@ -4,7 +4,7 @@ import asyncio
 from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel
 
 from api.authentication import Caller
@@ -20,6 +20,10 @@ from tenants import weight_jobs
 from tenants.checkpoints import check_ttl, find_checkpoint
 
 router = APIRouter(tags=["jobs"])
+
+
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", pattern=r"^[!-~]{1,200}$")]
+"""Header by which a client names its request: a repeat under the same key starts no second job."""
 
 
 class MergeBody(RequestModel):
@@ -62,10 +66,17 @@ class JobList(BaseModel):
 
 
 @router.post("/merges", status_code=202)
-async def merge(caller: Caller, services: Services, body: Annotated[MergeBody, json_body(MergeBody)]) -> JobInfo:
+async def merge(
+    caller: Caller,
+    services: Services,
+    body: Annotated[MergeBody, json_body(MergeBody)],
+    idempotency_key: IdempotencyKey = None,
+) -> JobInfo:
     """Have a checkpoint merged into its base, as external weights of its run: a Hugging Face model folder.
 
-    Raises ``NotFound``, ``InvalidRequest``, ``TooManyOperations``.
+    A repeat under the same ``Idempotency-Key`` returns the job that the first request has made; so does a request without a
+    key while a job that does the same is unfinished. Raises ``NotFound``, ``InvalidRequest``, ``TooManyOperations``,
+    ``SequenceConflict``.
     """
     path = parse_path(body.path)
     if path.segment is Segment.EXTERNAL_WEIGHTS:
@@ -75,7 +86,7 @@ async def merge(caller: Caller, services: Services, body: Annotated[MergeBody, j
     async with runtime.database.write() as transaction:
         _, run = await find_checkpoint(transaction, caller, path, runtime.clock)
         facts = services.base(run.base_model)
-        job = await weight_jobs.add_merge(transaction, caller, facts.name, asked, runtime.clock())
+        job = await weight_jobs.add_merge(transaction, caller, facts.name, asked, runtime.clock(), key=idempotency_key)
         info = describe_job(job)
     runtime.wakeups.announce(JOBS)
     return info

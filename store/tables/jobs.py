@@ -17,6 +17,7 @@ class WeightJob(Base):
     - ``body``: what to do, as msgpack of the kind's record.
     - ``checkpoint_id``: checkpoint that the newest attempt makes. The next one removes what it has left.
     - ``taken_by``, ``taken_until``: attempt that works on the job, and the end of its lease. ``attempts`` counts them.
+    - ``idempotency_key``: the tenant's own name for the request, by which a repeat of it is known.
     - ``cancelled_at``: when its tenant asked for its end.
     """
 
@@ -41,9 +42,11 @@ class WeightJob(Base):
     result_path: Mapped[str | None] = mapped_column(String(500))
     error_code: Mapped[str | None] = mapped_column(String(64))
     error_message: Mapped[str | None] = mapped_column(Text)
+    idempotency_key: Mapped[str | None] = mapped_column(String(200))
 
     __table_args__ = (
         Index("ix_weight_jobs_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_weight_jobs_idempotency_key", "tenant_id", "idempotency_key", unique=True),
         partial_index("ix_weight_jobs_unfinished", "created_at", "id", where=IS_UNFINISHED),
         partial_index("ix_weight_jobs_finished", "finished_at", where=text("finished_at IS NOT NULL")),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.tenant_shares import TenantShares
 from store.settings import Settings
 from tenants.weight_jobs import IMPORTS, MOST_UNFINISHED
 from tests.api.conftest import BASE, Service, Tenant
@@ -102,6 +103,29 @@ async def test_one_tenant_has_few_imports_that_are_unfinished(service: Service, 
     assert (await send(dogs, b"x")).status_code == 202
 
 
+async def test_a_repeat_that_comes_meanwhile_makes_one_job_and_leaves_one_archive(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    """The repeat begins before the first request is recorded, as at another process."""
+    may_end = asyncio.Event()
+    key = {"Idempotency-Key": "one"}
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"archive"
+        await may_end.wait()
+
+    async with asyncio.timeout(DEADLINE):
+        first = asyncio.create_task(send(cats, slow(), key))
+        while not service.services.admission.uploads.used(cats.id):
+            assert (await dogs.http.get(url(dogs, "jobs"))).status_code == 200
+        service.services.admission.uploads = TenantShares(1)
+        second = await send(cats, b"archive", key)
+        may_end.set()
+        assert (await first).json()["id"] == second.json()["id"]
+    assert [path.parent.name for path in staged(service)] == [second.json()["id"]]
+    assert (await send(dogs, b"archive", key)).json()["id"] != second.json()["id"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "status", "says"),
     [
@@ -109,6 +133,7 @@ async def test_one_tenant_has_few_imports_that_are_unfinished(service: Service, 
         ({"name": "a/b"}, 400, "name"),
         ({"segment": "external_weights"}, 400, "segment"),
         ({"ttl_seconds": 0}, 400, "ttl_seconds"),
+        ({"headers": {"Idempotency-Key": ""}}, 400, "Idempotency-Key"),
         ({"headers": {"Content-Encoding": "zstd"}}, 400, "Content-Encoding"),
         ({"headers": {"X-API-Key": "tml-unknown"}}, 401, "key"),
     ],

@@ -1,4 +1,7 @@
-"""A real HTTP proxy that sends every POST to weft twice, both at once, and checks that both answers agree."""
+"""A real HTTP proxy that sends every POST to weft twice, both at once, and checks that both answers agree.
+
+Or one that loses the first answer to each POST of some endpoints, so that the client has to send it again.
+"""
 
 import asyncio
 import socket
@@ -14,18 +17,41 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 POLLS = ("/retrieve_future", "/session_heartbeat", "/telemetry")
-_PASSED_ON = ("content-type", "content-encoding", "accept", "x-api-key", "user-agent", "x-idempotency-key")
+_PASSED_ON = (
+    "content-type",
+    "content-encoding",
+    "accept",
+    "x-api-key",
+    "user-agent",
+    "x-idempotency-key",
+    "idempotency-key",
+)
 
 _HANDED_BACK = ("location", "expires")
 
 
-class RepeatingProxy:
-    """Runs in a thread of the test process. ``disagreements`` lists repeats that were answered otherwise."""
+class _Lost(Response):
+    """An answer that never comes whole: the connection ends after its headers."""
 
-    def __init__(self, target: str) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin, and end the connection."""
+        await send({"type": "http.response.start", "status": 202, "headers": [(b"content-length", b"1000")]})
+
+
+class RepeatingProxy:
+    """Runs in a thread of the test process. ``disagreements`` lists repeats that were answered otherwise.
+
+    With ``loses``, ends of paths, nothing is repeated. ``lost`` counts the answers that were lost.
+    """
+
+    def __init__(self, target: str, *, loses: tuple[str, ...] = ()) -> None:
         self._target = target
+        self._loses = loses
+        self._seen: set[tuple[str, bytes, str | None]] = set()
+        self.lost = 0
         self.repeated = 0
         self.disagreements: list[str] = []
         self._listener = socket.socket()
@@ -59,7 +85,14 @@ class RepeatingProxy:
             assert self._client is not None
             return await self._client.request(request.method, url, content=body, headers=headers)
 
-        if request.method != "POST" or request.url.path.endswith(POLLS):
+        if self._loses:
+            answer = await send()
+            seen = (url, body, request.headers.get("idempotency-key"))
+            if request.method == "POST" and request.url.path.endswith(self._loses) and seen not in self._seen:
+                self._seen.add(seen)
+                self.lost += 1
+                return _Lost()
+        elif request.method != "POST" or request.url.path.endswith(POLLS):
             answer = await send()
         else:
             answer, again = await asyncio.gather(send(), send())

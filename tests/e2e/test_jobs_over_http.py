@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from testing.service_process import ServiceProcess
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
+from tests.e2e.repeating_proxy import RepeatingProxy
 
 PATIENCE_SECONDS = 90.0
 SAVE = """
@@ -100,6 +101,52 @@ def test_a_merge_is_a_job_of_its_tenants(service: Service) -> None:
     merged, base = load_file(target), load_file(service.model / "model.safetensors")
     assert merged.keys() == base.keys()
     assert any(not torch.equal(merged[name], base[name]) for name in base)
+
+
+def sent_until_answered(http: httpx.Client, endpoint: str, **request: Any) -> httpx.Response:
+    """POST again and again until an answer comes, as a client does whose connection breaks."""
+    for _ in range(3):
+        try:
+            return http.post(endpoint, **request)
+        except httpx.TransportError:
+            continue
+    pytest.fail("no answer")
+
+
+def test_a_repeat_after_a_lost_answer_starts_no_second_job(service: Service) -> None:
+    """Two tenants use the same keys, each for jobs of its own."""
+    path = saved(service.base_url, service.key)
+    key = make_tenant(service.data, "repeating")
+    kept = max((service.data / "checkpoints").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    archive, wanted = packed(kept), {"base_model": BASE_NAME, "name": "sent"}
+    merge = {"path": path, "name": "once"}
+    with (
+        RepeatingProxy(service.base_url, loses=("/merges", "/imports")) as proxy,
+        client(proxy.base_url, service.key) as mine,
+        client(proxy.base_url, key) as theirs,
+    ):
+        before = {job["id"] for job in mine.get("/jobs").json()["jobs"]}
+        named = {"headers": {"Idempotency-Key": "merge-1"}}
+        merged = sent_until_answered(mine, "/merges", json=merge, **named).json()
+        assert ended(mine, merged["id"])["state"] == "done"
+        # Also once the job has ended.
+        assert sent_until_answered(mine, "/merges", json=merge, **named).json()["id"] == merged["id"]
+        for http in (mine, theirs):
+            named = {"headers": {"Idempotency-Key": "import-1"}}
+            done = sent_until_answered(http, "/imports", params=wanted, content=archive, **named).json()
+            assert ended(http, done["id"])["state"] == "done"
+            again = sent_until_answered(http, "/imports", params=wanted, content=archive, **named)
+            assert again.json()["id"] == done["id"]
+            other = sent_until_answered(http, "/imports", params={**wanted, "name": "b"}, content=archive, **named)
+            assert (other.status_code, other.json()["code"]) == (400, "sequence_conflict")
+        for asked, named in ((merge, "import-1"), ({**merge, "name": "twice"}, "merge-1")):
+            other = sent_until_answered(mine, "/merges", json=asked, headers={"Idempotency-Key": named})
+            assert (other.status_code, other.json()["code"]) == (400, "sequence_conflict")
+        assert sent_until_answered(mine, "/merges", json=merge, headers={"Idempotency-Key": "a b"}).status_code == 400
+        assert len({job["id"] for job in mine.get("/jobs").json()["jobs"]} - before) == 2
+        assert len(theirs.get("/jobs").json()["jobs"]) == 1
+        assert proxy.lost >= 5
+    assert list((service.data / "imports").iterdir()) == []
 
 
 def test_a_killed_service_goes_on_with_its_jobs(tmp_path: Path, tiny_model_dir: Path) -> None:

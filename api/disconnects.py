@@ -14,8 +14,7 @@ async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -
 
     The request's body must have been read.
     """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.create_task(_left(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -25,6 +24,9 @@ async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -
         for task in (working, leaving):
             task.cancel()
         await asyncio.wait([working, leaving])
+        # An error's traceback has this frame: with the task that failed in it, neither would be freed before old objects are
+        # looked at, nor what the request held.
+        del working, leaving, task
 
 
 async def _left(request: Request) -> None:

@@ -35,7 +35,8 @@ class TrainingSubmission:
     seq_id: int
     kind: OperationKind
     body: bytes
-    build: Build
+    build: Build | WeftError
+    """The error with which the request fails, where it is known already."""
 
 
 async def submit_json(
@@ -87,10 +88,9 @@ def failed_submission(
     if key is None:
         raise error
 
-    def build(_facts: BaseModelFacts) -> Payload:
-        raise error
-
-    return TrainingSubmission(key[0], key[1], kind, body, build)
+    # With its traceback, whose frames hold the submission, neither would be freed until old objects are looked at.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return TrainingSubmission(key[0], key[1], kind, body, error)
 
 
 async def submit_training(services: ApiServices, caller: TenantId, submission: TrainingSubmission) -> Response:
@@ -131,6 +131,8 @@ async def _operation(
     """
     facts, kind = services.base(run.base_model), submission.kind
     identity = await off_loop(services, caller, len(submission.body), _identity, submission)
+    if isinstance(submission.build, WeftError):
+        return _rejected(caller, run, submission, identity, submission.build)
     try:
         payload = await off_loop(services, caller, len(submission.body), submission.build, facts)
         _check_limits(submission, payload, run, services.limits.with_own(run.own_limits))
@@ -140,18 +142,7 @@ async def _operation(
         if error.retryable:
             # It says nothing about the request, which the SDK sends again.
             raise
-        return RejectedOperation(
-            tenant=caller,
-            lane=run.id,
-            seq_id=submission.seq_id,
-            kind=kind,
-            base_model=run.base_model,
-            digest=identity,
-            error=error,
-            trainer=run.trainer,
-            trace_id=current_work().trace_id,
-            key_id=current_work().key_id,
-        )
+        return _rejected(caller, run, submission, identity, error)
     request_id = new_request_id()
     return NewOperation(
         id=request_id,
@@ -167,6 +158,23 @@ async def _operation(
         trace_id=current_work().trace_id,
         key_id=current_work().key_id,
         loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
+    )
+
+
+def _rejected(
+    caller: TenantId, run: RunStanding, submission: TrainingSubmission, identity: bytes, error: WeftError
+) -> RejectedOperation:
+    return RejectedOperation(
+        tenant=caller,
+        lane=run.id,
+        seq_id=submission.seq_id,
+        kind=submission.kind,
+        base_model=run.base_model,
+        digest=identity,
+        error=error,
+        trainer=run.trainer,
+        trace_id=current_work().trace_id,
+        key_id=current_work().key_id,
     )
 
 

@@ -32,10 +32,12 @@ class OpenAiRoute(APIRoute):
             try:
                 return await handle(request)
             except WeftError as error:
-                failure = error
+                return _answer(error)
             except RequestValidationError as error:
-                failure = InvalidRequest(describe_problems(error.errors()))
-            headers = retry_headers(failure.retry_after)
-            return JSONResponse(error_body(failure), status_code=failure.status, headers=headers)
+                return _answer(InvalidRequest(describe_problems(error.errors())))
 
         return guarded
+
+
+def _answer(error: WeftError) -> JSONResponse:
+    return JSONResponse(error_body(error), status_code=error.status, headers=retry_headers(error.retry_after))

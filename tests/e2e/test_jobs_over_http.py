@@ -18,7 +18,7 @@ from testing.service_process import ServiceProcess
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.repeating_proxy import RepeatingProxy
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 180.0
 SAVE = """
 import json, sys, tinker
 client = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])

@@ -106,8 +106,8 @@ def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
         if error in tree(errors.OverLimit):
             # Back-pressure is the SDK's to repeat: it is not final.
             assert (error.status, error.retryable) == (429, True)
-        elif error is errors.BodyTooSlow:
-            # Nor is a body that did not arrive.
+        elif error in (errors.BodyTooSlow, errors.PollAgain):
+            # Nor is a body that did not arrive, nor a poll that was not held.
             assert (error.status, error.retryable) == (408, True)
         elif error in (errors.Unavailable, errors.LeaseLost, errors.OutcomeConflict):
             # Nor is an outage.

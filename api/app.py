@@ -26,13 +26,15 @@ from api.tinker import (
     not_offered,
     runs,
     sampling,
+    session_search,
     session_traces,
     sessions,
     telemetry,
     training,
     weights,
 )
-from api.weft import adapters, imports, jobs, points, sample_stream, samplers, samples, standing
+from api.weft import adapters, imports, jobs, points, projects, sample_stream, samplers, samples, standing
+from api.weft import keys as weft_keys
 
 TINKER_PREFIX = "/api/v1"
 """Prefix of Tinker's endpoints and of weft's own."""
@@ -48,6 +50,7 @@ _TINKER_MODULES = (
     models,
     weights,
     sessions,
+    session_search,
     telemetry,
     client_config,
     custom_losses,
@@ -91,7 +94,7 @@ def create_app(services: ApiServices) -> FastAPI:
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in _OPENAI_MODULES:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
-    for module in (standing, jobs, imports, points):
+    for module in (standing, jobs, imports, points, projects, weft_keys):
         app.include_router(module.router, prefix=WEFT_PREFIX)
     app.include_router(health.liveness_router)
     app.include_router(health.liveness_router, prefix=TINKER_PREFIX)

@@ -1,36 +1,77 @@
-"""Authentication: the dependency that turns a request's API key into the tenant who sent it."""
+"""Authentication: dependencies that turn a request's API key into the principal that it acts as, and check its scopes.
+
+Every endpoint declares what it needs by the type of its parameter ``caller``. Declare it before the body: a body without a
+valid key, or of a key without the scope, stays unread.
+"""
 
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from api.presented_key import presented_key
-from api.security_events import note_refused_key
+from api.security_events import note_refused_key, source_of
 from api.services import Services
 from contracts.errors import Unauthenticated
-from contracts.ids import TenantId
 from store.fair_places import ask_for
 from telemetry.context import note_caller
+from tenants.rights import Principal, Scope
 
 
-async def get_caller(request: Request, services: Services) -> TenantId:
-    """Return the tenant whose key is in ``X-API-Key`` or in ``Authorization: Bearer``.
+async def get_caller(request: Request, services: Services) -> Principal:
+    """Return the principal whose key is in ``X-API-Key`` or in ``Authorization: Bearer``.
 
-    The request then counts among the tenant's requests in progress. Raises ``Unauthenticated``, ``TooManyRequests``.
+    The request then counts among the tenant's requests in progress. Raises ``Unauthenticated``, ``Forbidden`` for an address
+    that the key may not be used from, ``Suspended`` for a blocked tenant, ``TooManyRequests``.
     """
     key = presented_key(request.headers)
     try:
-        holder = await services.batched_reads.keys.authenticate(key)
+        principal = await services.batched_reads.keys.authenticate(key)
     except Unauthenticated:
         services.admission.loop_time.forget(key)
         note_refused_key(request, key)
         raise
-    services.admission.loop_time.know(key, holder.tenant)
-    note_caller(holder.tenant, holder.key_id)
-    ask_for(holder.tenant)
-    await services.admission.enter(holder.tenant, request.scope)
-    return holder.tenant
+    services.admission.loop_time.know(key, principal.tenant)
+    note_caller(principal.tenant, principal.key_id)
+    principal.check_address(source_of(request))
+    principal.check_not_blocked()
+    ask_for(principal.tenant)
+    await services.admission.enter(principal.tenant, request.scope)
+    return principal
 
 
-Caller = Annotated[TenantId, Depends(get_caller)]
-"""Parameter type of an endpoint that needs a key. Declare it before the body: a body without a valid key stays unread."""
+Caller = Annotated[Principal, Depends(get_caller)]
+"""Parameter type of a dependency of an endpoint that has declared its scopes itself."""
+
+
+class Require:
+    """Dependency of an endpoint that needs one of some scopes; with none named, any live key is enough."""
+
+    def __init__(self, *any_of: Scope) -> None:
+        self.any_of = any_of
+
+    async def __call__(self, principal: Caller) -> Principal:
+        """Return the principal. Raises ``Forbidden`` without any of the scopes."""
+        principal.check(*self.any_of)
+        return principal
+
+
+AnyKey = Annotated[Principal, Depends(Require())]
+"""Caller with any live key: for what a client does to begin, and for results, which whoever asked for them may always read."""
+Reader = Annotated[Principal, Depends(Require(Scope.READ))]
+TrainReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.TRAIN))]
+"""Caller who reads what the SDK reads when it trains."""
+SampleReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.SAMPLE))]
+"""Caller who reads what the SDK reads when it samples."""
+Trainer = Annotated[Principal, Depends(Require(Scope.TRAIN))]
+"""Caller who trains. What else stands against an operation of a run makes it fail, so that its number is used up."""
+Sampler = Annotated[Principal, Depends(Require(Scope.SAMPLE))]
+CheckpointWriter = Annotated[Principal, Depends(Require(Scope.CHECKPOINTS_WRITE))]
+Downloader = Annotated[Principal, Depends(Require(Scope.CHECKPOINTS_DOWNLOAD))]
+JobReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.CHECKPOINTS_WRITE))]
+GateReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.GATES))]
+GateKeeper = Annotated[Principal, Depends(Require(Scope.GATES))]
+UsageReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.USAGE))]
+ProjectReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.PROJECTS))]
+ProjectMover = Annotated[Principal, Depends(Require(Scope.TRAIN, Scope.PROJECTS))]
+KeyAdmin = Annotated[Principal, Depends(Require(Scope.KEYS))]
+ProjectAdmin = Annotated[Principal, Depends(Require(Scope.PROJECTS))]

@@ -24,7 +24,7 @@ def json_body(model: type[RequestModel], counts: JsonBounds = SMALL) -> Any:
 
     @reads(model)
     async def parse(request: Request, services: Services, caller: Caller) -> RequestModel:
-        async with request_body(request, services, caller) as body:
-            return await off_loop(services, caller, len(body), parse_json, model, body, counts)
+        async with request_body(request, services, caller.tenant) as body:
+            return await off_loop(services, caller.tenant, len(body), parse_json, model, body, counts)
 
     return Depends(parse)

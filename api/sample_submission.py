@@ -10,7 +10,7 @@ from api.wire.sampling_codec import sample_request
 from api.wire.tinker_requests import AsampleRequest
 from api.wire.trajectory import trajectory_of
 from contracts.codec import request_digest
-from contracts.errors import InvalidRequest, NotFound, SessionEnded
+from contracts.errors import InvalidRequest, WeftError
 from contracts.ids import RequestId, SamplerId, TenantId
 from contracts.ledger_records import NewOperation, new_request_id
 from contracts.operations import OperationKind, SampleRequest
@@ -18,6 +18,7 @@ from contracts.sample_demand import demand_of
 from ledger.payload_files import PayloadFiles
 from ledger.token_feed import FeedKey
 from telemetry.context import current_work
+from tenants.rights import Principal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class SampleSubmission:
     """A sample of ``tenant`` from ``sampler``.
 
     - ``body``: the request as the client sent it, the same in a repeat.
-    - ``obstacle``: the reason why the sampler takes no new work, if any.
+    - ``obstacle``: the reason why no new work is taken, if any.
     - ``may_return``: a client that has lost the connection can find the sample again by repeating its request.
     """
 
@@ -35,7 +36,7 @@ class SampleSubmission:
     base_model: str
     sample: SampleRequest
     body: bytes
-    obstacle: SessionEnded | NotFound | None = None
+    obstacle: WeftError | None = None
     may_return: bool = True
 
     @property
@@ -68,19 +69,25 @@ class SampleSubmission:
 
 
 async def tinker_submission(
-    services: ApiServices, caller: TenantId, request: Request, body: AsampleRequest
+    services: ApiServices, caller: Principal, request: Request, body: AsampleRequest
 ) -> SampleSubmission:
     """Return the submission that a Tinker request asks for. Raises ``NotFound``, ``InvalidRequest``."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise InvalidRequest(
             "sampling_session_id and seq_id are needed; open a sampling session with create_sampling_session"
         )
-    sampler = await services.batched_reads.samplers.standing(caller, body.sampling_session_id)
+    sampler = await services.batched_reads.samplers.standing(caller.reach, body.sampling_session_id)
     facts, settings = services.sampled_base(sampler.base_model), services.runtime.settings
-    sample = await off_loop(services, caller, len(body.sent), sample_request, body, facts, settings)
+    sample = await off_loop(services, caller.tenant, len(body.sent), sample_request, body, facts, settings)
     sample = replace(sample, trajectory=trajectory_of(request, body.trajectory))
     return SampleSubmission(
-        caller, sampler.id, body.seq_id, sampler.base_model, sample, body.sent, obstacle=sampler.obstacle
+        caller.tenant,
+        sampler.id,
+        body.seq_id,
+        sampler.base_model,
+        sample,
+        body.sent,
+        obstacle=sampler.obstacle or caller.obstacle_of_work(sampler.base_model),
     )
 
 

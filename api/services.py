@@ -18,7 +18,8 @@ from ledger.sample_intake import SampleIntake
 from ledger.training_intake import TrainingIntake
 from store.sampled_bases import sampled_facts
 from telemetry.readiness import Readiness
-from tenants.keys import KeyReader
+from tenants.key_reader import KeyReader
+from tenants.key_uses import KeyUses
 from tenants.limits import Limits
 from tenants.samplers import SamplerReader
 from tenants.signed_tokens import TokenSigner
@@ -54,6 +55,7 @@ class ApiServices:
     tokenizers: Mapping[str, TokenizerRepository]
     """Tokenizer files by the ids that clients ask a hub for."""
     signer: TokenSigner
+    key_uses: KeyUses
 
     @classmethod
     def over(
@@ -68,7 +70,8 @@ class ApiServices:
         defaults = Limits.of(runtime.settings)
         signer = TokenSigner(runtime.data_folder, clock)
         intake = SampleIntake(database, runtime.ledger, clock, runtime.telemetry, defaults=defaults)
-        reads = BatchedReads(KeyReader(database, signer), SamplerReader(database, clock))
+        uses = KeyUses(database)
+        reads = BatchedReads(KeyReader(database, signer, clock, uses), SamplerReader(database, clock))
         hold = runtime.settings.poll_hold.total_seconds()
         training = TrainingIntake(database, runtime.ledger, defaults=defaults, hold_seconds=hold)
         revocations, departures = Revocations(database, runtime.ledger, clock), Departures(runtime)
@@ -87,6 +90,7 @@ class ApiServices:
             admission,
             tokenizer_repositories(bases),
             signer,
+            uses,
         )
 
     def base(self, name: str) -> BaseModelFacts:

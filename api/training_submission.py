@@ -15,13 +15,18 @@ from api.wire.tinker_requests import key_of_json_beginning, model_key
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
-from contracts.ids import RequestId, TenantId
+from contracts.ids import RequestId
 from contracts.ledger_records import NewOperation, RejectedOperation, new_request_id
 from contracts.operations import LoadWeights, OperationKind, OptimStep, Payload, TrainingBatch
 from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.limits import Limits
+from tenants.rights import Principal, Scope
 from tenants.runs import RunStanding, run_standing
+
+_SAVES = frozenset(
+    {OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, OperationKind.SAVE_WEIGHTS_EXTERNAL}
+)
 
 Build = Callable[[BaseModelFacts], Payload]
 """Builds the payload from the body, for the run's base model. Raises ``WeftError``."""
@@ -42,7 +47,7 @@ class TrainingSubmission:
 async def submit_json(
     request: Request,
     services: ApiServices,
-    caller: TenantId,
+    caller: Principal,
     kind: OperationKind,
     build: Callable[[bytes, BaseModelFacts], Payload],
     *,
@@ -53,14 +58,14 @@ async def submit_json(
     A body over the limit, which is the route's by default, is recorded as failed, if its beginning has its key.
     """
     try:
-        async with request_body(request, services, caller, limit=limit) as body:
+        async with request_body(request, services, caller.tenant, limit=limit) as body:
             return await submit_json_body(body, services, caller, kind, build)
     except OversizedBody as error:
         return await submit_oversized(services, caller, kind, error)
 
 
 async def submit_oversized(
-    services: ApiServices, caller: TenantId, kind: OperationKind, error: OversizedBody
+    services: ApiServices, caller: Principal, kind: OperationKind, error: OversizedBody
 ) -> Response:
     """Record a JSON request over its limit as failed. Raises ``error`` if the body's beginning has no key."""
     beginning = error.beginning
@@ -71,12 +76,12 @@ async def submit_oversized(
 async def submit_json_body(
     body: bytes,
     services: ApiServices,
-    caller: TenantId,
+    caller: Principal,
     kind: OperationKind,
     build: Callable[[bytes, BaseModelFacts], Payload],
 ) -> Response:
     """Submit a body that was read. Raises as ``submit_training``, and ``InvalidRequest`` without a key."""
-    key = await off_loop(services, caller, len(body), model_key, body)
+    key = await off_loop(services, caller.tenant, len(body), model_key, body)
     submission = TrainingSubmission(key.model_id, key.seq_id, kind, body, lambda facts: build(body, facts))
     return await submit_training(services, caller, submission)
 
@@ -93,7 +98,7 @@ def failed_submission(
     return TrainingSubmission(key[0], key[1], kind, body, error)
 
 
-async def submit_training(services: ApiServices, caller: TenantId, submission: TrainingSubmission) -> Response:
+async def submit_training(services: ApiServices, caller: Principal, submission: TrainingSubmission) -> Response:
     """Record the request and return the ``promise`` of its result.
 
     A request that can never run has used up its seq_id, so it is recorded as failed. Raises ``NotFound`` for a run that
@@ -101,12 +106,12 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
     ``TooManyOperations`` and ``Unavailable``, on which the SDK sends the request again.
     """
     async with services.runtime.database.read() as session:
-        run = await run_standing(session, caller, submission.model_id)
+        run = await run_standing(session, caller.reach, submission.model_id)
     ledger = services.runtime.ledger
     try:
         run.check_open()
     except (RunUnloaded, SessionEnded):
-        digest = await off_loop(services, caller, len(submission.body), _identity, submission)
+        digest = await off_loop(services, caller.tenant, len(submission.body), _identity, submission)
         async with services.runtime.database.read() as session:
             earlier = await ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=digest)
         if earlier is None:
@@ -123,21 +128,24 @@ async def submit_training(services: ApiServices, caller: TenantId, submission: T
 
 
 async def _operation(
-    services: ApiServices, caller: TenantId, run: RunStanding, submission: TrainingSubmission
+    services: ApiServices, caller: Principal, run: RunStanding, submission: TrainingSubmission
 ) -> NewOperation | RejectedOperation:
-    """Return the operation to record: a rejected one if the payload cannot be built or is over the tenant's limits.
+    """Return the operation to record.
+
+    It is a rejected one if the key's bounds forbid it, the payload cannot be built or is over the tenant's limits.
 
     Raises retryable errors: nothing is recorded then.
     """
     facts, kind = services.base(run.base_model), submission.kind
-    identity = await off_loop(services, caller, len(submission.body), _identity, submission)
+    identity = await off_loop(services, caller.tenant, len(submission.body), _identity, submission)
     if isinstance(submission.build, WeftError):
         return _rejected(caller, run, submission, identity, submission.build)
     try:
-        payload = await off_loop(services, caller, len(submission.body), submission.build, facts)
+        _check_rights(caller, run, kind)
+        payload = await off_loop(services, caller.tenant, len(submission.body), submission.build, facts)
         _check_limits(submission, payload, run, services.limits.with_own(run.own_limits))
         if isinstance(payload, TrainingBatch):
-            payload = await with_recorded_logprobs(services, caller, payload)
+            payload = await with_recorded_logprobs(services, caller.tenant, payload)
     except WeftError as error:
         if error.retryable:
             # It says nothing about the request, which the SDK sends again.
@@ -146,7 +154,7 @@ async def _operation(
     request_id = new_request_id()
     return NewOperation(
         id=request_id,
-        tenant=caller,
+        tenant=caller.tenant,
         lane=run.id,
         seq_id=submission.seq_id,
         kind=kind,
@@ -156,16 +164,16 @@ async def _operation(
         tokens=_tokens(payload),
         trainer=run.trainer,
         trace_id=current_work().trace_id,
-        key_id=current_work().key_id,
+        key_id=caller.key_id,
         loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
     )
 
 
 def _rejected(
-    caller: TenantId, run: RunStanding, submission: TrainingSubmission, identity: bytes, error: WeftError
+    caller: Principal, run: RunStanding, submission: TrainingSubmission, identity: bytes, error: WeftError
 ) -> RejectedOperation:
     return RejectedOperation(
-        tenant=caller,
+        tenant=caller.tenant,
         lane=run.id,
         seq_id=submission.seq_id,
         kind=submission.kind,
@@ -174,8 +182,17 @@ def _rejected(
         error=error,
         trainer=run.trainer,
         trace_id=current_work().trace_id,
-        key_id=current_work().key_id,
+        key_id=caller.key_id,
     )
+
+
+def _check_rights(caller: Principal, run: RunStanding, kind: OperationKind) -> None:
+    """Raise ``Forbidden`` for what a key that trains may not do all the same."""
+    if kind in _SAVES:
+        caller.check(Scope.CHECKPOINTS_WRITE)
+    if kind is not OperationKind.UNLOAD_MODEL:
+        caller.check_new_work()
+        caller.check_base(run.base_model)
 
 
 def _check_limits(submission: TrainingSubmission, payload: Payload, run: RunStanding, limits: Limits) -> None:

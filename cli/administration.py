@@ -1,4 +1,4 @@
-"""Administration from the command line: tenants, keys and usage, read and written in the service's database."""
+"""Administration from the command line: tenants and usage, read and written in the service's database."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,8 @@ from store.private_folder import open_private_folder
 from store.settings import Settings
 from telemetry.security import SecurityEvent, SecurityRecord
 from telemetry.security import note as note_event
-from tenants.keys import create_key, create_tenant, find_tenant, list_keys, list_tenants, revoke_key
+from tenants.keys import create_key, create_tenant, list_tenants
+from tenants.rights import KeyRights, Role
 from tenants.usage import usage
 
 T = TypeVar("T")
@@ -50,32 +51,19 @@ def _on_current_database(settings: Settings, work: Callable[[Database], Coroutin
 
 
 async def new_tenant(database: Database, name: str) -> str:
-    """Make a tenant and its first key; return the key's secret."""
+    """Make a tenant and its first key, an administrator's; return the key's secret."""
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name=name, clock=utc_now)
-        key = await create_key(transaction, tenant=tenant, note="made with the tenant", clock=utc_now)
-    _note(SecurityEvent.TENANT_CREATED, tenant, name)
-    _note(SecurityEvent.KEY_CREATED, tenant, key.prefix)
+        key = await create_key(
+            transaction, tenant=tenant, note="made with the tenant", clock=utc_now, rights=KeyRights(Role.ADMIN)
+        )
+    note_event_of(SecurityEvent.TENANT_CREATED, tenant, name)
+    note_event_of(SecurityEvent.KEY_CREATED, tenant, key.prefix)
     return key.secret
 
 
-async def new_key(database: Database, tenant_name: str, note: str) -> str:
-    """Make a key of the named tenant; return its secret. Raises ``NotFound``."""
-    async with database.write() as transaction:
-        tenant = await find_tenant(transaction, name=tenant_name)
-        key = await create_key(transaction, tenant=tenant, note=note, clock=utc_now)
-    _note(SecurityEvent.KEY_CREATED, tenant, key.prefix)
-    return key.secret
-
-
-async def end_key(database: Database, key: str) -> None:
-    """Revoke the key with this text or prefix."""
-    async with database.write() as transaction:
-        revoked = await revoke_key(transaction, prefix=key, clock=utc_now)
-    _note(SecurityEvent.KEY_REVOKED, revoked.tenant, revoked.prefix)
-
-
-def _note(event: SecurityEvent, tenant: str, resource: str) -> None:
+def note_event_of(event: SecurityEvent, tenant: str, resource: str) -> None:
+    """Note what this command's operator has done with a tenant's ``resource``."""
     note_event(SecurityRecord(event=event, outcome="done", actor=operator(), tenant=tenant, resource=resource))
 
 
@@ -84,16 +72,6 @@ async def tenant_lines(database: Database) -> list[str]:
     async with database.read() as session:
         return [
             f"{tenant.name}\t{tenant.id}\t{tenant.created_at:%Y-%m-%d %H:%M}" for tenant in await list_tenants(session)
-        ]
-
-
-async def key_lines(database: Database, tenant_name: str) -> list[str]:
-    """Return one line for each key: first characters, state, time of creation, note."""
-    async with database.read() as session:
-        tenant = await find_tenant(session, name=tenant_name)
-        return [
-            f"{key.prefix}-…\t{'revoked' if key.revoked_at else 'live'}\t{key.created_at:%Y-%m-%d %H:%M}\t{key.note}"
-            for key in await list_keys(session, tenant=tenant)
         ]
 
 

@@ -35,6 +35,8 @@ async def serve_api(settings: Settings) -> None:
         stack.callback(present.cancel)
         revocations = asyncio.create_task(services.revocations.run(), name="revocations")
         stack.callback(revocations.cancel)
+        uses = asyncio.create_task(services.key_uses.run(), name="uses of keys")
+        stack.callback(uses.cancel)
         server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
         listener.listen(server.config.backlog)

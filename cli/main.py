@@ -13,7 +13,9 @@ from cli import (
     checkpoint,
     gates,
     housekeeping,
+    keys,
     operations,
+    projects,
     replicas,
     runs,
     sessions,
@@ -42,7 +44,6 @@ app = typer.Typer(
 tenant_app = typer.Typer(
     help="Make and list tenants, set their limits, suspend them, and show their usage.", no_args_is_help=True
 )
-key_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
 model_app = typer.Typer(help="Make base models to try weft with.", no_args_is_help=True)
 database_app = typer.Typer(help="Upgrade the database.", no_args_is_help=True)
 tenant_app.command("set")(tenant_limits.set_values)
@@ -50,7 +51,8 @@ tenant_app.command("limits")(tenant_limits.show)
 tenant_app.command("suspend")(suspensions.suspend)
 tenant_app.command("resume")(suspensions.resume)
 app.add_typer(tenant_app, name="tenant")
-app.add_typer(key_app, name="key")
+app.add_typer(keys.app, name="key")
+app.add_typer(projects.app, name="project")
 app.add_typer(model_app, name="model")
 app.add_typer(database_app, name="db")
 app.add_typer(gates.app, name="gate")
@@ -199,41 +201,6 @@ def tenant_usage(
 
     for line in _on_database(load_settings(data=data), lambda database: usage_lines(database, days)):
         typer.echo(line)
-
-
-@key_app.command("create")
-def key_create(
-    tenant: Annotated[str, typer.Option(help="Name of the tenant.")] = "default",
-    note: Annotated[str, typer.Option(help="Purpose of the key.")] = "",
-    data: DataOption = None,
-) -> None:
-    """Make a key. It is shown only once."""
-    from cli.administration import new_key
-
-    typer.echo(_on_database(load_settings(data=data), lambda database: new_key(database, tenant, note)))
-
-
-@key_app.command("list")
-def key_list(
-    tenant: Annotated[str, typer.Option(help="Name of the tenant.")] = "default", data: DataOption = None
-) -> None:
-    """List a tenant's keys by their first characters."""
-    from cli.administration import key_lines
-
-    for line in _on_database(load_settings(data=data), lambda database: key_lines(database, tenant)):
-        typer.echo(line)
-
-
-@key_app.command("revoke")
-def key_revoke(
-    key: Annotated[str, typer.Argument(help="The key, or its first part as `weft key list` shows it.")],
-    data: DataOption = None,
-) -> None:
-    """Revoke a key at once."""
-    from cli.administration import end_key
-
-    _on_database(load_settings(data=data), lambda database: end_key(database, key))
-    typer.echo("revoked")
 
 
 @database_app.command("upgrade")

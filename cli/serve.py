@@ -29,6 +29,7 @@ from store.database import Database, create_engine
 from store.settings import Settings
 from telemetry.telemetry import open_telemetry
 from tenants.keys import create_key, create_tenant, list_tenants
+from tenants.rights import KeyRights, Role
 from workers.embedded import EmbeddedRunner
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ async def serve(settings: Settings) -> None:
     await metrics.enter_async_context(serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True))
     await runner.start()
     revocations = asyncio.create_task(services.revocations.run(), name="revocations")
+    uses = asyncio.create_task(services.key_uses.run(), name="uses of keys")
     server = ApiServer(services, settings, wakeups)
     server.end_on_signals()
     try:
@@ -75,6 +77,7 @@ async def serve(settings: Settings) -> None:
     finally:
         log.info("finishing the pass in hand and writing snapshots")
         revocations.cancel()
+        uses.cancel()
         await runner.stop()
         await metrics.aclose()
         await database.close()
@@ -102,7 +105,10 @@ async def make_first_key(database: Database) -> str | None:
         if await list_tenants(transaction):
             return None
         tenant = await create_tenant(transaction, name=FIRST_TENANT, clock=utc_now)
-        return (await create_key(transaction, tenant=tenant, note="made at first start", clock=utc_now)).secret
+        rights = KeyRights(Role.ADMIN)
+        return (
+            await create_key(transaction, tenant=tenant, note="made at first start", clock=utc_now, rights=rights)
+        ).secret
 
 
 def greet(url: str, first_key: str | None) -> None:

@@ -4,6 +4,8 @@
 
     WeftError                  500  weft_error
     ├── Unauthenticated        401  unauthenticated      no API key, an unknown one or a revoked one
+    ├── Forbidden              403  forbidden            the key's role, scopes or bounds do not allow it
+    │   └── Suspended          403  suspended            an operator has suspended the tenant
     ├── NotFound               404  not_found            unknown, or another tenant's: indistinguishable
     ├── NotImplementedHere     404  not_implemented      a Tinker endpoint or feature that weft does not offer
     ├── InvalidRequest         400  invalid_request      the message names the field and what to change
@@ -82,6 +84,20 @@ class Unauthenticated(WeftError):
     code = "unauthenticated"
     status = 401
     category = "user"
+
+
+class Forbidden(WeftError):
+    """The key's role, scopes or bounds do not allow the request; the message names which."""
+
+    code = "forbidden"
+    status = 403
+    category = "user"
+
+
+class Suspended(Forbidden):
+    """An operator has suspended the tenant in a mode that refuses the request."""
+
+    code = "suspended"
 
 
 class NotFound(WeftError):

@@ -18,6 +18,7 @@ from store.clock import Clock
 from store.inserts import replacing_insert
 from store.tables import Checkpoint, DeletedCheckpoint, Run
 from tenants.discarded_folders import discard
+from tenants.reach import Owner, check_lane, tenant_of, within
 
 MAX_TTL = timedelta(days=3653)
 
@@ -87,6 +88,12 @@ def check_ttl(ttl_seconds: int | None, field: str = "ttl_seconds") -> int | None
     return ttl_seconds
 
 
+def _reached(owner: Owner) -> list[ColumnElement[bool]]:
+    """Return the conditions under which checkpoints of the owner's tenant are in the owner's projects."""
+    runs = within(owner, Run.session_id)
+    return [Checkpoint.run_id.in_(select(Run.id).where(*runs))] if runs else []
+
+
 def _unexpired(now: datetime) -> ColumnElement[bool]:
     return or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
 
@@ -126,13 +133,15 @@ async def record_checkpoint(transaction: AsyncSession, tenant: TenantId, new: Ne
 
 
 async def find_checkpoint(
-    session: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock
+    session: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock
 ) -> tuple[Checkpoint, Run]:
-    """Return the tenant's unexpired checkpoint at ``path`` and its run. Raises ``NotFound``."""
-    keys = {"tenant": tenant, "run": path.run_id, "segment": path.segment, "name": path.name, "now": clock()}
+    """Return the owner's unexpired checkpoint at ``path`` and its run. Raises ``NotFound``."""
+    keys = {"tenant": tenant_of(owner), "run": path.run_id, "segment": path.segment, "name": path.name, "now": clock()}
     row = (await session.execute(_AT_PATH, keys)).one_or_none()
+    missing = NotFound(f"no checkpoint {str(path)[:400]!r}")
     if row is None:
-        raise NotFound(f"no checkpoint {str(path)[:400]!r}")
+        raise missing
+    await check_lane(session, owner, row[1].id, missing)
     return row[0], row[1]
 
 
@@ -176,7 +185,7 @@ async def newest_sampler_checkpoint(session: AsyncSession, tenant: TenantId, run
 
 async def list_checkpoints(
     session: AsyncSession,
-    tenant: TenantId,
+    owner: Owner,
     *,
     clock: Clock,
     segments: Collection[Segment] = tuple(Segment),
@@ -186,7 +195,8 @@ async def list_checkpoints(
 ) -> tuple[list[Checkpoint], int]:
     """Return a page of listed, unexpired checkpoints, newest first, and their total; only of ``run_id`` if given."""
     wanted = [
-        Checkpoint.tenant_id == tenant,
+        Checkpoint.tenant_id == tenant_of(owner),
+        *_reached(owner),
         Checkpoint.listed.is_(True),
         Checkpoint.segment.in_(segments),
         _unexpired(clock()),
@@ -220,15 +230,16 @@ async def latest_checkpoints(
     return {(row.run_id, row.segment): row for row in await session.scalars(newest)}
 
 
-async def delete_checkpoint(transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock) -> None:
+async def delete_checkpoint(transaction: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock) -> None:
     """Delete the row, discard its folder and remember the deletion. A repeat of a remembered deletion does nothing.
 
     Raises ``NotFound``.
     """
-    address = {"tenant_id": tenant, "run_id": path.run_id, "segment": path.segment, "name": path.name}
+    address = {"tenant_id": tenant_of(owner), "run_id": path.run_id, "segment": path.segment, "name": path.name}
     try:
-        found, _ = await find_checkpoint(transaction, tenant, path, clock)
-    except NotFound:
+        found, _ = await find_checkpoint(transaction, owner, path, clock)
+    except NotFound as missing:
+        await check_lane(transaction, owner, path.run_id, missing)
         if await transaction.get(DeletedCheckpoint, address) is None:
             raise
         return
@@ -256,11 +267,11 @@ async def forget_deletions(transaction: AsyncSession, *, before: datetime, most:
 
 
 async def set_ttl(
-    transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, *, ttl_seconds: int | None, clock: Clock
+    transaction: AsyncSession, owner: Owner, path: CheckpointPath, *, ttl_seconds: int | None, clock: Clock
 ) -> None:
     """Set the checkpoint to expire ``ttl_seconds`` from now, or never. Raises ``NotFound``, ``InvalidRequest``."""
     check_ttl(ttl_seconds)
-    found, _ = await find_checkpoint(transaction, tenant, path, clock)
+    found, _ = await find_checkpoint(transaction, owner, path, clock)
     found.expires_at = None if ttl_seconds is None else clock() + timedelta(seconds=ttl_seconds)
     await transaction.flush()
 

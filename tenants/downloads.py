@@ -12,8 +12,10 @@ from contracts.errors import NotFound
 from contracts.ids import TenantId
 from contracts.paths import CheckpointPath
 from store.clock import Clock
-from store.tables import ApiKey, Checkpoint, DownloadLink
+from store.tables import ApiKey, Checkpoint, DownloadLink, Tenant
 from tenants.checkpoints import find_checkpoint
+from tenants.reach import Owner
+from tenants.rights import SuspendMode
 
 LINK_LIFE = timedelta(hours=1)
 _SECRET_BYTES = 32
@@ -38,14 +40,14 @@ class FollowedLink:
 
 
 async def make_link(
-    transaction: AsyncSession, tenant: TenantId, path: CheckpointPath, clock: Clock, *, key_id: int | None = None
+    transaction: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock, *, key_id: int | None = None
 ) -> Link:
-    """Make a link to the tenant's checkpoint, which ends with the key ``key_id``. Raises ``NotFound``."""
-    checkpoint, _ = await find_checkpoint(transaction, tenant, path, clock)
+    """Make a link to the owner's checkpoint, which ends with the key ``key_id``. Raises ``NotFound``."""
+    checkpoint, _ = await find_checkpoint(transaction, owner, path, clock)
     secret, now = secrets.token_urlsafe(_SECRET_BYTES), clock()
     link = DownloadLink(
         secret_hash=_hash(secret),
-        tenant_id=tenant,
+        tenant_id=checkpoint.tenant_id,
         checkpoint_id=checkpoint.id,
         created_at=now,
         expires_at=now + LINK_LIFE,
@@ -57,17 +59,22 @@ async def make_link(
 
 
 async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> FollowedLink:
-    """Return what is behind the link. Raises ``NotFound`` when link or checkpoint has expired, or the key is revoked."""
+    """Return what is behind the link. Raises ``NotFound`` when link or checkpoint has expired, or the key is revoked.
+
+    A blocked tenant's links lead nowhere.
+    """
     now = clock()
     row = (
         await session.execute(
             select(Checkpoint.directory, Checkpoint.expires_at, DownloadLink.tenant_id, DownloadLink.key_id)
             .join(DownloadLink, DownloadLink.checkpoint_id == Checkpoint.id)
+            .join(Tenant, Tenant.id == DownloadLink.tenant_id)
             .outerjoin(ApiKey, ApiKey.id == DownloadLink.key_id)
             .where(
                 DownloadLink.secret_hash == _hash(secret),
                 DownloadLink.expires_at > now,
                 ApiKey.revoked_at.is_(None),
+                Tenant.suspend_mode.is_distinct_from(SuspendMode.BLOCKED),
             )
         )
     ).one_or_none()

@@ -37,7 +37,7 @@ async def record_import(
 ) -> CheckpointPath:
     """Record the checkpoint, its run and the run's session; both have ended. Return its path. Raises ``StorageFull``."""
     await hold_count(transaction, Counted.STORAGE, [tenant])
-    described = NewSession([_SESSION], None, sdk_version="", project_id=None, display_name=_SESSION)
+    described = NewSession([_SESSION], None, sdk_version="", project=None, display_name=_SESSION)
     # By the checkpoint's id: whoever records the same import again finds the same run.
     session = await create_session(transaction, tenant, described, clock, idempotency_key=f"import/{new.id}")
     await transaction.execute(

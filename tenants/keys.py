@@ -1,41 +1,35 @@
-"""Tenants and their API keys: creates, lists, revokes and checks them.
-
-A key is shown once and stored as its SHA-256. A random 256-bit secret needs no slow hash.
-"""
+"""Tenants and their API keys: creates, lists, rotates and revokes them. A key is shown once and stored as its hash."""
 
 import hashlib
-import hmac
-import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from ipaddress import ip_network
 from uuid import uuid4
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import InvalidRequest, NotFound, Unauthenticated
+from contracts.errors import InvalidRequest, NotFound, SequenceConflict
 from contracts.ids import TenantId
-from store.batcher import Batcher, few_lengths
 from store.clock import Clock
-from store.database import Database
 from store.tables import ApiKey, Tenant
-from tenants.signed_tokens import TOKEN_PREFIX, TokenSigner
+from tenants.key_reader import CLIENT_LIFETIME, CLIENT_TOKEN, rights_of
+from tenants.key_text import hash_of, key_text, new_prefix, new_secret, shown_prefix
+from tenants.rights import TENANT_ROLES, KeyRights
+from tenants.signed_tokens import TokenSigner
 
-KEY_PREFIX = "tml-"
-"""Start of every key; the SDK refuses others."""
-_CLIENT = "client"
-"""Purpose of tokens that stand for a key."""
-_CLIENT_LIFETIME = timedelta(hours=1)
-_PREFIX_BYTES = 6
-_SECRET_BYTES = 32
+LONGEST_GRACE = timedelta(days=30)
+"""Longest time for which a rotated key goes on."""
+_MOST_VALUES = 50
+"""Most values of one bound of a key."""
+_LONGEST_NOTE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
     """A new key. ``secret`` is the whole ``tml-…`` string, shown only now; ``prefix`` names the key to people."""
 
+    id: int
     prefix: str
     secret: str
 
@@ -50,11 +44,24 @@ class RevokedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyHolder:
-    """A live key's tenant, and the key's number."""
+class Repeatable:
+    """Request that makes a key, by the names that are the same in a repeat of it.
 
-    tenant: TenantId
-    key_id: int
+    The key's secret is derived from them, so that a repeat returns it although it is stored nowhere.
+    """
+
+    signer: TokenSigner
+    names: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """Id under which the key's row is found again."""
+        return hashlib.sha256("\0".join(self.names).encode()).hexdigest()
+
+    @property
+    def secret(self) -> bytes:
+        """Secret of the key."""
+        return self.signer.derived("key", *self.names)
 
 
 async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -> TenantId:
@@ -87,15 +94,117 @@ async def list_tenants(session: AsyncSession) -> list[Tenant]:
     return list(await session.scalars(select(Tenant).order_by(Tenant.created_at)))
 
 
-async def create_key(transaction: AsyncSession, *, tenant: TenantId, note: str, clock: Clock) -> NewKey:
-    """Create an API key for ``tenant``."""
-    prefix = KEY_PREFIX + secrets.token_hex(_PREFIX_BYTES)
-    secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
-    transaction.add(
-        ApiKey(tenant_id=tenant, prefix=prefix, secret_hash=_hash(secret), note=note[:200], created_at=clock())
+async def create_key(
+    transaction: AsyncSession,
+    *,
+    tenant: TenantId,
+    note: str,
+    clock: Clock,
+    rights: KeyRights | None = None,
+    repeatable: Repeatable | None = None,
+) -> NewKey:
+    """Create an API key for ``tenant``, a member's without bounds if no rights are given.
+
+    A repeat of a ``repeatable`` request returns the first one's key. Raises ``InvalidRequest`` for bounds that make no sense,
+    ``SequenceConflict`` for a repeat that asks for another key.
+    """
+    rights = rights or KeyRights()
+    check_rights(rights, clock())
+    if repeatable is not None and (made := await _made_by(transaction, tenant, repeatable)) is not None:
+        if rights_of(made) != rights or made.note != note[:_LONGEST_NOTE]:
+            raise SequenceConflict("this Idempotency-Key has made a key with other rights; send another one")
+        return NewKey(made.id, made.prefix, key_text(made.prefix, repeatable.secret))
+    prefix = new_prefix()
+    secret = key_text(prefix, new_secret() if repeatable is None else repeatable.secret)
+    key = ApiKey(
+        tenant_id=tenant,
+        prefix=prefix,
+        secret_hash=hash_of(secret),
+        note=note[:_LONGEST_NOTE],
+        created_at=clock(),
+        made_by=None if repeatable is None else repeatable.id,
+        role=rights.role,
+        scopes=_list(rights.scopes),
+        projects=_list(rights.projects),
+        expires_at=rights.expires_at,
+        base_models=_list(rights.base_models),
+        max_rank=rights.max_rank,
+        networks=None if rights.networks is None else list(rights.networks),
     )
+    transaction.add(key)
     await transaction.flush()
-    return NewKey(prefix, secret)
+    return NewKey(key.id, prefix, secret)
+
+
+def check_rights(rights: KeyRights, now: datetime) -> None:
+    """Raise ``InvalidRequest`` for a role that no tenant's key has, and for bounds that make no sense."""
+    if rights.role not in TENANT_ROLES:
+        raise InvalidRequest(f"role {rights.role} is the service's own; choose one of {', '.join(TENANT_ROLES)}")
+    if rights.expires_at is not None and rights.expires_at <= now:
+        raise InvalidRequest(f"expires_at {rights.expires_at:%Y-%m-%dT%H:%M:%SZ} is over; name a time to come")
+    if rights.max_rank is not None and rights.max_rank < 1:
+        raise InvalidRequest(f"max_rank must be 1 or more; got {rights.max_rank}")
+    for name in ("scopes", "projects", "base_models", "networks"):
+        values = getattr(rights, name)
+        if values is not None and not 0 < len(values) <= _MOST_VALUES:
+            raise InvalidRequest(f"{name} must name 1 to {_MOST_VALUES} values, or be left out; got {len(values)}")
+    for network in rights.networks or ():
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise InvalidRequest(f"networks: {error}; write it as 10.0.0.0/8") from None
+
+
+async def rotate_key(
+    transaction: AsyncSession, key: ApiKey, *, grace: timedelta, clock: Clock, repeatable: Repeatable | None = None
+) -> NewKey:
+    """Make a key with the rights of ``key``, which ends after ``grace``. A repeat returns the first one's key.
+
+    Raises ``InvalidRequest`` for a key that has ended, and for too long a grace.
+    """
+    tenant = TenantId(key.tenant_id)
+    if repeatable is not None and (made := await _made_by(transaction, tenant, repeatable)) is not None:
+        return NewKey(made.id, made.prefix, key_text(made.prefix, repeatable.secret))
+    if not timedelta() <= grace <= LONGEST_GRACE:
+        raise InvalidRequest(f"grace must be 0 to {LONGEST_GRACE.days} days")
+    now = clock()
+    if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
+        raise InvalidRequest(f"key {key.prefix} has ended; make a new one")
+    new = await create_key(
+        transaction, tenant=tenant, note=key.note, clock=clock, rights=rights_of(key), repeatable=repeatable
+    )
+    ends = now + grace
+    key.expires_at = ends if key.expires_at is None else min(key.expires_at, ends)
+    await transaction.flush()
+    return new
+
+
+async def find_key(session: AsyncSession, tenant: TenantId, key_id: int) -> ApiKey:
+    """Return the tenant's key of that number, locked until the transaction ends. Raises ``NotFound``."""
+    query = select(ApiKey).where(ApiKey.id == key_id, ApiKey.tenant_id == tenant).with_for_update()
+    found = await session.scalar(query)
+    if found is None:
+        raise NotFound(f"no key {key_id}; GET /api/weft/v1/keys lists them")
+    return found
+
+
+async def named_key(session: AsyncSession, key: str) -> ApiKey:
+    """Return the key with this text or shown first part, of whichever tenant. Raises ``NotFound``."""
+    shown = shown_prefix(key)
+    found = await session.scalar(select(ApiKey).where(ApiKey.prefix == shown).with_for_update())
+    if found is None:
+        raise NotFound(f"no key starts with {shown!r}; `weft key list` shows them")
+    return found
+
+
+async def _made_by(session: AsyncSession, tenant: TenantId, repeatable: Repeatable) -> ApiKey | None:
+    query = select(ApiKey).where(ApiKey.made_by == repeatable.id, ApiKey.tenant_id == tenant)
+    found: ApiKey | None = await session.scalar(query)
+    return found
+
+
+def _list(values: frozenset[str] | None) -> list[str] | None:
+    return None if values is None else sorted(values)
 
 
 async def list_keys(session: AsyncSession, *, tenant: TenantId) -> list[ApiKey]:
@@ -122,75 +231,16 @@ async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) ->
 
     Revoking again does nothing. What the key has begun is ended by ``ledger.revocations``.
     """
-    shown = shown_prefix(prefix)
-    found = await transaction.scalar(select(ApiKey).where(ApiKey.prefix == shown))
-    if found is None:
-        raise NotFound(f"no key starts with {shown!r}; `weft key list` shows them")
+    found = await named_key(transaction, prefix)
     await transaction.execute(
         update(ApiKey).where(ApiKey.id == found.id, ApiKey.revoked_at.is_(None)).values(revoked_at=clock())
     )
-    return RevokedKey(found.id, shown, TenantId(found.tenant_id))
+    return RevokedKey(found.id, found.prefix, TenantId(found.tenant_id))
 
 
 async def keys_revoked_since(session: AsyncSession, since: datetime) -> set[int]:
     """Return the numbers of all tenants' keys that were revoked after ``since``."""
     return set(await session.scalars(select(ApiKey.id).where(ApiKey.revoked_at > since)))
-
-
-# Built once: every request begins with this query.
-_BY_PREFIX = select(
-    ApiKey.__table__.c.id,
-    ApiKey.__table__.c.prefix,
-    ApiKey.__table__.c.tenant_id,
-    ApiKey.__table__.c.secret_hash,
-    ApiKey.__table__.c.revoked_at,
-).where(ApiKey.__table__.c.prefix.in_(bindparam("prefixes", expanding=True)))
-
-
-class KeyReader:
-    """Authenticates requests. Keys are not cached, so a revoked key is refused at once."""
-
-    def __init__(self, database: Database, signer: TokenSigner) -> None:
-        self._database = database
-        self._signer = signer
-        self._rows: Batcher[str, Any] = Batcher(self._read)
-
-    async def authenticate(self, secret: str | None) -> KeyHolder:
-        """Return the holder of the live key ``secret``, which may be a token that stands for one (``client_token``).
-
-        Raises ``Unauthenticated``, with one message for every cause.
-        """
-        refusal = _refusal()
-        if secret and secret.startswith(TOKEN_PREFIX):
-            claims = self._signer.claims(secret, purpose=_CLIENT)
-            if claims is None:
-                raise refusal
-            return await self.holder(claims["key"])
-        if not secret or not secret.startswith(KEY_PREFIX):
-            raise refusal
-        row = await self._rows.ask(shown_prefix(secret))
-        stored = row.secret_hash if row is not None else bytes(hashlib.sha256().digest_size)
-        matches = hmac.compare_digest(stored, _hash(secret))
-        if row is None or not matches or row.revoked_at is not None:
-            raise refusal
-        return KeyHolder(TenantId(row.tenant_id), row.id)
-
-    async def holder(self, prefix: str) -> KeyHolder:
-        """Return the holder of the live key with that shown prefix, which a signed token names. Raises ``Unauthenticated``."""
-        row = await self._rows.ask(prefix)
-        if row is None or row.revoked_at is not None:
-            raise _refusal()
-        return KeyHolder(TenantId(row.tenant_id), row.id)
-
-    async def _read(self, prefixes: Sequence[str]) -> list[Any]:
-        async with self._database.read() as session:
-            rows = await session.execute(_BY_PREFIX, {"prefixes": few_lengths(sorted(set(prefixes)))})
-            found: dict[str, Any] = {row.prefix: row for row in rows}
-        return [found.get(prefix) for prefix in prefixes]
-
-
-def _refusal() -> Unauthenticated:
-    return Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
 
 
 def client_token(signer: TokenSigner, key: ApiKey, tenant: Tenant) -> str:
@@ -199,13 +249,4 @@ def client_token(signer: TokenSigner, key: ApiKey, tenant: Tenant) -> str:
     ``sub`` and ``org_id`` are what the SDK's ``whoami`` shows.
     """
     claims = {"iss": "weft", "key": key.prefix, "sub": f"tml:key:{key.prefix}", "org_id": tenant.name}
-    return signer.sign(claims, purpose=_CLIENT, lifetime=_CLIENT_LIFETIME)
-
-
-def shown_prefix(secret: str) -> str:
-    """Return the part of a key that names it to people and is no secret."""
-    return secret[: len(KEY_PREFIX) + 2 * _PREFIX_BYTES]
-
-
-def _hash(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
+    return signer.sign(claims, purpose=CLIENT_TOKEN, lifetime=CLIENT_LIFETIME)

@@ -14,6 +14,7 @@ from store.inserts import insert_unless_present
 from store.tables import Run, RunState, Session, Tenant
 from tenants.limit_use import RUN_USE
 from tenants.limits import Counted, Limits, hold_count
+from tenants.reach import Owner, includes, tenant_of, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,10 @@ def lora_settings(run: Run) -> LoraSettings:
     )
 
 
-async def get_run(session: AsyncSession, tenant: TenantId, run_id: str) -> Run:
-    """Return the tenant's run in any state. Raises ``NotFound``."""
-    found = await session.scalar(select(Run).where(Run.id == run_id, Run.tenant_id == tenant))
+async def get_run(session: AsyncSession, owner: Owner, run_id: str) -> Run:
+    """Return the owner's run in any state. Raises ``NotFound``."""
+    own = (Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id))
+    found = await session.scalar(select(Run).where(Run.id == run_id, *own))
     if found is None:
         raise NotFound(f"no model {run_id[:150]!r}")
     return found
@@ -117,6 +119,7 @@ _STANDING = (
         Run.__table__.c.next_seq_id,
         Run.__table__.c.optimizer,
         Session.__table__.c.end_reason,
+        Session.__table__.c.project,
         Tenant.__table__.c.limits,
     )
     .join_from(Run.__table__, Session.__table__, Session.__table__.c.id == Run.__table__.c.session_id)
@@ -125,10 +128,10 @@ _STANDING = (
 )
 
 
-async def run_standing(session: AsyncSession, tenant: TenantId, run_id: str) -> RunStanding:
-    """Return the state of the tenant's run. Raises ``NotFound``."""
-    row = (await session.execute(_STANDING, {"run": run_id, "tenant": tenant})).one_or_none()
-    if row is None:
+async def run_standing(session: AsyncSession, owner: Owner, run_id: str) -> RunStanding:
+    """Return the state of the owner's run. Raises ``NotFound``."""
+    row = (await session.execute(_STANDING, {"run": run_id, "tenant": tenant_of(owner)})).one_or_none()
+    if row is None or not includes(owner, row.project):
         raise NotFound(f"no model {run_id[:150]!r}")
     return RunStanding(
         id=RunId(run_id),
@@ -162,11 +165,11 @@ async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run
     return True
 
 
-async def list_runs(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> tuple[list[Run], int]:
-    """Return a page of the tenant's runs, newest first, and their total."""
-    owned = Run.tenant_id == tenant
-    total = await session.scalar(select(func.count()).select_from(Run).where(owned)) or 0
-    page = select(Run).where(owned).order_by(Run.created_at.desc(), Run.id).limit(limit).offset(offset)
+async def list_runs(session: AsyncSession, owner: Owner, *, limit: int, offset: int) -> tuple[list[Run], int]:
+    """Return a page of the owner's runs, newest first, and their total."""
+    owned = (Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id))
+    total = await session.scalar(select(func.count()).select_from(Run).where(*owned)) or 0
+    page = select(Run).where(*owned).order_by(Run.created_at.desc(), Run.id).limit(limit).offset(offset)
     return list(await session.scalars(page)), total
 
 

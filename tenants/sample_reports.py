@@ -12,8 +12,9 @@ from contracts.errors import NotFound
 from contracts.ids import RequestId, TenantId
 from contracts.sample_report import SampleReport, decode_report, encode_report
 from store.inserts import insert_unless_present
-from store.tables import Checkpoint
+from store.tables import Checkpoint, Operation
 from store.tables import SampleReport as Row
+from tenants.reach import Owner, check_lane, tenant_of
 
 
 async def record_reports(
@@ -28,15 +29,19 @@ async def record_reports(
         await transaction.execute(insert_unless_present(transaction, Row), rows)
 
 
-async def report_of(session: AsyncSession, tenant: TenantId, operation: str) -> tuple[SampleReport, list[str]]:
+async def report_of(session: AsyncSession, owner: Owner, operation: str) -> tuple[SampleReport, list[str]]:
     """Return the report and the versions that it names: deleted versions first, then the others, oldest first.
 
     Raises ``NotFound``.
     """
-    body = await session.scalar(select(Row.body).where(Row.operation_id == operation, Row.tenant_id == tenant))
-    if body is None:
-        raise NotFound(f"no report of a sample {operation[:100]!r}: unknown, not finished or pruned")
-    report = decode_report(body)
+    of_sample = select(Row.body, Operation.lane).join(Operation, Operation.id == Row.operation_id)
+    own = (Row.operation_id == operation, Row.tenant_id == tenant_of(owner))
+    row = (await session.execute(of_sample.where(*own))).one_or_none()
+    missing = NotFound(f"no report of a sample {operation[:100]!r}: unknown, not finished or pruned")
+    if row is None:
+        raise missing
+    await check_lane(session, owner, row.lane, missing)
+    report = decode_report(row.body)
     named = [version for version in report.versions() if version is not None]
     rows = await session.scalars(
         select(Checkpoint.id).where(Checkpoint.id.in_(named)).order_by(Checkpoint.created_at, Checkpoint.id)

@@ -19,6 +19,7 @@ from store.database import Database
 from store.inserts import insert_unless_present
 from store.tables import Checkpoint, Sampler, Session
 from tenants.limits import Counted, Limits, hold_count, limits_of
+from tenants.reach import Owner, includes, tenant_of, within
 from tenants.sessions import live_session
 
 
@@ -75,6 +76,8 @@ class SamplerStanding:
     id: SamplerId
     base_model: str
     obstacle: SessionEnded | NotFound | None
+    project: str | None
+    """Project of the sampler's session, as its row has it."""
 
 
 _IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
@@ -87,6 +90,7 @@ _STANDING = (
         Sampler.checkpoint_id,
         Session.ended_at,
         Session.end_reason,
+        Session.project,
         Checkpoint.id.label("unexpired_checkpoint"),
     )
     .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
@@ -143,26 +147,28 @@ def sampler_id_for(session_id: str, sampling_session_seq_id: int) -> SamplerId:
     return SamplerId(f"{session_id}:sample:{sampling_session_seq_id}")
 
 
-async def get_sampler(session: AsyncSession, tenant: TenantId, sampler_id: str) -> Sampler:
-    """Return the tenant's sampler. Raises ``NotFound``."""
-    found = await session.scalar(select(Sampler).where(Sampler.id == sampler_id, Sampler.tenant_id == tenant))
+async def get_sampler(session: AsyncSession, owner: Owner, sampler_id: str) -> Sampler:
+    """Return the owner's sampler. Raises ``NotFound``."""
+    own = (Sampler.tenant_id == tenant_of(owner), *within(owner, Sampler.session_id))
+    found = await session.scalar(select(Sampler).where(Sampler.id == sampler_id, *own))
     if found is None:
-        raise NotFound(f"no sampling session {sampler_id[:150]!r}")
+        raise _missing(sampler_id)
     return found
 
 
-async def join_sampler(transaction: AsyncSession, tenant: TenantId, sampler_id: str) -> int:
+async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str) -> int:
     """Return the next number, from 1, of a copy of the sampler's client. Raises ``NotFound``, and what bars new samples."""
     counted = (
         update(Sampler)
-        .where(Sampler.id == sampler_id, Sampler.tenant_id == tenant)
+        .where(Sampler.id == sampler_id, Sampler.tenant_id == tenant_of(owner), *within(owner, Sampler.session_id))
         .values(copies=Sampler.copies + 1)
         .returning(Sampler.copies, Sampler.session_id)
+        .execution_options(synchronize_session=False)
     )
     found = (await transaction.execute(counted)).one_or_none()
     if found is None:
-        raise NotFound(f"no sampling session {sampler_id[:150]!r}")
-    await live_session(transaction, tenant, found.session_id)
+        raise _missing(sampler_id)
+    await live_session(transaction, owner, found.session_id)
     return int(found.copies)
 
 
@@ -174,16 +180,23 @@ class SamplerReader:
         self._clock = clock
         self._batcher: Batcher[tuple[TenantId, str], SamplerStanding] = Batcher(self._read)
 
-    async def standing(self, tenant: TenantId, sampler_id: str) -> SamplerStanding:
-        """Return the state of the tenant's sampler. Raises ``NotFound``."""
-        return await self._batcher.ask((tenant, sampler_id))
+    async def standing(self, owner: Owner, sampler_id: str) -> SamplerStanding:
+        """Return the state of the owner's sampler. Raises ``NotFound``."""
+        found = await self._batcher.ask((tenant_of(owner), sampler_id))
+        if not includes(owner, found.project):
+            raise _missing(sampler_id)
+        return found
 
     async def _read(self, asked: Sequence[tuple[TenantId, str]]) -> list[SamplerStanding | WeftError]:
         keys = {"ids": few_lengths(sorted({sampler_id for _, sampler_id in asked})), "now": self._clock()}
         async with self._database.read() as session:
             rows = await session.execute(_STANDING, keys)
             found = {(row.tenant_id, row.id): _standing(row) for row in rows}
-        return [found.get(key) or NotFound(f"no sampling session {key[1][:150]!r}") for key in asked]
+        return [found.get(key) or _missing(key[1]) for key in asked]
+
+
+def _missing(sampler_id: str) -> NotFound:
+    return NotFound(f"no sampling session {sampler_id[:150]!r}")
 
 
 def _standing(row: Any) -> SamplerStanding:
@@ -192,7 +205,7 @@ def _standing(row: Any) -> SamplerStanding:
         obstacle = SessionEnded(f"session {row.session_id} has ended ({row.end_reason}); open a new one")
     elif row.checkpoint_id is not None and row.unexpired_checkpoint is None:
         obstacle = NotFound("the checkpoint was deleted or has expired; make a sampler from another")
-    return SamplerStanding(SamplerId(row.id), row.base_model, obstacle)
+    return SamplerStanding(SamplerId(row.id), row.base_model, obstacle, row.project)
 
 
 async def create_sampler(
@@ -277,11 +290,9 @@ async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, versio
     return moved.first() is not None
 
 
-async def bound_staleness(
-    transaction: AsyncSession, tenant: TenantId, sampler_id: str, bound: Staleness | None
-) -> Sampler:
+async def bound_staleness(transaction: AsyncSession, owner: Owner, sampler_id: str, bound: Staleness | None) -> Sampler:
     """Set or remove a live sampler's bound. Raises ``NotFound``, and ``InvalidRequest`` for a pinned sampler."""
-    sampler = await get_sampler(transaction, tenant, sampler_id)
+    sampler = await get_sampler(transaction, owner, sampler_id)
     if sampler.live_run_id is None:
         raise InvalidRequest("this sampler is pinned to its version: its samples never fall behind")
     sampler.max_version_lag = bound.max_version_lag if bound else None
@@ -330,10 +341,7 @@ async def _versions_of(
     if drawn:
         rows = await session.execute(_CHECKPOINTS, {"ids": few_lengths(drawn), "now": clock()})
         checkpoints = {(row.tenant_id, row.id): row for row in rows}
-    return [
-        _sampled(row, checkpoints) if (row := found.get(key)) else NotFound(f"no sampling session {key[1][:150]!r}")
-        for key in asked
-    ]
+    return [_sampled(row, checkpoints) if (row := found.get(key)) else _missing(key[1]) for key in asked]
 
 
 def _sampled(sampler: Any, checkpoints: Mapping[tuple[str, str], Any]) -> SampledVersion | NotFound:

@@ -16,6 +16,7 @@ from store.inserts import insert_unless_present
 from store.tables import Run, Sampler, Session
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
+from tenants.reach import Owner, Reach, reached_sessions, tenant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class NewSession:
     tags: list[str]
     user_metadata: dict[str, Any] | None
     sdk_version: str
-    project_id: str | None
+    project: str | None
+    """Id of the session's project; None: the tenant's default project."""
     display_name: str | None
     key_id: int | None = None
     """API key that the session is opened with; None for a session of the service's own."""
@@ -56,7 +58,7 @@ async def create_session(
         "tags": new.tags,
         "user_metadata": new.user_metadata,
         "sdk_version": new.sdk_version[:64],
-        "project_id": new.project_id,
+        "project": new.project,
         "key_id": new.key_id,
         "display_name": new.display_name,
         "created_at": now,
@@ -89,10 +91,16 @@ async def create_limited_session(
     return await create_session(transaction, tenant, new, clock, idempotency_key=idempotency_key)
 
 
-async def standing_session(transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock) -> SessionId:
-    """Return the tenant's session ``name``, created or reopened as needed. Such a session serves clients that open none."""
-    new = NewSession([name], None, sdk_version="", project_id=None, display_name=name)
-    session_id = await create_session(transaction, tenant, new, clock, idempotency_key=_standing_key(name))
+async def standing_session(
+    transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock, *, project: str | None = None
+) -> SessionId:
+    """Return the tenant's session ``name`` of a project, created or reopened as needed.
+
+    Such a session serves clients that open none.
+    """
+    new = NewSession([name], None, sdk_version="", project=project, display_name=name)
+    key = _standing_key(name, project)
+    session_id = await create_session(transaction, tenant, new, clock, idempotency_key=key)
     await transaction.execute(
         update(Session)
         .where(Session.id == session_id)
@@ -101,40 +109,42 @@ async def standing_session(transaction: AsyncSession, tenant: TenantId, name: st
     return session_id
 
 
-def standing_session_id(tenant: TenantId, name: str) -> SessionId:
+def standing_session_id(tenant: TenantId, name: str, project: str | None = None) -> SessionId:
     """Return the id of ``standing_session``."""
-    return SessionId(_derived_id(tenant, _standing_key(name)))
+    return SessionId(_derived_id(tenant, _standing_key(name, project)))
 
 
-def _standing_key(name: str) -> str:
-    return f"standing/{name}"
+def _standing_key(name: str, project: str | None) -> str:
+    return f"standing/{name}" if project is None else f"standing/{name}/{project}"
 
 
 def _derived_id(tenant: TenantId, idempotency_key: str) -> str:
     return hashlib.blake2b(f"{tenant}\0{idempotency_key}".encode(), digest_size=16).hexdigest()
 
 
-async def get_session(session: AsyncSession, tenant: TenantId, session_id: str) -> Session:
-    """Return the tenant's session. Raises ``NotFound``."""
-    found = await session.scalar(select(Session).where(Session.id == session_id, Session.tenant_id == tenant))
+async def get_session(session: AsyncSession, owner: Owner, session_id: str) -> Session:
+    """Return the owner's session. Raises ``NotFound``."""
+    found = await session.scalar(select(Session).where(Session.id == session_id, *reached_sessions(owner)))
     if found is None:
         raise NotFound(f"no session {session_id[:100]!r}")
     return found
 
 
-async def live_session(session: AsyncSession, tenant: TenantId, session_id: str) -> Session:
-    """Return the tenant's session. Raises ``NotFound``, and ``SessionEnded`` once it has ended."""
-    found = await get_session(session, tenant, session_id)
+async def live_session(session: AsyncSession, owner: Owner, session_id: str) -> Session:
+    """Return the owner's session. Raises ``NotFound``, and ``SessionEnded`` once it has ended."""
+    found = await get_session(session, owner, session_id)
     if found.ended_at is not None:
         raise SessionEnded(f"session {found.id} has ended ({found.end_reason}); open a new one")
     return found
 
 
-async def heartbeat(session: AsyncSession, tenant: TenantId, session_id: str, clock: Clock) -> None:
-    """Record the client's heartbeat, in one statement. Raises ``NotFound``, ``HeartbeatRefused`` for an ended session."""
-    beat = await session.execute(_BEAT, {"session_id": session_id, "tenant": tenant, "now": clock()})
+async def heartbeat(session: AsyncSession, owner: Owner, session_id: str, clock: Clock) -> None:
+    """Record the client's heartbeat, in one statement for a whole tenant. Raises ``NotFound``, ``HeartbeatRefused``."""
+    if isinstance(owner, Reach):
+        await get_session(session, owner, session_id)
+    beat = await session.execute(_BEAT, {"session_id": session_id, "tenant": tenant_of(owner), "now": clock()})
     if beat.first() is None:
-        found = await get_session(session, tenant, session_id)
+        found = await get_session(session, owner, session_id)
         raise HeartbeatRefused(f"session {found.id} has ended ({found.end_reason})")
 
 
@@ -150,10 +160,10 @@ async def keep_session_alive(session: AsyncSession, sampler: str, clock: Clock) 
 
 
 async def finish_session(
-    transaction: AsyncSession, tenant: TenantId, session_id: str, *, reason: str, detail: str | None, clock: Clock
+    transaction: AsyncSession, owner: Owner, session_id: str, *, reason: str, detail: str | None, clock: Clock
 ) -> None:
     """End a session. If it has ended already, the first reason stays. Raises ``NotFound``."""
-    found = await get_session(transaction, tenant, session_id)
+    found = await get_session(transaction, owner, session_id)
     # The statement itself checks ``ended_at``: two concurrent calls may both have read the session as open.
     await transaction.execute(
         update(Session)
@@ -182,9 +192,9 @@ async def end_silent_sessions(transaction: AsyncSession, *, silent_since: dateti
     return len(ended.all())
 
 
-async def list_sessions(session: AsyncSession, tenant: TenantId, *, limit: int, offset: int) -> list[str]:
-    """Return a page of the tenant's session ids, newest first."""
-    query = select(Session.id).where(Session.tenant_id == tenant).order_by(Session.created_at.desc(), Session.id)
+async def list_sessions(session: AsyncSession, owner: Owner, *, limit: int, offset: int) -> list[str]:
+    """Return a page of the owner's session ids, newest first."""
+    query = select(Session.id).where(*reached_sessions(owner)).order_by(Session.created_at.desc(), Session.id)
     return list(await session.scalars(query.limit(limit).offset(offset)))
 
 

@@ -1,4 +1,4 @@
-"""Suspension of tenants: accepted work waits, new work is accepted and waits too, and nothing is lost.
+"""Suspension of tenants: accepted work waits, and nothing is lost. The mode says what else is refused (``SuspendMode``).
 
 Trainers and sampling processes leave a suspended tenant's work alone; polls answer "try again" with the operator's reason.
 """
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from store.tables import Tenant
+from tenants.rights import SuspendMode
 
 MOST_CHARACTERS = 500
 """Longest reason."""
@@ -23,13 +24,22 @@ class Suspension:
 
     since: datetime
     reason: str | None
+    mode: SuspendMode = SuspendMode.HOLD
 
 
-async def suspend_tenant(transaction: AsyncSession, *, name: str, reason: str | None, now: datetime) -> TenantId:
-    """Suspend the named tenant, or give its suspension another reason. Raises ``NotFound``."""
+async def suspend_tenant(
+    transaction: AsyncSession,
+    *,
+    name: str,
+    reason: str | None,
+    now: datetime,
+    mode: SuspendMode = SuspendMode.HOLD,
+) -> TenantId:
+    """Suspend the named tenant, or give its suspension another mode and reason. Raises ``NotFound``."""
     tenant = await _named(transaction, name)
     tenant.suspended_at = tenant.suspended_at or now
     tenant.suspend_reason = None if reason is None else reason[:MOST_CHARACTERS]
+    tenant.suspend_mode = mode
     await transaction.flush()
     return TenantId(tenant.id)
 
@@ -38,18 +48,18 @@ async def resume_tenant(transaction: AsyncSession, *, name: str) -> TenantId:
     """End the named tenant's suspension, if there is one. Raises ``NotFound``."""
     tenant = await _named(transaction, name)
     await transaction.execute(
-        update(Tenant).where(Tenant.id == tenant.id).values(suspended_at=None, suspend_reason=None)
+        update(Tenant).where(Tenant.id == tenant.id).values(suspended_at=None, suspend_reason=None, suspend_mode=None)
     )
     return TenantId(tenant.id)
 
 
 async def suspension_of(session: AsyncSession, tenant: TenantId) -> Suspension | None:
     """Return the tenant's suspension, None if it works."""
-    columns = select(Tenant.suspended_at, Tenant.suspend_reason).where(Tenant.id == tenant)
+    columns = select(Tenant.suspended_at, Tenant.suspend_reason, Tenant.suspend_mode).where(Tenant.id == tenant)
     row = (await session.execute(columns)).one_or_none()
     if row is None or row.suspended_at is None:
         return None
-    return Suspension(row.suspended_at, row.suspend_reason)
+    return Suspension(row.suspended_at, row.suspend_reason, SuspendMode(row.suspend_mode or SuspendMode.HOLD))
 
 
 async def suspensions(session: AsyncSession) -> dict[TenantId, Suspension]:

@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse
 
-from api.authentication import Caller
+from api.authentication import AnyKey
 from api.errors import error_response
 from api.json_body import PathId
 from api.route_bounds import Holding, bounded
@@ -47,7 +47,7 @@ class RepositoryInfo(BaseModel):
 
 
 @router.get("/api/models/{repository:path}/tree/{revision}/{folder:path}", response_class=JSONResponse)
-async def list_folder(_caller: Caller, services: Services, repository: PathId, folder: PathId) -> Response:
+async def list_folder(_caller: AnyKey, services: Services, repository: PathId, folder: PathId) -> Response:
     """List the files of a repository's folder. Answers 404 for another folder than chat templates'."""
     found = _find(services, repository)
     if found is None:
@@ -57,7 +57,7 @@ async def list_folder(_caller: Caller, services: Services, repository: PathId, f
 
 
 @router.get("/api/models/{repository:path}/tree/{revision}", response_class=JSONResponse)
-async def list_files(_caller: Caller, services: Services, repository: PathId) -> Response:
+async def list_files(_caller: AnyKey, services: Services, repository: PathId) -> Response:
     """List the files of a repository. Answers 404 for another repository than the served base models'."""
     found = _find(services, repository)
     if found is None:
@@ -66,13 +66,13 @@ async def list_files(_caller: Caller, services: Services, repository: PathId) ->
 
 
 @router.get("/api/models/{repository:path}/revision/{revision}", response_model=RepositoryInfo)
-async def get_revision(_caller: Caller, services: Services, repository: PathId) -> Response:
+async def get_revision(_caller: AnyKey, services: Services, repository: PathId) -> Response:
     """Describe a repository, as without a revision."""
     return _describe(services, repository)
 
 
 @router.get("/api/models/{repository:path}", response_model=RepositoryInfo)
-async def get_repository(_caller: Caller, services: Services, repository: PathId) -> Response:
+async def get_repository(_caller: AnyKey, services: Services, repository: PathId) -> Response:
     """Describe a repository: its commit and the names of its files."""
     return _describe(services, repository)
 
@@ -80,7 +80,7 @@ async def get_repository(_caller: Caller, services: Services, repository: PathId
 @router.head("/{repository:path}/resolve/{revision}/{file:path}", include_in_schema=False)
 @router.get("/{repository:path}/resolve/{revision}/{file:path}", response_class=FileResponse)
 @bounded(holding=Holding.STREAM)
-async def get_file(_caller: Caller, services: Services, repository: PathId, file: PathId) -> Response:
+async def get_file(_caller: AnyKey, services: Services, repository: PathId, file: PathId) -> Response:
     """Send a file. ``HEAD`` tells of its size and, as ``ETag``, the SHA-256 of its content."""
     found = _find(services, repository)
     if found is None:

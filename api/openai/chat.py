@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from api.authentication import Caller
+from api.authentication import Sampler
 from api.json_body import json_body
 from api.openai.choices import chat_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
@@ -94,7 +94,7 @@ class ChatRequest(GenerationRequest):
 @router.post("/chat/completions", response_class=Response)
 @bounded(body=TEXT_BODY, holding=Holding.STREAM)
 async def chat_completions(
-    caller: Caller, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, DATA)]
+    caller: Sampler, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, DATA)]
 ) -> Response:
     """Generate the assistant's next turn. Raises ``NotFound`` for the model, ``InvalidRequest``."""
     model = await named_model(services, caller, body.model)
@@ -103,7 +103,7 @@ async def chat_completions(
     vocabulary, facts = services.vocabularies[model.base_model], services.sampled_base(model.base_model)
     size = sum(_BYTES_OF_TURN + len(_text(message)) for message in body.messages)
     check_text_length(size - _BYTES_OF_TURN * len(body.messages), "messages", vocabulary, facts)
-    prompt = await off_loop(services, caller, size, _prompt, vocabulary, body.messages)
+    prompt = await off_loop(services, caller.tenant, size, _prompt, vocabulary, body.messages)
     opened = generation(services, caller, request, body, prompts=[prompt], model=model)
     if body.stream:
         return await streamed_response(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)

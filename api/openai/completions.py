@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, StrictInt
 
-from api.authentication import Caller
+from api.authentication import Sampler
 from api.json_body import json_body
 from api.openai.choices import completion_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
@@ -62,7 +62,7 @@ class CompletionRequest(GenerationRequest):
 @router.post("/completions", response_class=Response)
 @bounded(body=PROMPT_BODY, holding=Holding.STREAM)
 async def completions(
-    caller: Caller,
+    caller: Sampler,
     services: Services,
     request: Request,
     body: Annotated[CompletionRequest, json_body(CompletionRequest, DATA)],

@@ -21,12 +21,13 @@ from api.wire.openai_requests import GenerationRequest
 from api.wire.trajectory import trajectory_of
 from contracts.base_model import BaseModelFacts
 from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
-from contracts.ids import SamplerId, SessionId, TenantId
+from contracts.ids import SamplerId, SessionId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
 from store.settings import Settings
+from tenants.rights import Principal
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
 
@@ -51,7 +52,7 @@ class Generation:
     """Samples of one request: one for each prompt, with ``n`` sequences each."""
 
     services: ApiServices
-    caller: TenantId
+    caller: Principal
     model: NamedModel
     vocabulary: BaseVocabulary
     asked: GenerationRequest
@@ -77,7 +78,7 @@ class Generation:
     async def off_loop(self, tokens: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return ``function``'s result; it runs on a thread if it has many ``tokens`` to turn into text."""
         size = tokens * (1 + self.asked.alternatives) * _BYTES_OF_WORK
-        return await off_loop(self.services, self.caller, size, function, *args, **kwargs)
+        return await off_loop(self.services, self.caller.tenant, size, function, *args, **kwargs)
 
     async def sequences(self) -> list[SampledSequence]:
         """Wait for the end of all samples and return their sequences in order. Raises the error of a sample that failed."""
@@ -133,7 +134,7 @@ class Generation:
 @asynccontextmanager
 async def generation(
     services: ApiServices,
-    caller: TenantId,
+    caller: Principal,
     request: Request,
     asked: GenerationRequest,
     *,
@@ -151,20 +152,22 @@ async def generation(
     facts, settings = services.sampled_base(model.base_model), services.runtime.settings
     size = sum(map(len, prompts))
     tokens, samples = await off_loop(
-        services, caller, size, _samples, asked, prompts, facts=facts, vocabulary=vocabulary, settings=settings
+        services, caller.tenant, size, _samples, asked, prompts, facts=facts, vocabulary=vocabulary, settings=settings
     )
     trajectory = trajectory_of(request, asked.prompt_cache_key, name="prompt_cache_key")
+    obstacle = caller.obstacle_of_work(model.base_model)
     sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
     key = given or uuid4().hex
     submissions = [
         SampleSubmission(
-            caller,
+            caller.tenant,
             sampler,
             _number(f"{key}/{place}"),
             model.base_model,
             replace(sample, trajectory=trajectory),
             asked.sent,
+            obstacle=obstacle,
             may_return=given is not None,
         )
         for place, sample in enumerate(samples)
@@ -205,17 +208,19 @@ def check_text_length(length: int, field: str, vocabulary: BaseVocabulary, facts
         )
 
 
-async def _sampler(services: ApiServices, caller: TenantId, model: NamedModel) -> SamplerId:
+async def _sampler(services: ApiServices, caller: Principal, model: NamedModel) -> SamplerId:
     """Return the caller's standing sampler of the model.
 
     The sampler of a run follows the version that the run has published, or else the run's newest version.
     """
     async with services.runtime.database.write() as transaction:
-        session_id: SessionId = await standing_session(transaction, caller, SESSION, services.runtime.clock)
+        session_id: SessionId = await standing_session(
+            transaction, caller.tenant, SESSION, services.runtime.clock, project=caller.home_project
+        )
         # A path can be overwritten: each version has a sampler of its own.
         number = _number(model.name if model.run is not None else f"{model.name}/{model.version}")
         new = NewSampler(session_id, number, model.base_model, model.path, model.version, model.run)
-        sampler_id = await create_sampler(transaction, caller, new, services.runtime.clock)
+        sampler_id = await create_sampler(transaction, caller.tenant, new, services.runtime.clock)
         if model.run is not None:
             # Read again in this transaction: a version published meanwhile must not be replaced by an older one.
             version = await followed_version(services, transaction, caller, model.run)

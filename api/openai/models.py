@@ -6,16 +6,17 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.authentication import Caller
+from api.authentication import SampleReader
 from api.json_body import PathId
 from api.openai.errors import OpenAiRoute
 from api.services import ApiServices, Services
 from contracts.errors import NotFound
-from contracts.ids import CheckpointId, RunId, TenantId
+from contracts.ids import CheckpointId, RunId
 from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
 from tenants.checkpoints import find_checkpoint, list_checkpoints, newest_sampler_checkpoint, path_of
+from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
 from tenants.samplers import version_published
 from tenants.sessions import standing_session_id
@@ -50,18 +51,18 @@ def _sampled(services: ApiServices, run: Run) -> str:
     return name
 
 
-async def named_model(services: ApiServices, caller: TenantId, name: str) -> NamedModel:
+async def named_model(services: ApiServices, caller: Principal, name: str) -> NamedModel:
     """Return the meaning of ``name`` for the caller. Raises ``NotFound``, ``InvalidRequest``, ``UnknownBaseModel``."""
     if name in services.bases:
         return NamedModel(name, name)
     async with services.runtime.database.read() as session:
         if name.startswith("tinker://"):
             path = parse_path(name, segment=Segment.SAMPLER_WEIGHTS, field="model")
-            checkpoint, run = await find_checkpoint(session, caller, path, services.runtime.clock)
+            checkpoint, run = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
             base = _sampled(services, run)
             return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path))
         try:
-            run = await get_run(session, caller, name)
+            run = await get_run(session, caller.reach, name)
         except NotFound:
             raise NotFound(
                 f"no model {name[:300]!r}: name a tinker:// path of sampler weights, a run's id or a served base model; "
@@ -72,34 +73,37 @@ async def named_model(services: ApiServices, caller: TenantId, name: str) -> Nam
         return NamedModel(name, _sampled(services, run), version=version, run=run_id)
 
 
-async def followed_version(services: ApiServices, session: AsyncSession, caller: TenantId, run: RunId) -> CheckpointId:
+async def followed_version(services: ApiServices, session: AsyncSession, caller: Principal, run: RunId) -> CheckpointId:
     """Return the version that a sampler of the run follows now. Raises ``NotFound`` for a run without sampler weights."""
     # A reload may have pointed the SDK's live samplers at an older version: follow that one.
-    version = await version_published(session, caller, run, beside=standing_session_id(caller, SESSION))
-    return version or await newest_sampler_checkpoint(session, caller, run, services.runtime.clock)
+    version = await version_published(
+        session, caller.tenant, run, beside=standing_session_id(caller.tenant, SESSION, caller.home_project)
+    )
+    return version or await newest_sampler_checkpoint(session, caller.tenant, run, services.runtime.clock)
 
 
 @router.get("/models")
-async def list_models(caller: Caller, services: Services) -> dict[str, Any]:
+async def list_models(caller: SampleReader, services: Services) -> dict[str, Any]:
     """List the served base models, the caller's newest runs and its newest checkpoints for samplers."""
     async with services.runtime.database.read() as session:
-        runs, _ = await list_runs(session, caller, limit=_MOST_LISTED, offset=0)
+        runs, _ = await list_runs(session, caller.reach, limit=_MOST_LISTED, offset=0)
         checkpoints, _ = await list_checkpoints(
-            session, caller, clock=services.runtime.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED
+            session, caller.reach, clock=services.runtime.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED
         )
     found = [_model(name, "weft", 0) for name in services.bases]
-    found += [_model(run.id, caller, int(run.created_at.timestamp())) for run in runs]
+    found += [_model(run.id, caller.tenant, int(run.created_at.timestamp())) for run in runs]
     found += [
-        _model(str(path_of(checkpoint)), caller, int(checkpoint.created_at.timestamp())) for checkpoint in checkpoints
+        _model(str(path_of(checkpoint)), caller.tenant, int(checkpoint.created_at.timestamp()))
+        for checkpoint in checkpoints
     ]
     return {"object": "list", "data": found}
 
 
 @router.get("/models/{name:path}")
-async def describe_model(caller: Caller, services: Services, name: PathId) -> dict[str, Any]:
+async def describe_model(caller: SampleReader, services: Services, name: PathId) -> dict[str, Any]:
     """Describe one model by its name. Raises ``NotFound``."""
     found = await named_model(services, caller, name)
-    return _model(found.name, "weft" if found.version is None else caller, 0)
+    return _model(found.name, "weft" if found.version is None else caller.tenant, 0)
 
 
 def _model(name: str, owner: str, created: int) -> dict[str, Any]:

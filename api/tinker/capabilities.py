@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from api.authentication import Caller
+from api.authentication import AnyKey
 from api.services import Services
 
 router = APIRouter(tags=["capabilities"])
@@ -27,7 +27,7 @@ class Capabilities(BaseModel):
 
 
 @router.get("/get_server_capabilities")
-async def get_server_capabilities(_caller: Caller, services: Services) -> Capabilities:
+async def get_server_capabilities(_caller: AnyKey, services: Services) -> Capabilities:
     """List the served base models by name."""
     return Capabilities(
         supported_models=[

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import CheckpointWriter, Reader
 from api.json_body import PathId, json_body
 from api.paging import Cursor, Page, cursor_of
 from api.services import Services
@@ -74,23 +74,23 @@ def _address(run_id: str, checkpoint_id: str) -> CheckpointPath:
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
-async def list_run_checkpoints(caller: Caller, services: Services, run_id: PathId, request: Request) -> CheckpointList:
+async def list_run_checkpoints(caller: Reader, services: Services, run_id: PathId, request: Request) -> CheckpointList:
     """List every checkpoint of the run. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        run = await get_run(session, caller, run_id)
+        run = await get_run(session, caller.reach, run_id)
         rows, _ = await checkpoints.list_checkpoints(
-            session, caller, clock=services.runtime.clock, segments=listed_segments(request), run_id=run.id
+            session, caller.reach, clock=services.runtime.clock, segments=listed_segments(request), run_id=run.id
         )
     return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows])
 
 
 @router.get("/checkpoints")
-async def list_checkpoints(caller: Caller, services: Services, page: Page, request: Request) -> CheckpointList:
+async def list_checkpoints(caller: Reader, services: Services, page: Page, request: Request) -> CheckpointList:
     """List a page of the caller's checkpoints over all runs."""
     async with services.runtime.database.read() as session:
         rows, total = await checkpoints.list_checkpoints(
             session,
-            caller,
+            caller.reach,
             clock=services.runtime.clock,
             segments=listed_segments(request),
             limit=page.limit,
@@ -100,19 +100,21 @@ async def list_checkpoints(caller: Caller, services: Services, page: Page, reque
 
 
 @router.delete("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}", status_code=204)
-async def delete_checkpoint(caller: Caller, services: Services, run_id: PathId, checkpoint_id: PathId) -> None:
+async def delete_checkpoint(
+    caller: CheckpointWriter, services: Services, run_id: PathId, checkpoint_id: PathId
+) -> None:
     """Delete the checkpoint. Its files go once no sample and no replay reads them.
 
     Raises ``NotFound``, and ``InvalidRequest`` unless the id is ``{segment}/{name}``.
     """
     path = _address(run_id, checkpoint_id)
     async with services.runtime.database.write() as transaction:
-        await checkpoints.delete_checkpoint(transaction, caller, path, services.runtime.clock)
+        await checkpoints.delete_checkpoint(transaction, caller.reach, path, services.runtime.clock)
 
 
 @router.put("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}/ttl", status_code=204)
 async def set_ttl(
-    caller: Caller,
+    caller: CheckpointWriter,
     services: Services,
     run_id: PathId,
     checkpoint_id: PathId,
@@ -121,4 +123,6 @@ async def set_ttl(
     """Set the time to live of a checkpoint, or keep it for ever. Raises ``NotFound``, ``InvalidRequest``."""
     path = _address(run_id, checkpoint_id)
     async with services.runtime.database.write() as transaction:
-        await checkpoints.set_ttl(transaction, caller, path, ttl_seconds=body.ttl_seconds, clock=services.runtime.clock)
+        await checkpoints.set_ttl(
+            transaction, caller.reach, path, ttl_seconds=body.ttl_seconds, clock=services.runtime.clock
+        )

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import AnyKey
 from api.services import Services
 from api.wire.sdk_version import exchanges_keys
 
@@ -41,7 +41,7 @@ class DynamicConfig(BaseModel):
 
 
 @router.post("/client/config")
-async def client_config(_caller: Caller, services: Services, request: Request) -> ClientConfig:
+async def client_config(_caller: AnyKey, services: Services, request: Request) -> ClientConfig:
     """Return the SDK's flags. The SDK calls this first, so a wrong key gets its 401 here."""
     settings = services.runtime.settings
     return ClientConfig(
@@ -54,6 +54,6 @@ async def client_config(_caller: Caller, services: Services, request: Request) -
 
 
 @router.post("/client/dynamic_config")
-async def dynamic_config(_caller: Caller) -> DynamicConfig:
+async def dynamic_config(_caller: AnyKey) -> DynamicConfig:
     """Return the flags that may change while a client lives."""
     return DynamicConfig()

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 
-from api.authentication import Caller
+from api.authentication import Trainer
 from api.json_body import json_body
 from api.request_body import off_loop
 from api.route_bounds import METADATA_BODY, bounded
@@ -41,16 +41,17 @@ class CreateCustomLossRequest(RequestModel):
 @router.post("/create_custom_loss", response_class=Response)
 @bounded(body=METADATA_BODY)
 async def create_custom_loss(
-    caller: Caller, services: Services, body: Annotated[CreateCustomLossRequest, json_body(CreateCustomLossRequest)]
+    caller: Trainer, services: Services, body: Annotated[CreateCustomLossRequest, json_body(CreateCustomLossRequest)]
 ) -> Response:
     """Check a traced loss and return the ``promise`` of its id. The same loss has the same id.
 
     Raises ``InvalidRequest`` naming the node that is refused, ``NotFound`` and ``SessionEnded``.
     """
+    caller.check_new_work()
     async with services.runtime.database.read() as session:
-        await live_session(session, caller, body.session_id)
+        await live_session(session, caller.reach, body.session_id)
     inputs = [{"name": given.name, "rank": given.rank} for given in body.inputs]
-    loss_id = await off_loop(services, caller, METADATA_BODY, loss_id_of, body.name, inputs, body.graph)
+    loss_id = await off_loop(services, caller.tenant, METADATA_BODY, loss_id_of, body.name, inputs, body.graph)
     return promise(RequestId(_PROMISE + loss_id))
 
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import Downloader
 from api.endable_response import EndableResponse
 from api.json_body import PathId
 from api.public_address import public_address
@@ -22,12 +22,11 @@ from api.route_bounds import Holding, bounded
 from api.security_events import note_access
 from api.services import ApiServices, Services
 from contracts.errors import NotFound
-from contracts.ids import TenantId
 from contracts.paths import parse_path
 from store.fair_places import ask_for
-from telemetry.context import current_work
 from telemetry.security import SecurityEvent
 from tenants.downloads import Link, follow_link, make_link
+from tenants.rights import Principal
 
 router = APIRouter(tags=["downloads"])
 
@@ -43,7 +42,7 @@ class FileUrls(BaseModel):
 
 @router.get("/training_runs/{run_id}/checkpoints/{segment}/{name}/archive", status_code=302, response_class=Response)
 async def archive(
-    caller: Caller, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
+    caller: Downloader, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> Response:
     """Redirect to a link to the checkpoint's files as one tar. Raises ``NotFound``."""
     address = public_address(request, services.runtime.settings)
@@ -57,7 +56,7 @@ async def archive(
 
 @router.get("/training_runs/{run_id}/checkpoints/{segment}/{name}/external_weights_urls")
 async def file_urls(
-    caller: Caller, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
+    caller: Downloader, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> FileUrls:
     """Return a link to each of the checkpoint's files. Raises ``NotFound``."""
     address = public_address(request, services.runtime.settings)
@@ -89,12 +88,11 @@ async def download_file(services: Services, request: Request, secret: PathId, fi
 
 
 async def _link(
-    services: ApiServices, caller: TenantId, request: Request, run_id: str, segment: str, name: str
+    services: ApiServices, caller: Principal, request: Request, run_id: str, segment: str, name: str
 ) -> Link:
     path = parse_path(f"tinker://{run_id}/{segment}/{name}", field="checkpoint_id")
     async with services.runtime.database.write() as transaction:
-        key = current_work().key_id
-        link = await make_link(transaction, caller, path, services.runtime.clock, key_id=key)
+        link = await make_link(transaction, caller.reach, path, services.runtime.clock, key_id=caller.key_id)
     note_access(request, SecurityEvent.LINK_MADE, str(path))
     return link
 

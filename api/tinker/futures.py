@@ -6,7 +6,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.authentication import Caller
+from api.authentication import AnyKey, Sampler
 from api.json_body import json_body
 from api.request_body import off_loop
 from api.route_bounds import Holding, bounded
@@ -14,7 +14,7 @@ from api.services import ApiServices, Services
 from api.tinker.custom_losses import created_loss
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.results import encode_result
-from contracts.errors import Cancelled, FutureGone, InvalidRequest, UnreadableOperation
+from contracts.errors import Cancelled, FutureGone, InvalidRequest, NotFound, UnreadableOperation
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
@@ -22,6 +22,8 @@ from ledger.cancellation import OfOperation
 from ledger.gaps import awaited_seq_id
 from store.tables import Run, RunState
 from tenants.limit_use import RUN_USE, SNAPSHOT_BYTES
+from tenants.reach import check_lane
+from tenants.rights import Principal
 from tenants.runs import get_run, open_runs
 from tenants.sample_waits import why_waits
 from tenants.suspensions import suspension_of
@@ -41,7 +43,7 @@ class RetrieveRequest(RequestModel):
 @router.post("/retrieve_future", response_class=Response)
 @bounded(holding=Holding.POLL)
 async def retrieve_future(
-    caller: Caller,
+    caller: AnyKey,
     services: Services,
     request: Request,
     body: Annotated[RetrieveRequest, json_body(RetrieveRequest)],
@@ -50,19 +52,24 @@ async def retrieve_future(
 
     The answer is 408 while the request is pending: poll again. Raises ``NotFound``, ``FutureGone``.
     """
-    if (loss := await created_loss(services, caller, body.request_id)) is not None:
+    if (loss := await created_loss(services, caller.tenant, body.request_id)) is not None:
         return _json(loss)
+    await _check_reach(services, caller, body.request_id)
     hold = services.runtime.settings.poll_hold.total_seconds()
-    status = await services.runtime.ledger.wait_until_final(caller, body.request_id, seconds=hold)
+    status = await services.runtime.ledger.wait_until_final(caller.tenant, body.request_id, seconds=hold)
     match status.state:
         case OperationState.PENDING:
             # At 408 the SDK polls again at once and silently; at 200 with the same body it would log a warning each time.
-            content = {"type": "try_again", "request_id": status.id, **await _queue_state(services, caller, status)}
+            content = {
+                "type": "try_again",
+                "request_id": status.id,
+                **await _queue_state(services, caller.tenant, status),
+            }
             return _json(content, status_code=408)
         case OperationState.FAILED:
             return _json({"error": status.error_message or "failed", "category": status.error_category})
         case OperationState.DONE:
-            return await _result(services, caller, status, request, announce=bool(body.allow_metadata_only))
+            return await _result(services, caller.tenant, status, request, announce=bool(body.allow_metadata_only))
 
 
 class CancelRequest(RequestModel):
@@ -73,13 +80,14 @@ class CancelRequest(RequestModel):
 
 @router.post("/cancel_future", status_code=204)
 async def cancel_future(
-    caller: Caller, services: Services, body: Annotated[CancelRequest, json_body(CancelRequest)]
+    caller: Sampler, services: Services, body: Annotated[CancelRequest, json_body(CancelRequest)]
 ) -> None:
     """End a sample that its client has abandoned; one that has ended stays as it is.
 
     Raises ``NotFound``, and ``InvalidRequest`` for a request that is no sample: a run's operations build on each other.
     """
-    status = await services.runtime.ledger.status(caller, body.request_id)
+    await _check_reach(services, caller, body.request_id)
+    status = await services.runtime.ledger.status(caller.tenant, body.request_id)
     if status.kind is not OperationKind.SAMPLE:
         raise InvalidRequest(
             f"request_id: a {status.kind} cannot be cancelled, only samples can; leave its result unread"
@@ -87,7 +95,17 @@ async def cancel_future(
     if status.state is OperationState.PENDING:
         async with services.runtime.database.write() as transaction:
             error = Cancelled("cancelled by the client that sent it")
-            await services.runtime.ledger.cancel(transaction, OfOperation(status.id, caller), error, only_samples=True)
+            await services.runtime.ledger.cancel(
+                transaction, OfOperation(status.id, caller.tenant), error, only_samples=True
+            )
+
+
+async def _check_reach(services: ApiServices, caller: Principal, request_id: str) -> None:
+    """Raise ``NotFound`` for a request of a project that the key does not reach."""
+    if caller.projects is not None:
+        status = await services.runtime.ledger.status(caller.tenant, request_id)
+        async with services.runtime.database.read() as session:
+            await check_lane(session, caller.reach, status.lane, NotFound(f"no request {request_id[:100]!r}"))
 
 
 async def _result(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.authentication import Caller
+from api.authentication import AnyKey
 from api.json_body import json_body
 from api.route_bounds import METADATA_BODY, Holding, bounded
 from api.services import ApiServices, Services
@@ -65,14 +65,14 @@ class Completions(BaseModel):
 @router.post("/retrieve_futures")
 @bounded(body=METADATA_BODY, holding=Holding.POLL)
 async def retrieve_futures(
-    caller: Caller, services: Services, body: Annotated[RetrieveManyRequest, json_body(RetrieveManyRequest, DATA)]
+    caller: AnyKey, services: Services, body: Annotated[RetrieveManyRequest, json_body(RetrieveManyRequest, DATA)]
 ) -> Completions:
     """Return the samples of a sampling client that ended since its last poll, after waiting for at most ``poll_hold``.
 
     Each is told once to a client that sends the cursor on. The answer to a poll that passes over many ends of other copies is
     empty, and has a higher cursor. Raises ``NotFound``.
     """
-    sampler = await services.batched_reads.samplers.standing(caller, body.target.sampling_session_id)
+    sampler = await services.batched_reads.samplers.standing(caller.reach, body.target.sampling_session_id)
     hold = services.runtime.settings.poll_hold.total_seconds()
     seconds = hold if body.timeout is None else min(hold, body.timeout)
     wakeups = services.runtime.wakeups
@@ -80,7 +80,7 @@ async def retrieve_futures(
         ends_at, cursor = monotonic() + seconds, body.prev_cursor
         while True:
             copy = body.target.cloned_sampler_id
-            told, cursor, is_whole = await _told_after(services, caller, sampler.id, cursor, copy)
+            told, cursor, is_whole = await _told_after(services, caller.tenant, sampler.id, cursor, copy)
             left = ends_at - monotonic()
             if told or not is_whole or left <= 0 or wakeups.is_closed:
                 return Completions(completions=[_completion(end) for end in told], cursor=cursor)

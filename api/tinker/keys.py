@@ -3,14 +3,13 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import AnyKey
 from api.presented_key import presented_key
 from api.security_events import note_access
 from api.services import Services
 from contracts.errors import Unauthenticated
 from ledger.cancellation import OfKey
 from ledger.revocations import key_revoked
-from telemetry.context import current_work
 from telemetry.security import SecurityEvent
 from tenants.keys import client_token, describe_key, revoke_key
 from tenants.signed_tokens import TOKEN_PREFIX
@@ -53,7 +52,7 @@ class ClientToken(BaseModel):
 
 
 @router.post("/auth/token")
-async def exchange_key(caller: Caller, services: Services, request: Request) -> ClientToken:
+async def exchange_key(caller: AnyKey, services: Services, request: Request) -> ClientToken:
     """Return a token that may be sent in place of the key for an hour, or until the key is revoked.
 
     Raises ``Unauthenticated`` for a token: a stolen one cannot be renewed.
@@ -61,15 +60,15 @@ async def exchange_key(caller: Caller, services: Services, request: Request) -> 
     if (presented_key(request.headers) or "").startswith(TOKEN_PREFIX):
         raise Unauthenticated("a token cannot be exchanged for another; send the tml-… key itself")
     async with services.runtime.database.read() as session:
-        key, tenant = await describe_key(session, caller, current_work().key_id)
+        key, tenant = await describe_key(session, caller.tenant, caller.key_id)
     return ClientToken(jwt=client_token(services.signer, key, tenant))
 
 
 @router.get("/auth/apikey/me")
-async def get_own_key(caller: Caller, services: Services) -> KeyInfo:
+async def get_own_key(caller: AnyKey, services: Services) -> KeyInfo:
     """Describe the key that the request carries."""
     async with services.runtime.database.read() as session:
-        key, tenant = await describe_key(session, caller, current_work().key_id)
+        key, tenant = await describe_key(session, caller.tenant, caller.key_id)
     return KeyInfo(
         key_id=key.id,
         name=key.prefix,
@@ -79,11 +78,11 @@ async def get_own_key(caller: Caller, services: Services) -> KeyInfo:
 
 
 @router.delete("/auth/apikey/me", status_code=204)
-async def revoke_own_key(caller: Caller, services: Services, request: Request) -> None:
+async def revoke_own_key(caller: AnyKey, services: Services, request: Request) -> None:
     """Revoke the key that the request carries, and end its samples, at once; other keys stay."""
     runtime = services.runtime
     async with runtime.database.write() as transaction:
-        own, _ = await describe_key(transaction, caller, current_work().key_id)
+        own, _ = await describe_key(transaction, caller.tenant, caller.key_id)
         revoked = await revoke_key(transaction, prefix=own.prefix, clock=runtime.clock)
         await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_revoked(), only_samples=True)
     note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix, actor=revoked.prefix)

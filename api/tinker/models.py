@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.authentication import Caller
+from api.authentication import Trainer, TrainReader
 from api.json_body import json_body
 from api.metadata import check_metadata
 from api.route_bounds import METADATA_BODY, bounded
@@ -18,7 +18,7 @@ from api.wire.request_model import DefaultingModel, Metadata, PlainText, Request
 from api.wire.tinker_requests import OptimizerConfig, SeqId, optimizer_of
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
-from contracts.ids import RequestId, RunId, SessionId, TenantId
+from contracts.ids import RequestId, RunId, SessionId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, new_request_id
 from contracts.operations import (
     CreateModel,
@@ -32,6 +32,7 @@ from contracts.operations import (
 from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.limits import limits_of
+from tenants.rights import Principal
 from tenants.runs import NewRun, create_run, get_run, run_id_for
 from tenants.sessions import get_session, live_session
 
@@ -90,7 +91,7 @@ class ModelInfo(BaseModel):
 @router.post("/create_model", response_class=Response)
 @bounded(body=METADATA_BODY)
 async def create_model(
-    caller: Caller, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
+    caller: Trainer, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
 ) -> Response:
     """Open a run with a fresh adapter. The run's id is ``{session_id}:train:{model_seq_id}``."""
     facts = services.base(body.base_model)
@@ -104,31 +105,35 @@ async def create_model(
 
 
 async def open_run(
-    services: ApiServices, caller: TenantId, new: NewRun, kind: OperationKind, payload: Payload, identity: bytes
+    services: ApiServices, caller: Principal, new: NewRun, kind: OperationKind, payload: Payload, identity: bytes
 ) -> Response:
     """Record a run and the operation that creates it, number 0 of its lane, and promise the result.
 
     A repeat has the same ``identity``, which is the request's digest.
 
+    Raises ``Forbidden`` for a base model or a rank beyond the key's bounds.
     Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``, ``InvalidRequest`` for too much metadata, and
     ``TooManyOperations``, on which the SDK sends the request again.
     """
+    caller.check_base(new.base_model)
+    caller.check_rank(new.lora.rank)
     run_id = run_id_for(new.session_id, new.model_seq_id)
     async with services.runtime.database.read() as session:
-        limits = await limits_of(session, caller, services.limits)
+        limits = await limits_of(session, caller.tenant, services.limits)
     check_metadata(new.user_metadata, limits, "user_metadata")
 
     async def opening(transaction: AsyncSession) -> RequestId | None:
         earlier = await earlier_opening(services, transaction, caller, run_id, new.session_id, identity)
         if earlier is None:
-            await live_session(transaction, caller, new.session_id)
-            await create_run(transaction, caller, new, services.runtime.clock)
+            caller.check_new_work()
+            await live_session(transaction, caller.reach, new.session_id)
+            await create_run(transaction, caller.tenant, new, services.runtime.clock)
         return earlier
 
     operation_id = new_request_id()
     operation = NewOperation(
         id=operation_id,
-        tenant=caller,
+        tenant=caller.tenant,
         lane=run_id,
         seq_id=0,
         kind=kind,
@@ -136,7 +141,7 @@ async def open_run(
         payload=await services.runtime.ledger.payloads.store(operation_id, payload),
         digest=identity,
         trace_id=current_work().trace_id,
-        key_id=current_work().key_id,
+        key_id=caller.key_id,
         loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
     )
     accepting = services.training_intake.accept(operation, limits, opening)
@@ -144,23 +149,23 @@ async def open_run(
 
 
 async def earlier_opening(
-    services: ApiServices, session: AsyncSession, caller: TenantId, run_id: RunId, session_id: str, identity: bytes
+    services: ApiServices, session: AsyncSession, caller: Principal, run_id: RunId, session_id: str, identity: bytes
 ) -> RequestId | None:
     """Return the id of the earlier request with this digest that created the run, or None.
 
     Raises ``NotFound`` for another tenant's session, ``SequenceConflict``.
     """
-    await get_session(session, caller, session_id)
+    await get_session(session, caller.reach, session_id)
     return await services.runtime.ledger.find(session, lane=run_id, seq_id=0, digest=identity)
 
 
 @router.post("/get_info")
 async def get_info(
-    caller: Caller, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
+    caller: TrainReader, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
 ) -> ModelInfo:
     """Describe the run's base model and adapter, also while the adapter is being created. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        run = await get_run(session, caller, body.model_id)
+        run = await get_run(session, caller.reach, body.model_id)
     facts = services.base(run.base_model)
     return ModelInfo(
         model_id=run.id,
@@ -173,7 +178,7 @@ async def get_info(
 
 @router.post("/unload_model", response_class=Response)
 async def unload_model(
-    caller: Caller, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
+    caller: Trainer, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
 ) -> Response:
     """Unload the run's adapter for good, after the requests that were accepted before. Raises ``NotFound``."""
     submission = TrainingSubmission(

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from fastapi import APIRouter
 
-from api.authentication import Caller
+from api.authentication import AnyKey
 from contracts.errors import NotImplementedHere
 
 router = APIRouter(tags=["not offered"])
@@ -28,8 +28,6 @@ NOT_OFFERED = (
     NotOffered("POST", "/copy_weights", "load the checkpoint into a run and save it there"),
     NotOffered("POST", f"{_CHECKPOINT}/publish", _PRIVATE),
     NotOffered("DELETE", f"{_CHECKPOINT}/publish", _PRIVATE),
-    NotOffered("POST", "/sessions/search", "list sessions with GET /sessions"),
-    NotOffered("PUT", "/sessions/{session_id}/project", "weft has no projects"),
     NotOffered("GET", "/audit", "weft keeps no audit log yet"),
     NotOffered("GET", "/billing/usage/events", "weft bills nothing"),
     NotOffered("GET", "/billing/usage/checkpoints/current", "GET /checkpoints gives the size of each"),
@@ -41,8 +39,8 @@ def refusal(endpoint: NotOffered) -> NotImplementedHere:
     return NotImplementedHere(f"weft does not offer {endpoint.method} {endpoint.path}: {endpoint.instead}")
 
 
-def _handler(endpoint: NotOffered) -> Callable[[Caller], Awaitable[NoReturn]]:
-    async def refuse(_caller: Caller) -> NoReturn:
+def _handler(endpoint: NotOffered) -> Callable[[AnyKey], Awaitable[NoReturn]]:
+    async def refuse(_caller: AnyKey) -> NoReturn:
         raise refusal(endpoint)
 
     return refuse

@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
-from api.authentication import Caller
+from api.authentication import Reader
 from api.json_body import PathId
 from api.paging import Cursor, Page, cursor_of
 from api.services import Services
 from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
+from api.wire.request_model import NO_NUL
 from contracts.paths import Segment
 from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import latest_checkpoints
 from tenants.keys import tenant_name
+from tenants.projects import find_projects
+from tenants.reach import Reach
 from tenants.runs import get_run, list_runs
 
 router = APIRouter(tags=["runs"])
@@ -45,23 +49,28 @@ class TrainingRunList(BaseModel):
 
 
 @router.get("/training_runs")
-async def list_training_runs(caller: Caller, services: Services, page: Page) -> TrainingRunList:
-    """List the caller's runs, newest first."""
+async def list_training_runs(
+    caller: Reader, services: Services, page: Page, project_id: Annotated[str | None, Query(pattern=NO_NUL)] = None
+) -> TrainingRunList:
+    """List the caller's runs, newest first; of one project if it is given. Raises ``Forbidden`` for an unknown project."""
     async with services.runtime.database.read() as session:
-        runs, total = await list_runs(session, caller, limit=page.limit, offset=page.offset)
-        latest = await latest_checkpoints(session, caller, [run.id for run in runs], services.runtime.clock)
-        owner = await tenant_name(session, caller)
+        reach = caller.reach
+        if project_id is not None:
+            reach = Reach(caller.tenant, await find_projects(session, caller.reach, [project_id]))
+        runs, total = await list_runs(session, reach, limit=page.limit, offset=page.offset)
+        latest = await latest_checkpoints(session, caller.tenant, [run.id for run in runs], services.runtime.clock)
+        owner = await tenant_name(session, caller.tenant)
     shown = [_training_run(run, owner, latest) for run in runs]
     return TrainingRunList(training_runs=shown, cursor=cursor_of(page, total))
 
 
 @router.get("/training_runs/{run_id}")
-async def get_training_run(caller: Caller, services: Services, run_id: PathId) -> TrainingRun:
+async def get_training_run(caller: Reader, services: Services, run_id: PathId) -> TrainingRun:
     """Describe one run. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        run = await get_run(session, caller, run_id)
-        latest = await latest_checkpoints(session, caller, [run.id], services.runtime.clock)
-        owner = await tenant_name(session, caller)
+        run = await get_run(session, caller.reach, run_id)
+        latest = await latest_checkpoints(session, caller.tenant, [run.id], services.runtime.clock)
+        owner = await tenant_name(session, caller.tenant)
     return _training_run(run, owner, latest)
 
 

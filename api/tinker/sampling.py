@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import Sampler, SampleReader
 from api.json_body import PathId, json_body
 from api.route_bounds import PROMPT_BODY, bounded
 from api.sample_submission import accept_sample, tinker_submission
@@ -15,10 +15,11 @@ from api.wire.json_counts import DATA
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.tinker_requests import AsampleRequest, SeqId
 from contracts.errors import InvalidRequest
-from contracts.ids import CheckpointId, SessionId, TenantId
+from contracts.ids import CheckpointId, SessionId
 from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from tenants.checkpoints import find_checkpoint
+from tenants.rights import Principal
 from tenants.samplers import NewSampler, create_sampler, get_sampler, join_sampler
 from tenants.sessions import live_session
 
@@ -51,7 +52,7 @@ class SamplerInfo(BaseModel):
 
 @router.post("/create_sampling_session")
 async def create_sampling_session(
-    caller: Caller,
+    caller: Sampler,
     services: Services,
     body: Annotated[CreateSamplingSessionRequest, json_body(CreateSamplingSessionRequest)],
 ) -> SamplingSessionCreated:
@@ -60,9 +61,11 @@ async def create_sampling_session(
     Raises ``NotFound``, ``UnknownBaseModel``, ``SequenceConflict``, and ``InvalidRequest`` for an adapter that no sampler takes.
     """
     new = await _new_sampler(services, caller, body)
+    caller.check_new_work()
+    caller.check_base(new.base_model)
     async with services.runtime.database.write() as transaction:
-        await live_session(transaction, caller, body.session_id)
-        sampler_id = await create_sampler(transaction, caller, new, services.runtime.clock, services.limits)
+        await live_session(transaction, caller.reach, body.session_id)
+        sampler_id = await create_sampler(transaction, caller.tenant, new, services.runtime.clock, services.limits)
     return SamplingSessionCreated(sampling_session_id=sampler_id)
 
 
@@ -81,17 +84,17 @@ class SamplingSessionJoined(BaseModel):
 
 @router.post("/join_sampling_session")
 async def join_sampling_session(
-    caller: Caller,
+    caller: Sampler,
     services: Services,
     body: Annotated[JoinSamplingSessionRequest, json_body(JoinSamplingSessionRequest)],
 ) -> SamplingSessionJoined:
     """Return a number that no other copy of the sampler's client has. Raises ``NotFound``, and the reason of an ended session."""
     async with services.runtime.database.write() as transaction:
-        joined = await join_sampler(transaction, caller, body.sampling_session_id)
+        joined = await join_sampler(transaction, caller.reach, body.sampling_session_id)
     return SamplingSessionJoined(client_counter=joined)
 
 
-async def _new_sampler(services: ApiServices, caller: TenantId, body: CreateSamplingSessionRequest) -> NewSampler:
+async def _new_sampler(services: ApiServices, caller: Principal, body: CreateSamplingSessionRequest) -> NewSampler:
     session_id = SessionId(body.session_id)
     if body.model_path is None:
         if body.base_model is None:
@@ -100,7 +103,7 @@ async def _new_sampler(services: ApiServices, caller: TenantId, body: CreateSamp
         return NewSampler(session_id, body.sampling_session_seq_id, facts.name)
     path = parse_path(body.model_path, segment=Segment.SAMPLER_WEIGHTS, field="model_path")
     async with services.runtime.database.read() as session:
-        checkpoint, run = await find_checkpoint(session, caller, path, services.runtime.clock)
+        checkpoint, run = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
     if body.base_model is not None and body.base_model != run.base_model:
         raise InvalidRequest(
             f"base_model is {body.base_model[:300]!r}, but model_path was trained on {run.base_model!r}; leave base_model out"
@@ -116,17 +119,17 @@ async def _new_sampler(services: ApiServices, caller: TenantId, body: CreateSamp
 
 
 @router.get("/samplers/{sampler_id}")
-async def describe_sampler(caller: Caller, services: Services, sampler_id: PathId) -> SamplerInfo:
+async def describe_sampler(caller: SampleReader, services: Services, sampler_id: PathId) -> SamplerInfo:
     """Describe the sampler: its base model and checkpoint. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        sampler = await get_sampler(session, caller, sampler_id)
+        sampler = await get_sampler(session, caller.reach, sampler_id)
     return SamplerInfo(sampler_id=sampler.id, base_model=sampler.base_model, model_path=sampler.model_path)
 
 
 @router.post("/asample", response_class=Response)
 @bounded(body=PROMPT_BODY)
 async def asample(
-    caller: Caller,
+    caller: Sampler,
     services: Services,
     request: Request,
     body: Annotated[AsampleRequest, json_body(AsampleRequest, DATA)],

@@ -12,14 +12,13 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import Reader
 from api.json_body import PathId
 from api.public_address import public_address
 from api.services import Services
-from contracts.errors import NotFound, Unauthenticated
+from contracts.errors import NotFound, Suspended, Unauthenticated
 from ledger.session_trace import TracedOperation, session_trace
 from store.fair_places import ask_for
-from telemetry.context import current_work
 from tenants.keys import describe_key
 from tenants.sessions import get_session
 
@@ -37,12 +36,12 @@ class TraceExport(BaseModel):
 
 
 @router.get("/sessions/{session_id}/trace_export")
-async def export_trace(caller: Caller, services: Services, request: Request, session_id: PathId) -> TraceExport:
+async def export_trace(caller: Reader, services: Services, request: Request, session_id: PathId) -> TraceExport:
     """Return a link to the session's timeline, for an hour or until the key is revoked. Raises ``NotFound``."""
     address = public_address(request, services.runtime.settings)
     async with services.runtime.database.read() as session:
-        found = await get_session(session, caller, session_id)
-        key, _ = await describe_key(session, caller, current_work().key_id)
+        found = await get_session(session, caller.reach, session_id)
+        key, _ = await describe_key(session, caller.tenant, caller.key_id)
     claims = {"key": key.prefix, "session": found.id}
     secret = services.signer.sign(claims, purpose=_PURPOSE, lifetime=_LIFETIME)
     return TraceExport(url=f"{address}/api/v1/downloads/traces/{secret}")
@@ -58,9 +57,10 @@ async def download_trace(services: Services, request: Request, secret: PathId) -
     if claims is None:
         raise NotFound("this link has expired, or never was; ask for another")
     try:
-        holder = await services.batched_reads.keys.holder(claims["key"])
-    except Unauthenticated:
-        raise NotFound("the key that this link was made with is revoked") from None
+        holder = await services.batched_reads.keys.principal(claims["key"])
+        holder.check_not_blocked()
+    except (Unauthenticated, Suspended):
+        raise NotFound("the key that this link was made with is revoked, or its tenant is blocked") from None
     ask_for(holder.tenant)
     await services.admission.enter(holder.tenant, request.scope)
     now = services.runtime.clock()

@@ -4,18 +4,22 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, Field
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.authentication import Caller
+from api.authentication import AnyKey, ProjectMover, Reader
 from api.json_body import PathId, json_body
 from api.metadata import check_metadata
 from api.paging import Page
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
 from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel, text_values
+from contracts.errors import Forbidden
 from ledger.cancellation import OfSession, session_ended
-from telemetry.context import current_work
 from tenants import sessions
 from tenants.limits import limits_of
+from tenants.projects import assign_project, find_projects, stored_project
+from tenants.reach import default_project
+from tenants.rights import Principal, Scope
 
 router = APIRouter(tags=["sessions"])
 
@@ -40,6 +44,12 @@ class SessionCreated(BaseModel):
 
     session_id: str
     type: Literal["create_session"] = "create_session"
+
+
+class AssignRequest(RequestModel):
+    """Project that a session is moved to."""
+
+    project_id: Label
 
 
 class HeartbeatRequest(RequestModel):
@@ -74,6 +84,7 @@ class SessionInfo(BaseModel):
     sampler_ids: list[str]
     user_metadata: dict[str, str] | None
     display_name: str | None
+    project_id: str
 
 
 class SessionList(BaseModel):
@@ -85,31 +96,34 @@ class SessionList(BaseModel):
 @router.post("/create_session")
 @bounded(body=METADATA_BODY)
 async def create_session(
-    caller: Caller,
+    caller: AnyKey,
     services: Services,
     body: Annotated[CreateSessionRequest, json_body(CreateSessionRequest)],
     x_idempotency_key: Annotated[str | None, Header()] = None,
 ) -> SessionCreated:
     """Open a session. A repeated request with the same ``X-Idempotency-Key`` finds the first one. A long display name is cut.
 
-    Raises ``InvalidRequest`` for too much metadata, and ``TooManySessions``, on which the SDK sends the request again.
+    ``project_id`` names one of the tenant's projects by its id or its name; null is the default project, or the project that
+    the key is for. Raises ``Forbidden`` for a project that the key does not reach, ``InvalidRequest`` for too much metadata,
+    and ``TooManySessions``, on which the SDK sends the request again.
     """
+    async with services.runtime.database.read() as session:
+        limits = await limits_of(session, caller.tenant, services.limits)
+        project = await _project(session, caller, body.project_id)
     new = sessions.NewSession(
         tags=body.tags or [],
         user_metadata=body.user_metadata,
         sdk_version=body.sdk_version or "",
-        project_id=body.project_id,
+        project=project,
         display_name=None if body.display_name is None else body.display_name[:_MAX_LABEL],
-        key_id=current_work().key_id,
+        key_id=caller.key_id,
     )
-    async with services.runtime.database.read() as session:
-        limits = await limits_of(session, caller, services.limits)
     check_metadata(new.user_metadata, limits, "user_metadata")
     check_metadata(new.tags, limits, "tags")
     async with services.runtime.database.write() as transaction:
         session_id = await sessions.create_limited_session(
             transaction,
-            caller,
+            caller.tenant,
             new,
             services.runtime.clock,
             idempotency_key=x_idempotency_key,
@@ -118,19 +132,49 @@ async def create_session(
     return SessionCreated(session_id=session_id)
 
 
+async def _check_opened(session: AsyncSession, caller: Principal, session_id: str) -> None:
+    """Raise ``Forbidden`` unless the key has opened the session: ending another's would end work that the key may not do."""
+    found = await sessions.get_session(session, caller.reach, session_id)
+    if found.key_id != caller.key_id:
+        raise Forbidden(f"your key of role {caller.role} may end only sessions that it has opened itself")
+
+
+async def _project(session: AsyncSession, caller: Principal, named: str | None) -> str | None:
+    """Return the project of a new session as its row has it. Raises ``Forbidden``."""
+    if not named:
+        return caller.home_project
+    (project,) = await find_projects(session, caller.reach, [named])
+    return stored_project(caller.tenant, project)
+
+
+@router.put("/sessions/{session_id}/project", status_code=204)
+async def assign_session_project(
+    caller: ProjectMover,
+    services: Services,
+    session_id: PathId,
+    body: Annotated[AssignRequest, json_body(AssignRequest)],
+) -> None:
+    """Move the session, with its runs and samplers, to a project, named by its id or its name.
+
+    Raises ``NotFound`` for the session, ``Forbidden`` for the project.
+    """
+    async with services.runtime.database.write() as transaction:
+        await assign_project(transaction, caller.reach, session_id, body.project_id)
+
+
 @router.post("/session_heartbeat")
 async def session_heartbeat(
-    caller: Caller, services: Services, body: Annotated[HeartbeatRequest, json_body(HeartbeatRequest)]
+    caller: AnyKey, services: Services, body: Annotated[HeartbeatRequest, json_body(HeartbeatRequest)]
 ) -> HeartbeatNoted:
     """Keep the session alive. Raises ``NotFound``, and ``HeartbeatRefused`` once the session has ended."""
     async with services.runtime.database.write_one() as session:
-        await sessions.heartbeat(session, caller, body.session_id, services.runtime.clock)
+        await sessions.heartbeat(session, caller.reach, body.session_id, services.runtime.clock)
     return HeartbeatNoted()
 
 
 @router.post("/sessions/{session_id}/finish", status_code=204)
 async def finish_session(
-    caller: Caller,
+    caller: AnyKey,
     services: Services,
     session_id: PathId,
     body: Annotated[FinishRequest, json_body(FinishRequest)],
@@ -139,29 +183,32 @@ async def finish_session(
     reason = body.reason or FinishReason()
     detail = None if body.detail is None else body.detail[:_MAX_DETAIL]
     async with services.runtime.database.write() as transaction:
+        if caller.scopes.isdisjoint({Scope.TRAIN, Scope.SAMPLE}):
+            await _check_opened(transaction, caller, session_id)
         await sessions.finish_session(
-            transaction, caller, session_id, reason=reason.type, detail=detail, clock=services.runtime.clock
+            transaction, caller.reach, session_id, reason=reason.type, detail=detail, clock=services.runtime.clock
         )
         await services.runtime.ledger.cancel(transaction, OfSession(session_id), session_ended(), only_samples=True)
 
 
 @router.get("/sessions/{session_id}")
-async def get_session(caller: Caller, services: Services, session_id: PathId) -> SessionInfo:
+async def get_session(caller: Reader, services: Services, session_id: PathId) -> SessionInfo:
     """Describe the session: its runs, its samplers and its metadata. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        found = await sessions.get_session(session, caller, session_id)
-        run_ids, sampler_ids = await sessions.session_members(session, caller, session_id)
+        found = await sessions.get_session(session, caller.reach, session_id)
+        run_ids, sampler_ids = await sessions.session_members(session, caller.tenant, session_id)
     return SessionInfo(
         training_run_ids=run_ids,
         sampler_ids=sampler_ids,
         user_metadata=text_values(found.user_metadata),
         display_name=found.display_name,
+        project_id=found.project or default_project(caller.tenant),
     )
 
 
 @router.get("/sessions")
-async def list_sessions(caller: Caller, services: Services, page: Page) -> SessionList:
+async def list_sessions(caller: Reader, services: Services, page: Page) -> SessionList:
     """List the caller's sessions, newest first."""
     async with services.runtime.database.read() as session:
-        ids = await sessions.list_sessions(session, caller, limit=page.limit, offset=page.offset)
+        ids = await sessions.list_sessions(session, caller.reach, limit=page.limit, offset=page.offset)
     return SessionList(sessions=ids)

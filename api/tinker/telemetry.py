@@ -6,7 +6,7 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import AnyKey
 from api.request_body import request_body
 from api.route_bounds import TEXT_BODY, bounded
 from api.services import Services
@@ -24,8 +24,8 @@ class Accepted(BaseModel):
 
 @router.post("/telemetry")
 @bounded(body=TEXT_BODY)
-async def telemetry(caller: Caller, services: Services, request: Request) -> Accepted:
+async def telemetry(caller: AnyKey, services: Services, request: Request) -> Accepted:
     """Accept any body, also one of an unknown session, and drop it. Raises ``PayloadTooLarge``."""
-    async with request_body(request, services, caller) as body:
-        _log.debug("telemetry of tenant %s: %d bytes dropped", caller, len(body))
+    async with request_body(request, services, caller.tenant) as body:
+        _log.debug("telemetry of tenant %s: %d bytes dropped", caller.tenant, len(body))
     return Accepted()

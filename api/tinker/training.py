@@ -5,7 +5,7 @@ import math
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict
 
-from api.authentication import Caller
+from api.authentication import Trainer
 from api.openapi_document import reads
 from api.request_body import off_loop, request_body
 from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, bounded
@@ -18,9 +18,9 @@ from api.wire.tinker_requests import ForwardInput, ModelKey, optimizer_of
 from api.wire.training_codec import check_batch, key_of, key_of_beginning, parse_proto, raw_from_json, raw_from_proto
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest, WeftError
-from contracts.ids import TenantId
 from contracts.operations import OperationKind, OptimizerName, OptimStep, Payload
 from store.settings import Settings
+from tenants.rights import Principal
 
 router = APIRouter(tags=["training"])
 
@@ -61,7 +61,7 @@ class OptimStepRequest(ModelKey):
 @router.post("/forward_backward", response_class=Response)
 @bounded(body=ANY_SIZE)
 @reads(ForwardRequest)
-async def forward_backward(caller: Caller, services: Services, request: Request) -> Response:
+async def forward_backward(caller: Trainer, services: Services, request: Request) -> Response:
     """Run a batch forward and backward and add to the adapter's gradients; only forward with ``forward_only``.
 
     The body is a protobuf message, or JSON from SDKs up to 0.24.
@@ -69,8 +69,10 @@ async def forward_backward(caller: Caller, services: Services, request: Request)
     if request.headers.get("content-type", "").split(";")[0].strip().lower() not in _PROTOBUF_TYPES:
         return await _json_pass(request, services, caller, OperationKind.FORWARD_BACKWARD)
     try:
-        async with request_body(request, services, caller) as body:
-            submission = await off_loop(services, caller, len(body), _protobuf_pass, body, services.runtime.settings)
+        async with request_body(request, services, caller.tenant) as body:
+            submission = await off_loop(
+                services, caller.tenant, len(body), _protobuf_pass, body, services.runtime.settings
+            )
             return await submit_training(services, caller, submission)
     except OversizedBody as error:
         return await submit_training(services, caller, _failed_pass(error.beginning, error))
@@ -79,14 +81,14 @@ async def forward_backward(caller: Caller, services: Services, request: Request)
 @router.post("/forward", response_class=Response)
 @bounded(body=JSON_DATA_BODY)
 @reads(ForwardRequest)
-async def forward(caller: Caller, services: Services, request: Request) -> Response:
+async def forward(caller: Trainer, services: Services, request: Request) -> Response:
     """Run a batch forward, without gradients. The body is JSON, from SDKs up to 0.24."""
     return await _json_pass(request, services, caller, OperationKind.FORWARD)
 
 
 @router.post("/optim_step", response_class=Response)
 @reads(OptimStepRequest)
-async def optim_step(caller: Caller, services: Services, request: Request) -> Response:
+async def optim_step(caller: Trainer, services: Services, request: Request) -> Response:
     """Apply the accumulated gradients with the run's optimizer, and clear them."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
@@ -112,7 +114,7 @@ def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
     return TrainingSubmission(model_id, seq_id, kind, body, build)
 
 
-async def _json_pass(request: Request, services: ApiServices, caller: TenantId, kind: OperationKind) -> Response:
+async def _json_pass(request: Request, services: ApiServices, caller: Principal, kind: OperationKind) -> Response:
     settings = services.runtime.settings
 
     def build(body: bytes, facts: BaseModelFacts) -> Payload:

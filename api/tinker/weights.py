@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import Trainer, TrainReader
 from api.json_body import json_body
 from api.openapi_document import reads
 from api.request_body import off_loop, request_body
@@ -20,7 +20,7 @@ from contracts.age_recipients import check_recipients
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
-from contracts.ids import SessionId, TenantId
+from contracts.ids import SessionId
 from contracts.operations import (
     LoadWeights,
     OperationKind,
@@ -32,6 +32,7 @@ from contracts.operations import (
 )
 from contracts.paths import Segment, check_name, parse_path
 from tenants.checkpoints import check_ttl, find_checkpoint
+from tenants.rights import Principal
 from tenants.runs import NewRun, lora_settings, run_id_for
 
 router = APIRouter(tags=["weights"])
@@ -112,7 +113,7 @@ class WeightsInfo(BaseModel):
 @router.post("/save_weights", response_class=Response)
 @bounded(body=METADATA_BODY)
 @reads(SaveWeightsRequest)
-async def save_weights(caller: Caller, services: Services, request: Request) -> Response:
+async def save_weights(caller: Trainer, services: Services, request: Request) -> Response:
     """Save a training checkpoint: weights and optimiser state."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
@@ -132,7 +133,7 @@ async def save_weights(caller: Caller, services: Services, request: Request) -> 
 @router.post("/save_weights_for_sampler", response_class=Response)
 @bounded(body=METADATA_BODY)
 @reads(SaveWeightsForSamplerRequest)
-async def save_weights_for_sampler(caller: Caller, services: Services, request: Request) -> Response:
+async def save_weights_for_sampler(caller: Trainer, services: Services, request: Request) -> Response:
     """Publish the run's weights for sampling, under a name or straight into a sampling session."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
@@ -153,7 +154,7 @@ async def save_weights_for_sampler(caller: Caller, services: Services, request: 
 @router.post("/save_weights_external", response_class=Response)
 @bounded(body=METADATA_BODY)
 @reads(SaveWeightsExternalRequest)
-async def save_weights_external(caller: Caller, services: Services, request: Request) -> Response:
+async def save_weights_external(caller: Trainer, services: Services, request: Request) -> Response:
     """Save the weights as PEFT's files, for use elsewhere. With recipients, each file is encrypted to them by age."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
@@ -172,18 +173,18 @@ async def save_weights_external(caller: Caller, services: Services, request: Req
 @router.post("/load_weights", response_class=Response)
 @bounded(body=METADATA_BODY)
 @reads(LoadIntoModelRequest, CreateByLoadRequest)
-async def load_weights(caller: Caller, services: Services, request: Request) -> Response:
+async def load_weights(caller: Trainer, services: Services, request: Request) -> Response:
     """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
 
     def build(body: bytes, _facts: BaseModelFacts) -> Payload:
         return _load(parse_json(LoadIntoModelRequest, body), creates=False)
 
     try:
-        async with request_body(request, services, caller) as body:
-            target = await off_loop(services, caller, len(body), parse_json, LoadTarget, body)
+        async with request_body(request, services, caller.tenant) as body:
+            target = await off_loop(services, caller.tenant, len(body), parse_json, LoadTarget, body)
             if target.model_id is not None:
                 return await submit_json_body(body, services, caller, OperationKind.LOAD_WEIGHTS, build)
-            asked = await off_loop(services, caller, len(body), parse_json, CreateByLoadRequest, body)
+            asked = await off_loop(services, caller.tenant, len(body), parse_json, CreateByLoadRequest, body)
             return await _create_by_load(services, caller, asked)
     except OversizedBody as error:
         return await submit_oversized(services, caller, OperationKind.LOAD_WEIGHTS, error)
@@ -191,12 +192,12 @@ async def load_weights(caller: Caller, services: Services, request: Request) -> 
 
 @router.post("/weights_info")
 async def weights_info(
-    caller: Caller, services: Services, body: Annotated[WeightsInfoRequest, json_body(WeightsInfoRequest)]
+    caller: TrainReader, services: Services, body: Annotated[WeightsInfoRequest, json_body(WeightsInfoRequest)]
 ) -> WeightsInfo:
     """Describe a checkpoint: its base model and LoRA settings. Raises ``NotFound``, ``InvalidRequest``."""
     path = parse_path(body.tinker_path, field="tinker_path")
     async with services.runtime.database.read() as session:
-        _, run = await find_checkpoint(session, caller, path, services.runtime.clock)
+        _, run = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
     return WeightsInfo(
         base_model=run.base_model,
         lora_rank=run.rank,
@@ -207,7 +208,7 @@ async def weights_info(
     )
 
 
-async def _create_by_load(services: ApiServices, caller: TenantId, asked: CreateByLoadRequest) -> Response:
+async def _create_by_load(services: ApiServices, caller: Principal, asked: CreateByLoadRequest) -> Response:
     wanted = new_optimizer(asked.optimizer_config)
     payload = _load(asked, creates=True)
     path = parse_path(payload.path, segment=Segment.WEIGHTS)
@@ -218,7 +219,7 @@ async def _create_by_load(services: ApiServices, caller: TenantId, asked: Create
         # A repeat is answered before the checkpoint is looked up: the checkpoint may be gone by now.
         if earlier is not None:
             return promise(earlier, model_id=run_id)
-        _, source = await find_checkpoint(session, caller, path, services.runtime.clock)
+        _, source = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
     if asked.base_model is not None and asked.base_model != source.base_model:
         raise InvalidRequest(
             f"base_model is {asked.base_model[:300]!r}, but the checkpoint was trained on {source.base_model!r}; "

@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.authentication import Caller
+from api.authentication import GateKeeper, GateReader
 from api.json_body import PathId, json_body
 from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
 from api.wire.request_model import RequestModel
 from contracts.errors import InvalidRequest
-from contracts.ids import CheckpointId, RunId, TenantId
+from contracts.ids import CheckpointId, RunId
 from contracts.paths import Segment, parse_path
 from ledger.wakeups import cleared_samples_topic, gates_topic
 from store.repeat import wait_for
@@ -31,6 +31,7 @@ from tenants.gates import (
     resume_gate,
     versions_in_flight,
 )
+from tenants.rights import Principal
 from tenants.runs import get_run
 from tenants.samplers import publish_live
 
@@ -95,17 +96,17 @@ class Reloaded(BaseModel):
 
 
 @router.get("/{run_id}")
-async def describe(caller: Caller, services: Services, run_id: PathId) -> GateState:
+async def describe(caller: GateReader, services: Services, run_id: PathId) -> GateState:
     """Describe the adapter's gate. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        run = await get_run(session, caller, run_id)
+        run = await get_run(session, caller.reach, run_id)
         return await _state(services, session, RunId(run.id))
 
 
 @router.post("/{run_id}/pause")
 @bounded(holding=Holding.STREAM)
 async def pause(
-    caller: Caller, services: Services, run_id: PathId, body: Annotated[PauseRequest, json_body(PauseRequest)]
+    caller: GateKeeper, services: Services, run_id: PathId, body: Annotated[PauseRequest, json_body(PauseRequest)]
 ) -> GateState:
     """Pause sampling from the adapter; new samples wait.
 
@@ -117,9 +118,14 @@ async def pause(
         ttl=pause_ttl(body.ttl_seconds, services.runtime.settings),
     )
     async with services.runtime.database.write() as transaction:
-        run = await get_run(transaction, caller, run_id)
+        run = await get_run(transaction, caller.reach, run_id)
         gate = await pause_gate(
-            transaction, run.id, tenant=caller, base_model=run.base_model, pause=asked, clock=services.runtime.clock
+            transaction,
+            run.id,
+            tenant=caller.tenant,
+            base_model=run.base_model,
+            pause=asked,
+            clock=services.runtime.clock,
         )
         services.runtime.ledger.announce_gates(transaction, run.base_model)
     return await _drained(services, run.base_model, RunId(run.id), gate, seconds=body.timeout_seconds)
@@ -127,11 +133,11 @@ async def pause(
 
 @router.post("/{run_id}/resume")
 async def resume(
-    caller: Caller, services: Services, run_id: PathId, body: Annotated[ResumeRequest, json_body(ResumeRequest)]
+    caller: GateKeeper, services: Services, run_id: PathId, body: Annotated[ResumeRequest, json_body(ResumeRequest)]
 ) -> GateState:
     """End the pause; an open gate stays open. Raises ``NotFound``; ``InvalidRequest`` for another generation."""
     async with services.runtime.database.write() as transaction:
-        run = await get_run(transaction, caller, run_id)
+        run = await get_run(transaction, caller.reach, run_id)
         await resume_gate(transaction, run.id, generation=body.generation, clock=services.runtime.clock)
         services.runtime.ledger.announce_gates(transaction, run.base_model)
         return await _state(services, transaction, RunId(run.id))
@@ -140,7 +146,7 @@ async def resume(
 @router.post("/{run_id}/reload")
 @bounded(holding=Holding.STREAM)
 async def reload(
-    caller: Caller, services: Services, run_id: PathId, body: Annotated[ReloadRequest, json_body(ReloadRequest)]
+    caller: GateKeeper, services: Services, run_id: PathId, body: Annotated[ReloadRequest, json_body(ReloadRequest)]
 ) -> Reloaded:
     """Point the run's live samplers at one of its versions, once the replicas have loaded it.
 
@@ -150,27 +156,27 @@ async def reload(
         version, run = await _version(services, session, caller, run_id, body.path)
     await services.runtime.publication.prepare(run.base_model, RunId(run.id), version)
     async with services.runtime.database.write() as transaction:
-        if not await publish_live(transaction, caller, RunId(run.id), version, services.runtime.clock):
+        if not await publish_live(transaction, caller.tenant, RunId(run.id), version, services.runtime.clock):
             # No sampler moved. That is no error unless the version has expired meanwhile, for which this raises.
-            await get_checkpoint(transaction, caller, version, services.runtime.clock)
+            await get_checkpoint(transaction, caller.tenant, version, services.runtime.clock)
         services.runtime.ledger.announce_versions(transaction, run.base_model)
     return Reloaded(adapter=run.id, version=version)
 
 
 async def _version(
-    services: ApiServices, session: AsyncSession, caller: TenantId, run_id: str, path: str | None
+    services: ApiServices, session: AsyncSession, caller: Principal, run_id: str, path: str | None
 ) -> tuple[CheckpointId, Run]:
     """Return the version at ``path``, or else the newest, and the run."""
     if path is None:
-        run = await get_run(session, caller, run_id)
-        return await newest_sampler_checkpoint(session, caller, RunId(run.id), services.runtime.clock), run
+        run = await get_run(session, caller.reach, run_id)
+        return await newest_sampler_checkpoint(session, caller.tenant, RunId(run.id), services.runtime.clock), run
     parsed = parse_path(path, segment=Segment.SAMPLER_WEIGHTS, field="path")
     if parsed.run_id != run_id:
-        await get_run(session, caller, run_id)
+        await get_run(session, caller.reach, run_id)
         raise InvalidRequest(
             f"path {path[:300]!r} is of another run; send a sampler_weights checkpoint of run {run_id}"
         )
-    checkpoint, run = await find_checkpoint(session, caller, parsed, services.runtime.clock)
+    checkpoint, run = await find_checkpoint(session, caller.reach, parsed, services.runtime.clock)
     return CheckpointId(checkpoint.id), run
 
 

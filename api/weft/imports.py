@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 
 from api.archive_body import store_body
-from api.authentication import Caller
+from api.authentication import CheckpointWriter
 from api.route_bounds import STREAMED_BODY, Holding, bounded
 from api.services import ApiServices, Services
 from api.weft.jobs import IdempotencyKey, JobInfo, describe_job
 from api.wire.request_model import NO_NUL
 from contracts.errors import Unavailable, WeftError
-from contracts.ids import TenantId
 from contracts.paths import Segment, check_name
 from contracts.weight_jobs import ImportRequest
 from ledger.wakeups import JOBS
 from tenants.checkpoints import check_ttl
+from tenants.rights import Principal
 from tenants.weight_jobs import (
     ARCHIVE,
     NewJob,
@@ -44,7 +44,7 @@ _ARCHIVE_BODY: dict[str, Any] = {
 @router.post("/imports", status_code=202, openapi_extra=_ARCHIVE_BODY)
 @bounded(body=STREAMED_BODY, holding=Holding.STREAM)
 async def import_archive(
-    caller: Caller,
+    caller: CheckpointWriter,
     services: Services,
     request: Request,
     base_model: Annotated[str, Query(pattern=NO_NUL)],
@@ -59,26 +59,29 @@ async def import_archive(
     again. Raises ``UnknownBaseModel``, ``InvalidRequest``, ``TooManyOperations``, ``TooManyRequests``, ``StorageFull``,
     ``PayloadTooLarge``, ``BodyTooSlow``, ``SequenceConflict``.
     """
+    caller.check_default_project()
+    caller.check_base(services.base(base_model).name)
     new = NewJob(new_job_id(), services.base(base_model).name, idempotency_key)
     asked = ImportRequest(check_name(name, "name"), Segment(segment), 0, check_ttl(ttl_seconds))
     async with services.runtime.database.read() as session:
-        if (earlier := await job_of_key(session, caller, idempotency_key)) is not None:
+        if (earlier := await job_of_key(session, caller.tenant, idempotency_key)) is not None:
             length = request.headers.get("content-length", "")
             announced = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
             check_repeated_import(earlier, new, replace(asked, archive_bytes=announced))
             return describe_job(earlier)
-    async with services.admission.uploads.held(caller, patience=0, what="archives that are sent"):
+    caller.check_new_work()
+    async with services.admission.uploads.held(caller.tenant, patience=0, what="archives that are sent"):
         size = await _staged(services, caller, request, new.id)
         info = await _recorded(services, caller, new, replace(asked, archive_bytes=size))
     services.runtime.wakeups.announce(JOBS)
     return info
 
 
-async def _staged(services: ApiServices, caller: TenantId, request: Request, job: str) -> int:
+async def _staged(services: ApiServices, caller: Principal, request: Request, job: str) -> int:
     """Write the body to the job's folder and return its bytes; the folder goes if the body does not come whole."""
     runtime = services.runtime
     async with runtime.database.read() as session:
-        room = await check_import(session, caller, services.limits)
+        room = await check_import(session, caller.tenant, services.limits)
     check = partial(check_archive, most=runtime.settings.max_import_bytes, room=room)
     idle, folder = runtime.settings.body_timeout.total_seconds(), staged_folder(job)
     try:
@@ -88,13 +91,15 @@ async def _staged(services: ApiServices, caller: TenantId, request: Request, job
         raise
 
 
-async def _recorded(services: ApiServices, caller: TenantId, new: NewJob, asked: ImportRequest) -> JobInfo:
+async def _recorded(services: ApiServices, caller: Principal, new: NewJob, asked: ImportRequest) -> JobInfo:
     """Record the job and describe it; the folder goes if it is refused."""
     runtime = services.runtime
     try:
         async with runtime.database.write() as transaction:
             now = runtime.clock()
-            info = describe_job(await add_import(transaction, new, caller, asked, defaults=services.limits, now=now))
+            info = describe_job(
+                await add_import(transaction, new, caller.tenant, asked, defaults=services.limits, now=now)
+            )
     except Unavailable:
         # The job may have been recorded. Housekeeping removes the folder if not.
         raise

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import CheckpointWriter, JobReader
 from api.json_body import PathId, json_body
 from api.services import Services
 from api.wire.request_model import PlainText, RequestModel
@@ -67,7 +67,7 @@ class JobList(BaseModel):
 
 @router.post("/merges", status_code=202)
 async def merge(
-    caller: Caller,
+    caller: CheckpointWriter,
     services: Services,
     body: Annotated[MergeBody, json_body(MergeBody)],
     idempotency_key: IdempotencyKey = None,
@@ -81,36 +81,46 @@ async def merge(
     path = parse_path(body.path)
     if path.segment is Segment.EXTERNAL_WEIGHTS:
         raise InvalidRequest("path must be a checkpoint of weights or sampler_weights; external weights are not merged")
+    caller.check_default_project()
+    caller.check_new_work()
     asked = MergeRequest(str(path), check_name(body.name, "name"), check_ttl(body.ttl_seconds), body.dtype)
     runtime = services.runtime
     async with runtime.database.write() as transaction:
-        _, run = await find_checkpoint(transaction, caller, path, runtime.clock)
+        _, run = await find_checkpoint(transaction, caller.reach, path, runtime.clock)
         facts = services.base(run.base_model)
-        job = await weight_jobs.add_merge(transaction, caller, facts.name, asked, runtime.clock(), key=idempotency_key)
+        caller.check_base(facts.name)
+        job = await weight_jobs.add_merge(
+            transaction, caller.tenant, facts.name, asked, runtime.clock(), key=idempotency_key
+        )
         info = describe_job(job)
     runtime.wakeups.announce(JOBS)
     return info
 
 
 @router.get("/jobs")
-async def list_jobs(caller: Caller, services: Services, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> JobList:
+async def list_jobs(caller: JobReader, services: Services, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> JobList:
     """List the caller's jobs."""
+    caller.check_default_project()
     async with services.runtime.database.read() as session:
-        return JobList(jobs=[describe_job(job) for job in await weight_jobs.list_jobs(session, caller, most=limit)])
+        return JobList(
+            jobs=[describe_job(job) for job in await weight_jobs.list_jobs(session, caller.tenant, most=limit)]
+        )
 
 
 @router.get("/jobs/{job_id}")
-async def get_job(caller: Caller, services: Services, job_id: PathId) -> JobInfo:
+async def get_job(caller: JobReader, services: Services, job_id: PathId) -> JobInfo:
     """Describe a job. Raises ``NotFound``."""
+    caller.check_default_project()
     async with services.runtime.database.read() as session:
-        return describe_job(await weight_jobs.get_job(session, caller, job_id))
+        return describe_job(await weight_jobs.get_job(session, caller.tenant, job_id))
 
 
 @router.delete("/jobs/{job_id}")
-async def cancel_job(caller: Caller, services: Services, job_id: PathId) -> JobInfo:
+async def cancel_job(caller: CheckpointWriter, services: Services, job_id: PathId) -> JobInfo:
     """Cancel a job: one that waits at once, one that runs within seconds. A finished job stays. Raises ``NotFound``."""
+    caller.check_default_project()
     async with services.runtime.database.write() as transaction:
-        info = describe_job(await weight_jobs.cancel_job(transaction, caller, job_id, services.runtime.clock()))
+        info = describe_job(await weight_jobs.cancel_job(transaction, caller.tenant, job_id, services.runtime.clock()))
     if info.finished_at is not None and info.kind == JobKind.IMPORT:
         # No worker has it, to remove the archive.
         await asyncio.to_thread(services.runtime.data_folder.remove, weight_jobs.staged_folder(info.id))

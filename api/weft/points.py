@@ -6,13 +6,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from api.authentication import Caller
+from api.authentication import Reader, Trainer
 from api.json_body import PathId, json_body
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
 from api.wire.request_model import NO_NUL, BodyPart, ListOf, MapOf, RequestModel
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, NotFound
 from tenants.limits import limits_of
+from tenants.reach import check_lane
 from tenants.run_metrics import MOST_VALUES, metric_values, record_metrics
 from tenants.run_points import MOST_POINTS, points_after
 from tenants.runs import get_run
@@ -92,7 +93,7 @@ class Recorded(BaseModel):
 
 @router.get("/points")
 async def read_points(
-    caller: Caller,
+    caller: Reader,
     services: Services,
     run_id: PathId,
     after: Annotated[int, Query(ge=0, le=_LARGEST_STEP)] = 0,
@@ -100,7 +101,7 @@ async def read_points(
 ) -> Points:
     """Return the run's points after step ``after``. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        run = await get_run(session, caller, run_id)
+        run = await get_run(session, caller.reach, run_id)
         found = await points_after(session, run.id, after, most=limit)
     return Points(
         points=[PointInfo.model_validate(point, from_attributes=True) for point in found],
@@ -112,12 +113,13 @@ async def read_points(
 @router.post("/points")
 @bounded(body=METADATA_BODY)
 async def add_metrics(
-    caller: Caller, services: Services, run_id: PathId, body: Annotated[MetricsBody, json_body(MetricsBody)]
+    caller: Trainer, services: Services, run_id: PathId, body: Annotated[MetricsBody, json_body(MetricsBody)]
 ) -> Recorded:
     """Record own metrics of the run, idempotent by step and name: a later value replaces an earlier one.
 
-    Raises ``NotFound``, ``InvalidRequest``.
+    Raises ``NotFound``, ``InvalidRequest``, ``Suspended`` for a tenant that takes no new work.
     """
+    caller.check_new_work()
     values: dict[tuple[str, int], float | None] = {}
     for point in body.points:
         for name, value in point.metrics.items():
@@ -128,14 +130,15 @@ async def add_metrics(
         raise InvalidRequest(f"a request must have 1 to {MOST_VALUES} values of metrics; got {len(values)}")
     runtime = services.runtime
     async with runtime.database.write() as transaction:
-        most = (await limits_of(transaction, caller, services.limits)).run_metrics
-        await record_metrics(transaction, caller, run_id, values, most=most, now=runtime.clock())
+        await check_lane(transaction, caller.reach, run_id, NotFound(f"no model {run_id[:150]!r}"))
+        most = (await limits_of(transaction, caller.tenant, services.limits)).run_metrics
+        await record_metrics(transaction, caller.tenant, run_id, values, most=most, now=runtime.clock())
     return Recorded(values=len(values))
 
 
 @router.get("/metrics")
 async def read_metric(
-    caller: Caller,
+    caller: Reader,
     services: Services,
     run_id: PathId,
     name: Annotated[str, Query(min_length=1, max_length=100, pattern=NO_NUL)],
@@ -144,6 +147,6 @@ async def read_metric(
 ) -> MetricValues:
     """Return the values of the run's own metric ``name`` at steps after ``after``. Raises ``NotFound`` for the run."""
     async with services.runtime.database.read() as session:
-        run = await get_run(session, caller, run_id)
+        run = await get_run(session, caller.reach, run_id)
         found = await metric_values(session, run.id, name, after=after, most=limit)
     return MetricValues(name=name, values=[ValueInfo(step=one.step, value=one.value, at=one.at) for one in found])

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.authentication import Caller
+from api.authentication import GateKeeper, SampleReader
 from api.json_body import PathId, json_body
 from api.services import Services
 from api.wire.request_model import RequestModel
@@ -35,15 +35,15 @@ class StalenessInfo(BaseModel):
 
 
 @router.get("/{sampler_id}/staleness")
-async def describe_staleness(caller: Caller, services: Services, sampler_id: PathId) -> StalenessInfo:
+async def describe_staleness(caller: SampleReader, services: Services, sampler_id: PathId) -> StalenessInfo:
     """Describe the sampler's staleness bound. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
-        return _info(await get_sampler(session, caller, sampler_id))
+        return _info(await get_sampler(session, caller.reach, sampler_id))
 
 
 @router.post("/{sampler_id}/staleness")
 async def set_staleness(
-    caller: Caller,
+    caller: GateKeeper,
     services: Services,
     sampler_id: PathId,
     body: Annotated[StalenessRequest, json_body(StalenessRequest)],
@@ -54,7 +54,7 @@ async def set_staleness(
     """
     bound = None if body.max_version_lag is None else Staleness(body.max_version_lag, body.on_stale)
     async with services.runtime.database.write() as transaction:
-        return _info(await bound_staleness(transaction, caller, sampler_id, bound))
+        return _info(await bound_staleness(transaction, caller.reach, sampler_id, bound))
 
 
 def _info(sampler: Sampler) -> StalenessInfo:

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import SampleReader
 from api.json_body import PathId
 from api.services import Services
 from contracts.sample_report import SampleReport
@@ -41,10 +41,10 @@ class SampleInfo(BaseModel):
 
 
 @router.get("/{request_id}")
-async def describe(caller: Caller, services: Services, request_id: PathId) -> SampleInfo:
+async def describe(caller: SampleReader, services: Services, request_id: PathId) -> SampleInfo:
     """Describe how a finished sample was made. Raises ``NotFound``, also while the sample is not finished."""
     async with services.runtime.database.read() as session:
-        report, versions = await report_of(session, caller, request_id)
+        report, versions = await report_of(session, caller.reach, request_id)
     return _info(request_id, report, versions)
 
 

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.authentication import Caller
+from api.authentication import UsageReader
 from api.services import Services
 from tenants.standing import standing
 
@@ -29,10 +29,10 @@ class StandingReport(BaseModel):
 
 
 @router.get("/usage/standing")
-async def usage_standing(caller: Caller, services: Services) -> StandingReport:
+async def usage_standing(caller: UsageReader, services: Services) -> StandingReport:
     """Report the caller's limits and their use, as they are counted where they are enforced."""
     async with services.runtime.database.read() as session:
-        found = await standing(session, caller, services.limits)
+        found = await standing(session, caller.tenant, services.limits)
     return StandingReport(
         share=found.share,
         limits=[

@@ -24,7 +24,7 @@ class Session(Base):
     project: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
     key_id: Mapped[int | None]
     project_id: Mapped[str | None] = mapped_column(String(200))
-    """Text that the client sent as its project."""
+    """Text written by processes of an older version only, which may still run during an upgrade."""
     display_name: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]

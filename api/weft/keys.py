@@ -1,0 +1,226 @@
+"""Endpoints of a tenant's API keys: list, make, rotate, revoke.
+
+Nobody gives away more than the own key may: a key that is made, rotated or revoked has no right beyond those of the caller.
+"""
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request
+from pydantic import AwareDatetime, BaseModel, Field
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from api.authentication import AnyKey, KeyAdmin
+from api.json_body import json_body
+from api.security_events import note_access
+from api.services import ApiServices, Services
+from api.wire.request_model import PlainText, RequestModel
+from contracts.errors import Forbidden
+from ledger.cancellation import OfKey
+from ledger.revocations import key_revoked
+from store.tables import ApiKey
+from telemetry.security import SecurityEvent
+from tenants.key_reader import rights_of
+from tenants.keys import Repeatable, check_rights, create_key, find_key, list_keys, revoke_key, rotate_key
+from tenants.projects import find_projects
+from tenants.rights import KeyRights, Principal, Role, Scope
+
+router = APIRouter(tags=["keys"])
+
+_MOST = 50
+
+Texts = Annotated[list[PlainText], Field(min_length=1, max_length=_MOST)]
+KeyNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
+IdempotencyKey = Annotated[str | None, Header(max_length=200)]
+
+
+class NewKeyRequest(RequestModel):
+    """Rights of a key to make; null is no bound of its own, and the caller's bounds hold for it in any case.
+
+    - ``projects``: ids or names of the projects that the key reaches.
+    - ``networks``: addresses that the key may be used from, as CIDR.
+    """
+
+    note: Annotated[PlainText, Field(max_length=200)] = ""
+    role: Role = Role.MEMBER
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=_MOST)] | None = None
+    projects: Texts | None = None
+    expires_at: AwareDatetime | None = None
+    base_models: Texts | None = None
+    max_rank: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    networks: Texts | None = None
+
+
+class RotateRequest(RequestModel):
+    """Rotation of a key, which goes on for ``grace_seconds`` beside the new one."""
+
+    grace_seconds: Annotated[int, Field(ge=0, le=30 * 86400)] = 3600
+
+
+class KeyBody(BaseModel):
+    """A key without its secret. ``last_used_at`` is a minute; null: never used."""
+
+    key_id: int
+    prefix: str
+    note: str
+    role: Role
+    scopes: list[str]
+    projects: list[str] | None
+    base_models: list[str] | None
+    max_rank: int | None
+    networks: list[str] | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class MadeKey(BaseModel):
+    """A key that was made. ``secret`` is the whole key, shown only here and in a repeat with the same Idempotency-Key."""
+
+    key_id: int
+    prefix: str
+    secret: str
+
+
+class KeyList(BaseModel):
+    """Keys, oldest first."""
+
+    keys: list[KeyBody]
+
+
+@router.get("/keys")
+async def list_own_keys(caller: KeyAdmin, services: Services) -> KeyList:
+    """List the tenant's keys, ended ones included."""
+    async with services.runtime.database.read() as session:
+        rows = await list_keys(session, tenant=caller.tenant)
+    return KeyList(keys=[_body(row) for row in rows])
+
+
+@router.post("/keys", status_code=201)
+async def make_key(
+    caller: KeyAdmin,
+    services: Services,
+    request: Request,
+    body: Annotated[NewKeyRequest, json_body(NewKeyRequest)],
+    idempotency_key: IdempotencyKey = None,
+) -> MadeKey:
+    """Make a key. A repeat with the same ``Idempotency-Key`` returns the first one's key.
+
+    Raises ``Forbidden`` for rights beyond the caller's, ``InvalidRequest``, ``SequenceConflict``.
+    """
+    repeatable = _repeatable(services, caller, "create", idempotency_key)
+    async with services.runtime.database.write() as transaction:
+        # Repeats come one after the other.
+        await find_key(transaction, caller.tenant, caller.key_id)
+        rights = await _rights(transaction, caller, body, services.runtime.clock())
+        made = await create_key(
+            transaction,
+            tenant=caller.tenant,
+            note=body.note,
+            clock=services.runtime.clock,
+            rights=rights,
+            repeatable=repeatable,
+        )
+    note_access(request, SecurityEvent.KEY_CREATED, made.prefix)
+    return MadeKey(key_id=made.id, prefix=made.prefix, secret=made.secret)
+
+
+@router.post("/keys/{key_id}/rotate", status_code=201)
+async def rotate(
+    caller: AnyKey,
+    services: Services,
+    request: Request,
+    key_id: KeyNumber,
+    body: Annotated[RotateRequest, json_body(RotateRequest)],
+    idempotency_key: IdempotencyKey = None,
+) -> MadeKey:
+    """Make a key with the same rights; the old one ends after the grace time. Every key may rotate itself.
+
+    A repeat with the same ``Idempotency-Key`` returns the first one's key. Raises ``NotFound``, ``Forbidden``,
+    ``InvalidRequest`` for a key that has ended.
+    """
+    repeatable = _repeatable(services, caller, f"rotate/{key_id}", idempotency_key)
+    async with services.runtime.database.write() as transaction:
+        key = await _manageable(transaction, caller, key_id)
+        made = await rotate_key(
+            transaction,
+            key,
+            grace=timedelta(seconds=body.grace_seconds),
+            clock=services.runtime.clock,
+            repeatable=repeatable,
+        )
+    note_access(request, SecurityEvent.KEY_CREATED, made.prefix)
+    return MadeKey(key_id=made.id, prefix=made.prefix, secret=made.secret)
+
+
+@router.delete("/keys/{key_id}", status_code=204)
+async def revoke(caller: AnyKey, services: Services, request: Request, key_id: KeyNumber) -> None:
+    """Revoke a key, and end its samples, at once. Every key may revoke itself. Raises ``NotFound``, ``Forbidden``."""
+    runtime = services.runtime
+    async with runtime.database.write() as transaction:
+        key = await _manageable(transaction, caller, key_id)
+        revoked = await revoke_key(transaction, prefix=key.prefix, clock=runtime.clock)
+        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_revoked(), only_samples=True)
+    note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix)
+
+
+def _repeatable(services: ApiServices, caller: Principal, what: str, idempotency_key: str | None) -> Repeatable | None:
+    if not idempotency_key:
+        return None
+    return Repeatable(services.signer, (caller.tenant, str(caller.key_id), what, idempotency_key))
+
+
+async def _rights(session: AsyncSession, caller: Principal, body: NewKeyRequest, now: datetime) -> KeyRights:
+    """Return the rights that are asked for, within the caller's. Raises ``Forbidden`` for more, ``InvalidRequest``."""
+    own = caller.rights
+    asked = KeyRights(
+        role=body.role,
+        scopes=own.scopes if body.scopes is None else frozenset(body.scopes),
+        projects=own.projects if body.projects is None else await find_projects(session, caller.reach, body.projects),
+        expires_at=body.expires_at or own.expires_at,
+        base_models=own.base_models if body.base_models is None else frozenset(body.base_models),
+        max_rank=body.max_rank or own.max_rank,
+        networks=own.networks if body.networks is None else tuple(body.networks),
+    )
+    check_rights(asked, now)
+    _check_within(own, asked)
+    return asked
+
+
+async def _manageable(session: AsyncSession, caller: Principal, key_id: int) -> ApiKey:
+    """Return the caller's own key, or another of the tenant's that may no more. Raises ``Forbidden``, ``NotFound``."""
+    if key_id != caller.key_id:
+        caller.check(Scope.KEYS)
+    key = await find_key(session, caller.tenant, key_id)
+    if key_id != caller.key_id:
+        _check_within(caller.rights, rights_of(key))
+    return key
+
+
+def _check_within(own: KeyRights, other: KeyRights) -> None:
+    if (excess := own.excess(other)) is not None:
+        raise Forbidden(f"{excess}: that key may more than yours; use a key that has all its rights")
+
+
+def _body(row: ApiKey) -> KeyBody:
+    rights = rights_of(row)
+    return KeyBody(
+        key_id=row.id,
+        prefix=row.prefix,
+        note=row.note,
+        role=rights.role,
+        scopes=sorted(rights.effective_scopes),
+        projects=_list(rights.projects),
+        base_models=_list(rights.base_models),
+        max_rank=rights.max_rank,
+        networks=_list(rights.networks),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+    )
+
+
+def _list(values: frozenset[str] | tuple[str, ...] | None) -> list[str] | None:
+    return None if values is None else sorted(values)

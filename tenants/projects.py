@@ -1,0 +1,93 @@
+"""Projects of tenants: made, listed, found by id or name, and given to sessions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import uuid4
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import Forbidden, InvalidRequest
+from contracts.ids import TenantId
+from store.clock import Clock
+from store.tables import Project, Session
+from tenants.reach import Owner, Reach, default_project, tenant_of
+from tenants.sessions import get_session
+
+DEFAULT_NAME = "default"
+"""Name of every tenant's default project, which has no row."""
+_ID_PREFIX = "proj-"
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectInfo:
+    """A project. ``created_at`` None: the default project, as old as its tenant."""
+
+    id: str
+    name: str
+    created_at: datetime | None
+
+
+async def create_project(transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock) -> ProjectInfo:
+    """Make a project; one of that name is returned as it is. Raises ``InvalidRequest`` for a name that is none."""
+    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidRequest(f"name: a project's name has 1 to {_LONGEST_NAME} characters, all printable")
+    if name.startswith(_ID_PREFIX) or name in (DEFAULT_NAME, default_project(tenant)):
+        raise InvalidRequest(f"name: {name!r} is the name of another project, or looks like an id; choose another name")
+    query = select(Project).where(Project.tenant_id == tenant, Project.name == name)
+    found = await transaction.scalar(query)
+    if found is None:
+        found = Project(id=f"{_ID_PREFIX}{uuid4().hex}", tenant_id=tenant, name=name, created_at=clock())
+        transaction.add(found)
+        await transaction.flush()
+    return _info(found)
+
+
+async def list_projects(session: AsyncSession, owner: Owner) -> list[ProjectInfo]:
+    """Return the projects that the owner reaches: the default project first, the others oldest first."""
+    tenant = tenant_of(owner)
+    rows = await session.scalars(
+        select(Project).where(Project.tenant_id == tenant).order_by(Project.created_at, Project.id)
+    )
+    every = [ProjectInfo(default_project(tenant), DEFAULT_NAME, None), *(_info(row) for row in rows)]
+    return [one for one in every if not isinstance(owner, Reach) or one.id in owner.projects]
+
+
+async def find_projects(session: AsyncSession, owner: Owner, named: Iterable[str]) -> frozenset[str]:
+    """Return the ids of projects that are named by id or by name.
+
+    Raises ``Forbidden`` for one that the owner does not reach, in the same words as for one that there is not.
+    """
+    tenant, wanted = tenant_of(owner), set(named)
+    known = {DEFAULT_NAME: default_project(tenant), default_project(tenant): default_project(tenant)}
+    if wanted - known.keys():
+        which = or_(Project.id.in_(wanted), Project.name.in_(wanted))
+        for row in await session.scalars(select(Project).where(Project.tenant_id == tenant, which)):
+            known |= {row.id: row.id, row.name: row.id}
+    for name in sorted(wanted):
+        id = known.get(name)
+        if id is None or (isinstance(owner, Reach) and id not in owner.projects):
+            raise Forbidden(
+                f"project {name[:100]!r} is none that this key reaches; GET /api/weft/v1/projects lists those, and "
+                "`weft project create` makes one"
+            )
+    return frozenset(known[name] for name in wanted)
+
+
+def stored_project(tenant: TenantId, project: str) -> str | None:
+    """Return the project as rows of ``sessions`` have it: None for the default one."""
+    return None if project == default_project(tenant) else project
+
+
+async def assign_project(transaction: AsyncSession, owner: Owner, session_id: str, named: str) -> None:
+    """Move a session, with its runs and samplers, to another project. Raises ``NotFound``, ``Forbidden`` for the project."""
+    found = await get_session(transaction, owner, session_id)
+    (project,) = await find_projects(transaction, owner, [named])
+    moved = update(Session).where(Session.id == found.id).values(project=stored_project(tenant_of(owner), project))
+    await transaction.execute(moved.execution_options(synchronize_session=False))
+
+
+def _info(row: Project) -> ProjectInfo:
+    return ProjectInfo(row.id, row.name, row.created_at)

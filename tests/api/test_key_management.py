@@ -1,0 +1,206 @@
+"""Keys that tenants make themselves: bounded by their maker's rights, rotated with a grace, revoked, seen used."""
+
+from datetime import timedelta
+
+import httpx
+import pytest
+import pytest_asyncio
+from sqlalchemy import event, select
+
+from contracts.errors import InvalidRequest
+from store.tables import ApiKey
+from tenants.key_text import is_mistyped
+from tenants.keys import create_key, find_key, rotate_key
+from tenants.rights import KeyRights, Role, Scope
+
+
+@pytest_asyncio.fixture
+async def admin(cats, service):
+    """A client with an administrator's key of cats."""
+    async with service.database.write() as transaction:
+        rights = KeyRights(role=Role.ADMIN)
+        key = await create_key(transaction, tenant=cats.id, note="admin", clock=service.clock, rights=rights)
+    async with httpx.AsyncClient(base_url=f"{service.url}/api/weft/v1", headers={"X-API-Key": key.secret}) as http:
+        yield http
+
+
+async def _status(service, key: str) -> int:
+    async with httpx.AsyncClient(base_url=service.url, headers={"X-API-Key": key}) as http:
+        return (await http.post("/api/v1/client/config", json={})).status_code
+
+
+async def _made(admin: httpx.AsyncClient, **asked: object) -> dict:
+    answer = await admin.post("/keys", json=asked)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def test_a_key_has_the_rights_that_were_asked_for(admin, dogs, service) -> None:
+    ends = (service.clock() + timedelta(days=1)).isoformat()
+    bounds = {"base_models": ["test/tiny"], "max_rank": 8, "networks": ["127.0.0.0/8"]}
+    made = await _made(
+        admin, note="eval", role="member", scopes=["sample"], projects=["default"], expires_at=ends, **bounds
+    )
+    assert await _status(service, made["secret"]) == 200
+    (row,) = [one for one in (await admin.get("/keys")).json()["keys"] if one["key_id"] == made["key_id"]]
+    assert (row["note"], row["role"], row["scopes"], row["max_rank"]) == ("eval", "member", ["sample"], 8)
+    assert (row["prefix"], row["last_used_at"]) == (made["prefix"], None)
+    foreign = f"{service.url}/api/weft/v1/keys/{made['key_id']}"
+    assert (await dogs.http.delete(foreign)).status_code == 403
+    assert await _status(service, made["secret"]) == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "excess"),
+    [
+        ({"role": "admin", "scopes": ["usage"]}, "scope usage"),
+        ({"role": "member", "scopes": ["train"]}, "scope train"),
+        ({"base_models": ["other"]}, "base_models"),
+        ({"max_rank": 9}, "max_rank"),
+        ({"networks": ["0.0.0.0/0"]}, "networks"),
+        ({"expires_at": "2027-01-01T00:00:00Z"}, "expires_at"),
+        ({"projects": ["elsewhere"]}, "project"),
+    ],
+)
+async def test_nobody_gives_away_more_than_the_own_key_may(admin, service, asked: dict, excess: str) -> None:
+    ends = (service.clock() + timedelta(days=1)).isoformat()
+    bounds = {"base_models": ["test/tiny"], "max_rank": 8, "networks": ["127.0.0.0/8"], "expires_at": ends}
+    own = await _made(admin, role="admin", scopes=["keys", "read"], projects=["default"], **bounds)
+    headers = {"X-API-Key": own["secret"]}
+    before = (await admin.get("/keys")).json()
+    refused = await admin.post("/keys", headers=headers, json={"role": "viewer", **asked})
+    assert (refused.status_code, excess in refused.json()["detail"]) == (403, True), refused.text
+    for key in before["keys"]:
+        if key["key_id"] != own["key_id"]:
+            path = f"/keys/{key['key_id']}"
+            assert (await admin.post(f"{path}/rotate", headers=headers, json={})).status_code == 403
+            assert (await admin.delete(path, headers=headers)).status_code == 403
+    after = (await admin.get("/keys")).json()
+    assert [one["revoked_at"] for one in after["keys"]] == [None] * len(before["keys"])
+    child = (await admin.post("/keys", headers=headers, json={"role": "viewer"})).json()
+    (row,) = [one for one in (await admin.get("/keys")).json()["keys"] if one["key_id"] == child["key_id"]]
+    assert (row["base_models"], row["max_rank"], row["networks"]) == (["test/tiny"], 8, ["127.0.0.0/8"])
+    assert row["expires_at"] is not None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"role": "operator"},
+        {"networks": ["10.0.0.1/8"]},
+        {"networks": ["here"]},
+        {"expires_at": "2020-01-01T00:00:00Z"},
+        {"max_rank": 0},
+        {"scopes": []},
+        {"scopes": ["fly"]},
+    ],
+)
+async def test_bounds_that_make_no_sense_are_400(admin, asked: dict) -> None:
+    answer = await admin.post("/keys", json=asked)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    assert len((await admin.get("/keys")).json()["keys"]) == 2
+
+
+async def test_a_rotated_key_works_beside_the_new_one_until_its_last_second(admin, service) -> None:
+    old = await _made(admin, role="viewer", note="job")
+    answer = await admin.post(f"/keys/{old['key_id']}/rotate", json={"grace_seconds": 60})
+    new = answer.json()
+    service.clock.move(seconds=59)
+    assert [await _status(service, key["secret"]) for key in (old, new)] == [200, 200]
+    service.clock.move(seconds=1)
+    assert [await _status(service, key["secret"]) for key in (old, new)] == [401, 200]
+    rows = {one["key_id"]: one for one in (await admin.get("/keys")).json()["keys"]}
+    assert rows[new["key_id"]]["role"] == "viewer"
+    assert rows[new["key_id"]]["note"] == "job"
+    assert (await admin.post(f"/keys/{old['key_id']}/rotate", json={})).status_code == 400
+
+
+async def test_a_repeat_makes_no_third_key_and_returns_the_second_one(admin, service) -> None:
+    old = await _made(admin, role="viewer")
+    path, headers = f"/keys/{old['key_id']}/rotate", {"Idempotency-Key": "once"}
+    answers = [await admin.post(path, headers=headers, json={"grace_seconds": 60}) for _ in range(3)]
+    assert len({answer.text for answer in answers}) == 1
+    assert await _status(service, answers[0].json()["secret"]) == 200
+    made = [(await admin.post("/keys", headers=headers, json={"role": "viewer"})).json() for _ in range(2)]
+    assert made[0] == made[1] != answers[0].json()
+    other = await admin.post("/keys", headers=headers, json={"role": "member"})
+    assert (other.status_code, other.json()["code"]) == (400, "sequence_conflict")
+    assert len((await admin.get("/keys")).json()["keys"]) == 5
+
+
+async def test_a_rotation_that_is_cut_off_leaves_the_one_key(admin, cats, service) -> None:
+    old = await _made(admin, role="viewer")
+
+    async def cut_off() -> None:
+        async with service.database.write() as transaction:
+            key = await find_key(transaction, cats.id, old["key_id"])
+            await rotate_key(transaction, key, grace=timedelta(0), clock=service.clock)
+            raise InvalidRequest("cut off")
+
+    with pytest.raises(InvalidRequest):
+        await cut_off()
+    assert await _status(service, old["secret"]) == 200
+    assert len((await admin.get("/keys")).json()["keys"]) == 3
+
+
+async def test_a_key_rotates_and_revokes_itself_and_no_other_without_the_scope(cats, dogs, service) -> None:
+    me = (await cats.http.get("/auth/apikey/me")).json()["key_id"]
+    other = (await dogs.http.get("/auth/apikey/me")).json()["key_id"]
+    url = f"{service.url}/api/weft/v1/keys"
+    assert (await cats.http.post(f"{url}/{other}/rotate", json={})).status_code == 403
+    new = (await cats.http.post(f"{url}/{me}/rotate", json={"grace_seconds": 0})).json()
+    assert [await _status(service, key) for key in (cats.key, new["secret"])] == [401, 200]
+    mine = {"X-API-Key": new["secret"]}
+    assert (await cats.http.delete(f"{url}/{new['key_id']}", headers=mine)).status_code == 204
+    assert await _status(service, new["secret"]) == 401
+
+
+async def test_an_administrator_sees_no_key_of_another_tenant(admin, dogs) -> None:
+    other = (await dogs.http.get("/auth/apikey/me")).json()["key_id"]
+    assert (await admin.post(f"/keys/{other}/rotate", json={})).status_code == 404
+    assert (await admin.delete(f"/keys/{other}")).status_code == 404
+    assert other not in [one["key_id"] for one in (await admin.get("/keys")).json()["keys"]]
+    assert (await dogs.http.get("/auth/apikey/me")).status_code == 200
+
+
+async def test_a_mistyped_key_is_refused_without_a_query(cats, service) -> None:
+    statements: list[str] = []
+    engine = service.database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    typo = cats.key[:20] + ("a" if cats.key[20] != "a" else "b") + cats.key[21:]
+    assert (is_mistyped(cats.key), is_mistyped(typo)) == (False, True)
+    assert await _status(service, typo) == 401
+    assert [one for one in statements if "api_keys" in one] == []
+    assert await _status(service, cats.key) == 200
+    assert [one for one in statements if "api_keys" in one] != []
+
+
+async def test_uses_are_written_once_a_minute_however_many_requests(cats, dogs, service) -> None:
+    updates: list[str] = []
+
+    def note(*given: object) -> None:
+        if str(given[2]).startswith("UPDATE api_keys"):
+            updates.append(str(given[2]))
+
+    event.listen(service.database.engine.sync_engine, "before_cursor_execute", note)
+    uses = service.services.key_uses
+    for _ in range(20):
+        assert (await cats.http.post("/client/config", json={})).status_code == 200
+        await uses.write()
+    assert len(updates) == 1
+    async with service.database.read() as session:
+        rows = (await session.execute(select(ApiKey.tenant_id, ApiKey.last_used_at))).all()
+    used = {row.tenant_id: row.last_used_at for row in rows}
+    assert (used[cats.id], used[dogs.id]) == (service.clock().replace(second=0, microsecond=0), None)
+    service.clock.move(seconds=61)
+    await cats.http.post("/client/config", json={})
+    await uses.write()
+    assert len(updates) == 2
+
+
+async def test_a_key_of_some_scopes_is_not_revoked_by_a_lesser_one(admin, service) -> None:
+    lesser = await _made(admin, role="admin", scopes=[Scope.KEYS])
+    member = await _made(admin, role="member")
+    refused = await admin.delete(f"/keys/{member['key_id']}", headers={"X-API-Key": lesser["secret"]})
+    assert refused.status_code == 403
+    assert await _status(service, member["secret"]) == 200

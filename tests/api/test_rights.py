@@ -1,0 +1,290 @@
+"""Rights of keys: each route declares its scopes, and a request beyond a key's rights is refused and changes no row."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
+from sqlalchemy import func, select
+
+from api.authentication import Require
+from api.tinker.not_offered import NOT_OFFERED
+from contracts.paths import Segment
+from store.settings import Settings
+from store.tables import ApiKey, Base, Operation
+from tenants.keys import create_key
+from tenants.projects import create_project
+from tenants.rights import SCOPES_OF_ROLES, TENANT_ROLES, KeyRights, Role, Scope
+from tenants.samplers import NewSampler, create_sampler
+from tests.api.rights_matrix import ANY, CALLS, ELSEWHERE, Call, filled
+
+OPEN = ("/healthz", "/readyz", "/api/v1/healthz", "/api/v1/downloads/")
+"""Paths that need no key: processes' health, and links that carry a secret of their own."""
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"poll_hold": timedelta(milliseconds=10)})
+
+
+def _dependencies(dependant: Dependant) -> Iterator[Any]:
+    for one in dependant.dependencies:
+        yield one.call
+        yield from _dependencies(one)
+
+
+def _routes(service) -> Iterator[tuple[str, APIRoute]]:
+    for context in iter_route_contexts(service.app.routes):
+        route = context.original_route if hasattr(context, "original_route") else context.route
+        assert isinstance(route, APIRoute), context.path
+        yield context.path or "", route
+
+
+async def test_every_route_declares_its_scopes_once(service) -> None:
+    undeclared, seen = [], 0
+    for path, route in _routes(service):
+        declared = [one for one in _dependencies(route.dependant) if isinstance(one, Require)]
+        seen += 1
+        if len(declared) != (0 if path.startswith(OPEN) else 1):
+            undeclared.append(path)
+    assert undeclared == []
+    assert seen > 60
+
+
+async def test_the_matrix_has_every_route(service) -> None:
+    paths = {path for path, _ in _routes(service) if not path.startswith(OPEN)}
+    asked = {_template(call.path) for call in CALLS} | {_template(path) for path in ELSEWHERE}
+    asked |= {_template("/api/v1" + one.path) for one in NOT_OFFERED}
+    tokenizers = {path for path in paths if "{repository:path}" in path}
+    assert {path for path in paths - tokenizers if _template(path) not in asked} == set()
+
+
+def _template(path: str) -> str:
+    """Return the path with all of its ids alike."""
+    parts = (
+        path.replace("{checkpoint_id:path}", "weights/one")
+        .replace("{segment}/{name}", "weights/one")
+        .partition("?")[0]
+        .split("/")
+    )
+    return "/".join("*" if "{" in part else part for part in parts)
+
+
+@dataclass
+class World:
+    """A tenant with a project, rows in the default project and in that one, and another tenant with rows of its own."""
+
+    service: Any
+    tenant: Any
+    project: str
+    own: dict[str, str]
+    other_project: dict[str, str]
+    other_tenant: dict[str, str]
+    clients: list[httpx.AsyncClient] = field(default_factory=list)
+
+    async def client(self, rights: KeyRights) -> httpx.AsyncClient:
+        async with self.service.database.write() as transaction:
+            key = await create_key(transaction, tenant=self.tenant.id, note="", clock=self.service.clock, rights=rights)
+        http = httpx.AsyncClient(base_url=self.service.url, headers={"X-API-Key": key.secret}, timeout=40)
+        self.clients.append(http)
+        return http
+
+    async def counts(self) -> dict[str, int]:
+        async with self.service.database.read() as session:
+            tables = Base.metadata.sorted_tables
+            return {one.name: await session.scalar(select(func.count()).select_from(one)) or 0 for one in tables}
+
+
+async def _rows(tenant, project: str | None) -> dict[str, str]:
+    """Make one row of each kind that a request can name, in a project; return their ids."""
+    given = {} if project is None else {"project_id": project}
+    session = (await tenant.http.post("/create_session", json=given)).raise_for_status().json()["session_id"]
+    run = await tenant.run(session=session)
+    await tenant.checkpoint(run, "one")
+    await tenant.checkpoint(run, "two", segment=Segment.SAMPLER_WEIGHTS)
+    async with tenant.service.database.write() as transaction:
+        new = NewSampler(session, 0, "test/tiny")
+        sampler = await create_sampler(transaction, tenant.id, new, tenant.service.clock)
+    request = await tenant.operation(run, 1)
+    return {"session": session, "run": run, "sampler": sampler, "request": request, "project": project or tenant.id}
+
+
+@pytest_asyncio.fixture
+async def world(service, cats, dogs) -> AsyncIterator[World]:
+    async with service.database.write() as transaction:
+        project = (await create_project(transaction, cats.id, "archive", service.clock)).id
+    own, archived = await _rows(cats, None), await _rows(cats, project)
+    made = World(service, cats, project, own, archived, await _rows(dogs, None))
+    yield made
+    for http in made.clients:
+        await http.aclose()
+
+
+async def _send(http: httpx.AsyncClient, call: Call, ids: dict[str, str], number: int) -> httpx.Response:
+    # A number of its own for each key: what was accepted for one key is no repeat for another.
+    body = filled(call.body, ids)
+    for name in ("seq_id", "model_seq_id", "sampling_session_seq_id"):
+        if body is not None and name in body:
+            body[name] += 100 * number if name != "seq_id" or body[name] >= 900 else number * 10
+    return await http.request(call.method, filled(call.path, ids), json=body, follow_redirects=False)
+
+
+def _is_allowed(call: Call, scopes: frozenset[Scope]) -> bool:
+    return call.needs is ANY or not call.needs.isdisjoint(scopes)
+
+
+@pytest.mark.parametrize("role", TENANT_ROLES)
+async def test_a_role_may_what_its_scopes_say_and_nothing_else(world: World, role: Role) -> None:
+    """A refusal is 403 at once, by scope alone, whoever owns the row, and changes no row."""
+    http = await world.client(KeyRights(role=role))
+    scopes = SCOPES_OF_ROLES[role]
+    refused = [call for call in CALLS if not _is_allowed(call, scopes)]
+    before = await world.counts()
+    for call in refused:
+        for ids in (world.own, world.other_project, world.other_tenant):
+            answer = await _send(http, call, ids, 0)
+            assert answer.status_code == 403, (role, call, answer.text)
+            assert "forbidden" in answer.text
+    assert await world.counts() == before
+    foreign = [call for call in CALLS if call.names and _is_allowed(call, scopes)]
+    for call in foreign:
+        answer = await _send(http, call, {**world.other_tenant, "project": world.own["project"]}, 0)
+        assert answer.status_code == 404, (role, call, answer.text)
+    assert await world.counts() == before
+    for call in CALLS:
+        if _is_allowed(call, scopes) and not (role is Role.VIEWER and call.path.endswith("/finish")):
+            if (call.path.startswith("/v1/") and call.method == "POST") or "stream_sample" in call.path:
+                continue
+            answer = await _send(http, call, world.own, 1)
+            assert answer.status_code == call.status, (role, call, answer.text)
+
+
+async def test_a_key_of_a_project_reaches_that_project_alone(world: World) -> None:
+    http = await world.client(KeyRights(role=Role.ADMIN, projects=frozenset({world.project})))
+    before = await world.counts()
+    for call in CALLS:
+        if call.names:
+            for ids in (world.own, world.other_tenant):
+                answer = await _send(http, call, {**ids, "project": world.project}, 0)
+                is_job = call.path.endswith("/merges")
+                assert answer.status_code == (403 if is_job else 404), (call, answer.text)
+    assert await world.counts() == before
+    lists = {
+        "/api/v1/sessions": world.own["session"],
+        "/api/v1/training_runs": world.own["run"],
+        "/api/v1/checkpoints": world.own["run"],
+        "/v1/models": world.own["run"],
+        "/api/weft/v1/projects": world.tenant.id,
+    }
+    for path, hidden in lists.items():
+        shown = (await http.get(path)).raise_for_status().text
+        assert hidden not in shown.replace(f'"owned_by":"{world.tenant.id}"', ""), path
+    assert world.other_project["run"] in (await http.get("/api/v1/training_runs")).text
+    for path in ("/api/weft/v1/jobs", "/api/weft/v1/jobs/x"):
+        assert (await http.get(path)).status_code == 403
+    made = (await http.post("/api/v1/create_session", json={})).raise_for_status().json()["session_id"]
+    assert (await http.get(f"/api/v1/sessions/{made}")).json()["project_id"] == world.project
+    for call in CALLS:
+        if (call.path.startswith("/v1/") and call.method == "POST") or "stream_sample" in call.path:
+            continue
+        if call.path in ("/api/weft/v1/projects", "/api/weft/v1/merges", "/api/weft/v1/jobs"):
+            continue
+        answer = await _send(http, call, world.other_project, 2)
+        assert answer.status_code == call.status, (call, answer.text)
+
+
+async def test_scopes_narrow_a_role(world: World) -> None:
+    """A key for samples alone samples, and polls its results, which every key may; it lists and trains nothing."""
+    http = await world.client(KeyRights(role=Role.ADMIN, scopes=frozenset({Scope.SAMPLE})))
+    before = await world.counts()
+    for call in CALLS:
+        if call.needs and Scope.SAMPLE not in call.needs:
+            assert (await _send(http, call, world.own, 0)).status_code == 403, call
+    assert await world.counts() == before
+    body = filled(next(call for call in CALLS if call.path.endswith("/asample")).body, world.own)
+    promised = (await http.post("/api/v1/asample", json=body)).raise_for_status().json()["request_id"]
+    polled = await http.post("/api/v1/retrieve_future", json={"request_id": promised})
+    assert (polled.status_code, polled.json()["type"]) == (408, "try_again")
+
+
+async def test_a_training_post_that_is_not_allowed_uses_up_its_number(world: World) -> None:
+    """A key that trains and may not save: the save fails, and the step behind it runs."""
+    http = await world.client(KeyRights(role=Role.MEMBER, scopes=frozenset({Scope.TRAIN})))
+    run = world.own["run"]
+    body = {"model_id": run, "seq_id": 2, "path": "mine"}
+    failed = (await http.post("/api/v1/save_weights", json=body)).raise_for_status().json()["request_id"]
+    polled = (await http.post("/api/v1/retrieve_future", json={"request_id": failed})).json()
+    assert (polled["category"], "checkpoints.write" in polled["error"]) == ("user", True)
+    again = (await http.post("/api/v1/save_weights", json=body)).json()["request_id"]
+    assert again == failed
+    async with world.service.database.read() as session:
+        row = await session.scalar(select(Operation).where(Operation.id == failed))
+        me = (await http.get("/api/v1/auth/apikey/me")).json()["key_id"]
+        assert (row.error_code, row.key_id) == ("forbidden", me)
+
+
+_MODEL = {"session_id": "{session}", "model_seq_id": 5, "base_model": "test/tiny"}
+_LOAD = {"session_id": "{session}", "model_seq_id": 5, "path": "tinker://{run}/weights/one"}
+_SAMPLER = {"session_id": "{session}", "sampling_session_seq_id": 5, "base_model": "test/tiny"}
+_PROMPT = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}}
+_OTHER_BASE = {"base_models": frozenset({"another"})}
+
+
+@pytest.mark.parametrize(
+    ("bound", "path", "body"),
+    [
+        (_OTHER_BASE, "/create_model", _MODEL),
+        ({"max_rank": 4}, "/create_model", {**_MODEL, "lora_config": {"rank": 5}}),
+        ({"max_rank": 4}, "/load_weights", _LOAD),
+        (_OTHER_BASE, "/load_weights", _LOAD),
+        (_OTHER_BASE, "/create_sampling_session", _SAMPLER),
+        (_OTHER_BASE, "/asample", {"sampling_session_id": "{sampler}", "seq_id": 9, **_PROMPT}),
+        ({"networks": ("10.0.0.0/8", "2001:db8::/32")}, "/client/config", {}),
+    ],
+)
+async def test_a_bound_is_named_by_its_refusal(world: World, bound: dict, path: str, body: dict) -> None:
+    http = await world.client(replace(KeyRights(), **bound))
+    before = await world.counts()
+    answer = await http.post(f"/api/v1{path}", json=filled(body, world.own))
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+    named = {"base_models": "another", "max_rank": "rank 4", "networks": "10.0.0.0/8"}[next(iter(bound))]
+    assert named in answer.json()["detail"]
+    assert await world.counts() == before
+
+
+async def test_a_key_works_from_its_networks_and_until_its_last_second(world: World) -> None:
+    ends = world.service.clock() + timedelta(hours=1)
+    http = await world.client(KeyRights(networks=("127.0.0.0/8",), expires_at=ends))
+    world.service.clock.move(minutes=59, seconds=59)
+    assert (await http.post("/api/v1/client/config", json={})).status_code == 200
+    world.service.clock.move(seconds=1)
+    refused = await http.post("/api/v1/client/config", json={})
+    assert (refused.status_code, "expired" in refused.json()["detail"]) == (401, True)
+    assert (await world.tenant.http.post("/client/config", json={})).status_code == 200
+
+
+async def test_a_viewer_ends_only_sessions_of_its_own(world: World) -> None:
+    http = await world.client(KeyRights(role=Role.VIEWER))
+    before = await world.counts()
+    refused = await http.post(f"/api/v1/sessions/{world.own['session']}/finish", json={})
+    assert refused.status_code == 403
+    assert await world.counts() == before
+    mine = (await http.post("/api/v1/create_session", json={})).json()["session_id"]
+    assert (await http.post(f"/api/v1/sessions/{mine}/finish", json={})).status_code == 204
+
+
+async def test_keys_of_before_roles_go_on_as_members(world: World, service) -> None:
+    async with service.database.read() as session:
+        rows = await session.scalars(select(ApiKey.role).where(ApiKey.tenant_id == world.tenant.id))
+        assert set(rows) == {"member"}
+
+
+def test_every_role_but_the_services_own_has_all_that_those_before_it_have() -> None:
+    sets = [SCOPES_OF_ROLES[role] for role in (Role.VIEWER, Role.MEMBER, Role.BILLING)]
+    assert sets[0] < sets[1] < sets[2] < SCOPES_OF_ROLES[Role.ADMIN]
+    assert SCOPES_OF_ROLES[Role.OPERATOR] == frozenset()

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from contracts.logit_rules import LogitRules
 from contracts.losses import LossName
 from contracts.prompt_cells import PromptAltTokens, PromptCells
 from contracts.provenance_spans import Provenance
@@ -213,6 +214,7 @@ class SampleRequest:
     - ``prompt_alt_tokens_k``: number of tokens to draw at each of the prompt's positions after the first.
     - ``trajectory``: key of the conversation that the sample is a turn of; turns of one key draw on one replica.
     - ``is_recorded``: tokens and logprobs are recorded for training that names the sequences.
+    - ``logit_rules``: None for none, as in what older versions have recorded.
     """
 
     prompt: np.ndarray
@@ -226,6 +228,12 @@ class SampleRequest:
     prompt_alt_tokens_k: int = 0
     trajectory: str | None = None
     is_recorded: bool = False
+    logit_rules: LogitRules | None = None
+
+    @property
+    def in_one_piece(self) -> bool:
+        """True if each sequence must be drawn by one request: a replica forgets what the rules look back on."""
+        return self.logit_rules is not None and self.logit_rules.look_back
 
 
 @dataclass(frozen=True, slots=True)

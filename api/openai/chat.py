@@ -1,7 +1,8 @@
 """``/v1/chat/completions``: the base model's chat template over any adapter."""
 
 import time
-from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -9,22 +10,27 @@ from pydantic import Field
 
 from api.authentication import Sampler
 from api.json_body import json_body
-from api.openai.choices import chat_logprobs, whole_text
+from api.openai.choices import chat_logprobs, finish_reason, whole_text
 from api.openai.errors import OpenAiRoute
 from api.openai.full_response import full_response
 from api.openai.generation import Generation, check_text_length, generation
+from api.openai.messages import Message
 from api.openai.models import named_model
 from api.openai.streamed_response import streamed_response
+from api.openai.text_form import format_grammar
+from api.openai.tool_calls import Said
+from api.openai.tools import ToolPart, ToolUse, tool_use
 from api.request_body import off_loop
 from api.route_bounds import TEXT_BODY, Holding, bounded
 from api.services import Services
 from api.wire.json_counts import DATA
 from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
-from api.wire.request_model import BodyPart, ListOf
+from api.wire.request_model import ListOf, PlainJson
 from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
+from contracts.logit_rules import Grammar
 from contracts.operations import SampledSequence
-from contracts.vocabulary import BaseVocabulary, ChatMessage
+from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
@@ -32,21 +38,8 @@ router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 
 _BYTES_OF_TURN = 64
 """Bytes of text that take as long to tokenize as the template takes for one turn of a conversation."""
-
-
-class TextPart(BodyPart):
-    """A piece of a message."""
-
-    type: str = "text"
-    text: str | None = None
-
-
-class Message(BodyPart):
-    """A turn of a conversation."""
-
-    role: str
-    content: str | ListOf[TextPart] | None = None
-    tool_calls: ListOf[Any] | None = None
+_MOST_CALLS = 128
+"""Most tool calls of one answer."""
 
 
 class ChatRequest(GenerationRequest):
@@ -56,8 +49,10 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
-    tools: ListOf[Any] = []
-    response_format: dict[str, Any] = {}
+    tools: ListOf[ToolPart] = []
+    tool_choice: PlainJson[str | dict[str, Any]] | None = None
+    parallel_tool_calls: bool = True
+    response_format: PlainJson[dict[str, Any]] = {}
 
     @property
     def token_limit(self) -> int | None:
@@ -68,6 +63,40 @@ class ChatRequest(GenerationRequest):
     def alternatives(self) -> int:
         """Likeliest tokens that are reported for each place: ``top_logprobs``."""
         return self.top_logprobs
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if each token's logprob is reported."""
+        return self.logprobs
+
+    @cached_property
+    def tool_use(self) -> ToolUse:
+        """Meaning of ``tools`` and ``tool_choice``. Raises ``InvalidRequest``."""
+        return tool_use(self.tools, self.tool_choice, several=self.parallel_tool_calls)
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """Form that the text must have. Raises ``InvalidRequest``."""
+        found = format_grammar(self.response_format)
+        if found is not None and self.tool_use.functions:
+            raise InvalidRequest(
+                "response_format does not come with tools; leave one of them out, or send tool_choice none"
+            )
+        return found or self.tool_use.grammar
+
+    @property
+    def grammar_field(self) -> str:
+        """Name of the field that asks for ``grammar``."""
+        if self.tool_use.must_call:
+            return "tool_choice other than none and auto"
+        return "tools with strict: true" if self.tool_use.functions else "response_format"
+
+    @property
+    def most_calls(self) -> int:
+        """Most tool calls that are read from a choice's text; 0 leaves the text as it is."""
+        if not self.tool_use.functions:
+            return 0
+        return _MOST_CALLS if self.tool_use.several else 1
 
     @property
     def field_names(self) -> FieldNames:
@@ -83,10 +112,6 @@ class ChatRequest(GenerationRequest):
     def check_offered(self) -> None:
         """Raise ``InvalidRequest`` for a parameter that weft does not offer and that would change the answer."""
         super().check_offered()
-        if self.tools or any(message.tool_calls for message in self.messages):
-            raise InvalidRequest("tools are not offered by this weft; leave them out")
-        if self.response_format.get("type", "text") != "text":
-            raise InvalidRequest("response_format other than text is not offered by this weft; leave it out")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true")
 
@@ -101,39 +126,59 @@ async def chat_completions(
     if body.stream and body.top_logprobs:
         raise InvalidRequest("top_logprobs do not come with stream; leave one of them out")
     vocabulary, facts = services.vocabularies[model.base_model], services.sampled_base(model.base_model)
-    size = sum(_BYTES_OF_TURN + len(_text(message)) for message in body.messages)
-    check_text_length(size - _BYTES_OF_TURN * len(body.messages), "messages", vocabulary, facts)
-    prompt = await off_loop(services, caller.tenant, size, _prompt, vocabulary, body.messages)
+    length = sum(message.length for message in body.messages) + sum(map(len, map(str, body.tool_use.described)))
+    check_text_length(length, "messages", vocabulary, facts)
+    size = length + _BYTES_OF_TURN * (len(body.messages) + len(body.tools))
+    prompt = await off_loop(services, caller.tenant, size, _prompt, vocabulary, model.base_model, body)
     opened = generation(services, caller, request, body, prompts=[prompt], model=model)
     if body.stream:
         return await streamed_response(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)
     return await full_response(request, opened, head=_head, choice=_choice)
 
 
-def _choice(made: Generation, _place: int, sequence: SampledSequence) -> dict[str, Any]:
+def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str, Any]:
     tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
+    said = whole_text(made, tokens)
+    message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
+    if said.calls:
+        message["tool_calls"] = _calls(made, place, said)
     return {
-        "message": {"role": "assistant", "content": whole_text(made, tokens), "refusal": None},
-        "logprobs": chat_logprobs(made, tokens, logprobs, sequence) if _wants_logprobs(made) else None,
+        "message": {**message, "refusal": None},
+        "logprobs": chat_logprobs(made, tokens, logprobs, sequence) if made.asked.wants_logprobs else None,
+        "finish_reason": finish_reason(sequence.stop_reason, len(said.calls)),
     }
 
 
-def _prompt(vocabulary: BaseVocabulary, messages: Sequence[Message]) -> list[int]:
+def _prompt(vocabulary: BaseVocabulary, base_model: str, body: ChatRequest) -> list[int]:
     if vocabulary.chat is None:
         raise InvalidRequest("model: its base model has no chat template; use /v1/completions")
-    return vocabulary.chat([ChatMessage(message.role, _text(message)) for message in messages])
+    tools = body.tool_use.described
+    if tools and not vocabulary.takes_tools:
+        raise InvalidRequest(
+            f"tools: the chat template of {base_model} tells the model of none, or has them called in another form than JSON "
+            "within <tool_call>; leave them out"
+        )
+    return vocabulary.chat([message.turn() for message in body.messages], tools)
 
 
-def _text(message: Message) -> str:
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    if any(part.type != "text" or part.text is None for part in message.content):
-        raise InvalidRequest("messages: only parts of type text are offered by this weft; leave the others out")
-    return "".join(part.text or "" for part in message.content)
+def _calls(made: Generation, place: int, said: Said) -> list[dict[str, Any]]:
+    return [
+        {
+            # The same in a repeat of the request.
+            "id": f"call_{blake2b(f'{made.id}/{place}/{number}'.encode(), digest_size=12).hexdigest()}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for number, call in enumerate(said.calls, said.first_call)
+    ]
 
 
-def _wants_logprobs(made: Generation) -> bool:
-    return isinstance(made.asked, ChatRequest) and made.asked.logprobs
+def _delta(made: Generation, place: int, said: Said) -> dict[str, Any]:
+    delta: dict[str, Any] = {"content": said.text} if said.text or not said.calls else {}
+    if said.calls:
+        calls = enumerate(_calls(made, place, said), said.first_call)
+        delta["tool_calls"] = [{"index": number, **call} for number, call in calls]
+    return delta
 
 
 def _head(made: Generation, kind: str = "chat.completion") -> dict[str, Any]:
@@ -148,15 +193,11 @@ def _opening(place: int) -> dict[str, Any]:
     return {"index": place, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
 
-def _part(made: Generation, place: int, text: str, tokens: TokensMade) -> dict[str, Any]:
-    logprobs = chat_logprobs(made, tokens.tokens, tokens.logprobs) if _wants_logprobs(made) else None
-    return {"index": place, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
+def _part(made: Generation, place: int, said: Said, tokens: TokensMade) -> dict[str, Any]:
+    logprobs = chat_logprobs(made, tokens.tokens, tokens.logprobs) if made.asked.wants_logprobs else None
+    return {"index": place, "delta": _delta(made, place, said), "logprobs": logprobs, "finish_reason": None}
 
 
-def _end(place: int, text: str, stop_reason: str) -> dict[str, Any]:
-    return {
-        "index": place,
-        "delta": {"content": text} if text else {},
-        "logprobs": None,
-        "finish_reason": stop_reason,
-    }
+def _end(made: Generation, place: int, said: Said, reason: str) -> dict[str, Any]:
+    delta = _delta(made, place, said) if said.text or said.calls else {}
+    return {"index": place, "delta": delta, "logprobs": None, "finish_reason": reason}

@@ -1,22 +1,46 @@
-"""Text, logprobs and token counts of an OpenAI answer, for finished sequences and for pieces of a stream."""
+"""Text, tool calls, logprobs and token counts of an OpenAI answer, for finished sequences and for pieces of a stream."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from api.openai.generation import Generation
 from api.openai.text_stream import TextStream
+from api.openai.tool_calls import Said, ToolCallReader
 from contracts.operations import SampledSequence
 
 
-def text_stream(generation: Generation) -> TextStream:
-    """Return a text stream for one sequence of ``generation``."""
-    return TextStream(generation.decode, generation.vocabulary.special_ids, generation.asked.stops)
+class ChoiceText:
+    """Text and tool calls of one sequence of ``generation``, as its tokens come."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._text = TextStream(generation.decode, generation.vocabulary.special_ids, generation.asked.stops)
+        self._calls = ToolCallReader(generation.asked.most_calls)
+
+    @property
+    def calls(self) -> int:
+        """Number of calls so far."""
+        return self._calls.calls
+
+    def push(self, tokens: Sequence[int]) -> Said:
+        """Return what is certain to be said after ``tokens``."""
+        return self._calls.push(self._text.push(tokens))
+
+    def end(self) -> Said:
+        """Return the rest; no token follows."""
+        said, rest = self._calls.push(self._text.end()), self._calls.end()
+        return Said(said.text + rest.text, said.calls + rest.calls, said.first_call)
 
 
-def whole_text(generation: Generation, tokens: Sequence[int]) -> str:
-    """Return the text of a finished sequence."""
-    stream = text_stream(generation)
-    return stream.push(tokens) + stream.end()
+def whole_text(generation: Generation, tokens: Sequence[int]) -> Said:
+    """Return the text and the calls of a finished sequence."""
+    text = ChoiceText(generation)
+    said, rest = text.push(tokens), text.end()
+    return Said(said.text + rest.text, said.calls + rest.calls)
+
+
+def finish_reason(stop_reason: str, calls: int) -> str:
+    """Return OpenAI's reason for the end of a sequence with so many tool calls."""
+    return "tool_calls" if calls and stop_reason == "stop" else stop_reason
 
 
 def usage(generation: Generation, completion_tokens: int) -> dict[str, int]:

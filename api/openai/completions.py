@@ -15,6 +15,7 @@ from api.openai.full_response import full_response
 from api.openai.generation import Generation, generation
 from api.openai.models import named_model
 from api.openai.streamed_response import streamed_response
+from api.openai.tool_calls import Said
 from api.route_bounds import PROMPT_BODY, Holding, bounded
 from api.services import Services
 from api.wire.json_counts import DATA
@@ -36,12 +37,16 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
     echo: bool = False
     best_of: int | None = None
-    suffix: str | None = None
 
     @property
     def alternatives(self) -> int:
         """Likeliest tokens that are reported for each place: ``logprobs``, here a number."""
         return self.logprobs or 0
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if each token's logprob is reported: also for ``logprobs`` 0."""
+        return self.logprobs is not None
 
     @property
     def field_names(self) -> FieldNames:
@@ -55,8 +60,6 @@ class CompletionRequest(GenerationRequest):
             raise InvalidRequest("best_of other than n is not offered by this weft; leave it out")
         if self.echo and (self.stream or self.logprobs is not None):
             raise InvalidRequest("echo does not come with stream or logprobs; leave one of them out")
-        if self.suffix:
-            raise InvalidRequest("suffix is not offered by this weft; leave it out")
 
 
 @router.post("/completions", response_class=Response)
@@ -83,8 +86,9 @@ async def completions(
 def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str, Any]:
     tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
     return {
-        "text": _echoed(made, place) + whole_text(made, tokens),
-        "logprobs": completion_logprobs(made, tokens, logprobs, whole=sequence) if _wants_logprobs(made) else None,
+        "text": _echoed(made, place) + whole_text(made, tokens).text,
+        "logprobs": completion_logprobs(made, tokens, logprobs, whole=sequence) if made.asked.wants_logprobs else None,
+        "finish_reason": sequence.stop_reason,
     }
 
 
@@ -108,10 +112,6 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Sequ
     return [ids] if ids else found
 
 
-def _wants_logprobs(made: Generation) -> bool:
-    return isinstance(made.asked, CompletionRequest) and made.asked.logprobs is not None
-
-
 def _head(made: Generation) -> dict[str, Any]:
     return {
         "id": f"cmpl-{made.id}",
@@ -121,10 +121,10 @@ def _head(made: Generation) -> dict[str, Any]:
     }
 
 
-def _part(made: Generation, place: int, text: str, tokens: TokensMade) -> dict[str, Any]:
-    logprobs = completion_logprobs(made, tokens.tokens, tokens.logprobs) if _wants_logprobs(made) else None
-    return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
+def _part(made: Generation, place: int, said: Said, tokens: TokensMade) -> dict[str, Any]:
+    logprobs = completion_logprobs(made, tokens.tokens, tokens.logprobs) if made.asked.wants_logprobs else None
+    return {"index": place, "text": said.text, "logprobs": logprobs, "finish_reason": None}
 
 
-def _end(place: int, text: str, stop_reason: str) -> dict[str, Any]:
-    return {"index": place, "text": text, "logprobs": None, "finish_reason": stop_reason}
+def _end(_made: Generation, place: int, said: Said, reason: str) -> dict[str, Any]:
+    return {"index": place, "text": said.text, "logprobs": None, "finish_reason": reason}

@@ -13,7 +13,7 @@ from api.openai.generation import Generation
 from contracts.operations import SampledSequence
 
 RenderChoice = Callable[[Generation, int, SampledSequence], dict[str, Any]]
-"""Renders a finished choice, given its place among all, without its ``index`` and ``finish_reason``."""
+"""Renders a finished choice, given its place among all, without its ``index``."""
 
 
 _CLIENT_CLOSED = 499
@@ -45,11 +45,7 @@ async def _full(
         def rendered() -> bytes:
             choices = [
                 # One by one: a fragment is copied, and other threads get their turn between two of them.
-                orjson.Fragment(
-                    orjson.dumps(
-                        {"index": place, **choice(made, place, sequence), "finish_reason": sequence.stop_reason}
-                    )
-                )
+                orjson.Fragment(orjson.dumps({"index": place, **choice(made, place, sequence)}))
                 for place, sequence in enumerate(sequences)
             ]
             return orjson.dumps({**head(made), "choices": choices, "usage": usage(made, tokens)})

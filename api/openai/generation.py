@@ -114,21 +114,15 @@ class Generation:
 
     async def _follow(self, number: int, queue: "asyncio.Queue[tuple[int, TokensMade] | WeftError | _Signal]") -> None:
         sample, first = self.samples[number], number * self.asked.n
-        said: dict[int, int] = {}
+        said: dict[int, list[int]] = {}
         async for made in sample.tokens():
             if not made:
                 queue.put_nowait(_Signal.SILENCE)
             for part in made:
-                if part.start < said.get(part.sequence, 0):
-                    raise StaleSample(
-                        "the sample began anew, so the text that was streamed is void; send the request again"
-                    )
-                said[part.sequence] = part.start + len(part.tokens)
-                queue.put_nowait((first + part.sequence, part))
+                queue.put_nowait((first + part.sequence, _unsaid(part, said.setdefault(part.sequence, []))))
         for sequence, whole in enumerate(await _sequences(sample)):
-            start = said.get(sequence, 0)
-            rest = TokensMade(sequence, start, None, whole.tokens[start:].tolist(), whole.logprobs[start:].tolist())
-            queue.put_nowait((first + sequence, rest))
+            all_of_it = TokensMade(sequence, 0, None, whole.tokens.tolist(), whole.logprobs.tolist())
+            queue.put_nowait((first + sequence, _unsaid(all_of_it, said.setdefault(sequence, []), is_last=True)))
 
 
 @asynccontextmanager
@@ -227,6 +221,19 @@ async def _sampler(services: ApiServices, caller: Principal, model: NamedModel) 
             if await point_sampler(transaction, sampler_id, version):
                 services.runtime.ledger.announce_versions(transaction, model.base_model)
         return sampler_id
+
+
+def _unsaid(part: TokensMade, said: list[int], *, is_last: bool = False) -> TokensMade:
+    """Return the tokens of ``part`` that come after ``said``, and append them to it.
+
+    Raises ``StaleSample`` if the sample has begun anew and says something else now.
+    """
+    known = said[part.start : part.start + len(part.tokens)]
+    if part.tokens[: len(known)] != known or (is_last and len(known) < len(said)):
+        raise StaleSample("the sample began anew, so the text that was streamed is void; send the request again")
+    said += part.tokens[len(known) :]
+    new = slice(len(known), None)
+    return TokensMade(part.sequence, part.start + len(known), part.version, part.tokens[new], part.logprobs[new])
 
 
 async def _sequences(sample: FollowedSample) -> list[SampledSequence]:

@@ -1,8 +1,10 @@
 """Conversion of OpenAI's request fields to the ``SampleRequest`` record that the ledger stores."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from api.openai.logit_rules import logit_rules
 from api.wire.openai_requests import GenerationRequest
 from api.wire.sample_checks import check_sample
 from api.wire.token_ids import array_of
@@ -35,9 +37,17 @@ def sample_request(
         num_samples=asked.n,
         params=params,
         topk_sample_logprobs=asked.alternatives,
+        logit_rules=logit_rules(asked, facts, settings),
     )
     check_sample(sample, facts, settings, names)
-    if not stops:
-        return sample
-    # OpenAI's stop strings add to the model's own end of sequence; the Tinker API's replace it.
-    return replace(sample, params=replace(params, stop_tokens=sorted(vocabulary.end_of_sequence_ids)))
+    if sample.in_one_piece and params.seed is None:
+        # A sample that begins anew shall say what it has said before, also to the reader of a stream.
+        params = replace(params, seed=secrets.randbits(63))
+    ends = vocabulary.end_of_sequence_ids
+    if sample.logit_rules is not None and sample.logit_rules.grammar is not None:
+        # After the form's end these are the only tokens that are left.
+        params = replace(params, stop_strings=stops, stop_tokens=sorted(ends | vocabulary.end_of_text_ids))
+    elif stops:
+        # OpenAI's stop strings add to the model's own end of sequence; the Tinker API's replace it.
+        params = replace(params, stop_tokens=sorted(ends))
+    return replace(sample, params=params)

@@ -7,17 +7,17 @@ from typing import Any
 import orjson
 from fastapi.responses import StreamingResponse
 
-from api.openai.choices import text_stream, usage
+from api.openai.choices import ChoiceText, finish_reason, usage
 from api.openai.errors import error_body
 from api.openai.generation import Generation
-from api.openai.text_stream import TextStream
+from api.openai.tool_calls import Said
 from contracts.errors import WeftError
 from ledger.token_feed import TokensMade
 
-RenderPart = Callable[[Generation, int, str, TokensMade], dict[str, Any]]
-"""Renders the choice of a chunk from the sequence's place, its new text and the tokens that came."""
-RenderEnd = Callable[[int, str, str], dict[str, Any]]
-"""Renders the last choice of a sequence from its place, the rest of its text and its stop reason."""
+RenderPart = Callable[[Generation, int, Said, TokensMade], dict[str, Any]]
+"""Renders the choice of a chunk from the sequence's place, what it says and the tokens that came."""
+RenderEnd = Callable[[Generation, int, Said, str], dict[str, Any]]
+"""Renders the last choice of a sequence from its place, the rest of what it says and its finish reason."""
 
 
 async def streamed_response(
@@ -51,7 +51,7 @@ async def _events(
         yield generation.id.encode()
         common = head(generation)
         count = len(generation.prompts) * generation.asked.n
-        texts: list[TextStream] = [text_stream(generation) for _ in range(count)]
+        texts = [ChoiceText(generation) for _ in range(count)]
         try:
             if opening is not None:
                 for place in range(count):
@@ -68,7 +68,9 @@ async def _events(
                     yield chunk
             sequences = await generation.sequences()
             for place, sequence in enumerate(sequences):
-                yield _chunk(common, [end(place, texts[place].end(), sequence.stop_reason)])
+                rest = texts[place].end()
+                reason = finish_reason(sequence.stop_reason, texts[place].calls)
+                yield _chunk(common, [end(generation, place, rest, reason)])
             if generation.asked.stream_options.include_usage:
                 made = sum(len(sequence.tokens) for sequence in sequences)
                 yield _chunk({**common, "usage": usage(generation, made)}, [])
@@ -81,13 +83,14 @@ def _piece(
     generation: Generation,
     common: dict[str, Any],
     place: int,
-    stream: TextStream,
+    stream: ChoiceText,
     tokens: TokensMade,
     part: RenderPart,
 ) -> bytes:
     """Return the chunk for new tokens of a sequence; empty without any."""
-    text = stream.push(tokens.tokens)
-    return _chunk(common, [part(generation, place, text, tokens)]) if text or tokens.tokens else b""
+    said = stream.push(tokens.tokens)
+    has_news = said.text or said.calls or tokens.tokens
+    return _chunk(common, [part(generation, place, said, tokens)]) if has_news else b""
 
 
 def _chunk(common: dict[str, Any], choices: list[dict[str, Any]]) -> bytes:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from contracts.logit_rules import LogitRules
 from contracts.operations import TopkLogprobs
 from contracts.prompt_cells import PromptAltTokens
 
@@ -73,6 +74,7 @@ class GenerateRequest:
     - Requests of different owners take turns by tokens, weighted by ``share``; ``owner`` "" stands for the adapter.
     - ``tokens_at_a_time``: number of a sequence's tokens that may be reported together. The first is reported at once,
       and a replica may report others sooner.
+    - ``logit_rules``: they look back on the request's own tokens, not on the prompt's.
     """
 
     request_id: str
@@ -90,6 +92,7 @@ class GenerateRequest:
     owner: str = ""
     share: float = 1.0
     tokens_at_a_time: int = 1
+    logit_rules: LogitRules | None = None
 
     @property
     def turn_taker(self) -> str:

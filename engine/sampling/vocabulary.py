@@ -1,8 +1,9 @@
 """Reads a base model's tokenizer, chat template and end-of-sequence tokens from its folder, without its weights."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contracts.errors import InvalidRequest
 from contracts.vocabulary import BaseVocabulary, ChatMessage
@@ -27,7 +28,9 @@ def read_vocabulary(path: Path) -> BaseVocabulary:
         decode=texts.decode,
         encode=texts.encode,
         chat=texts.chat if tokenizer.chat_template else None,
+        takes_tools=_takes_tools(tokenizer),
         special_ids=frozenset(tokenizer.all_special_ids),
+        end_of_text_ids=frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)}),
         longest_token=max(map(len, tokenizer.get_vocab())),
     )
 
@@ -61,6 +64,13 @@ def _tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
     return tokenizer if len(tokenizer) > len(tokenizer.all_special_ids) else None
 
 
+def _takes_tools(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    templates = tokenizer.chat_template or ""
+    text = " ".join(templates.values()) if isinstance(templates, dict) else str(templates)
+    # Some families write each argument as an XML element of its own within the same marks.
+    return re.search(r"\btools\b", text) is not None and "<tool_call>" in text and "<function=" not in text
+
+
 class _Texts:
     """Encoding and decoding by one tokenizer."""
 
@@ -73,12 +83,14 @@ class _Texts:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
 
-    def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def chat(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         from jinja2 import TemplateError
 
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        turns = [{"role": message.role, "content": message.content, **message.extra} for message in messages]
         try:
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                turns, tools=[dict(tool) for tool in tools] or None, tokenize=False, add_generation_prompt=True
+            )
         except TemplateError as error:
             raise InvalidRequest(f"messages do not fit this base model's chat template: {error}") from error
         # The template itself adds the tokens that begin a conversation.

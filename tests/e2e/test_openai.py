@@ -176,7 +176,8 @@ def test_errors_come_as_the_client_knows_them(
                 call()
     for wrong in (
         {"temperature": -1},
-        {"presence_penalty": 1.0},
+        {"presence_penalty": 3.0},
+        {"suffix": "x"},
         {"max_tokens": 10**9},
         {"stream": True, "logprobs": 3},
         {"n": 0},
@@ -185,10 +186,8 @@ def test_errors_come_as_the_client_knows_them(
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(**{"model": BASE_NAME, "prompt": SAY, **wrong})
         assert refused.value.code == "invalid_request"
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        client.chat.completions.create(
-            model=BASE_NAME, messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
+    with pytest.raises(openai.BadRequestError, match="functions is not offered"):
+        client.chat.completions.create(model=BASE_NAME, messages=MESSAGES, functions=[{"name": "f", "parameters": {}}])
     assert completion(client, cat.paths[MEOW]) == MEOW * 4
 
 

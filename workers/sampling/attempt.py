@@ -14,6 +14,7 @@ from time import monotonic
 
 from contracts.errors import WeftError
 from contracts.ledger_records import ReadyOperation
+from contracts.operations import SampleRequest
 from engine.sampling.replica import GenerateRequest
 from ledger.token_feed import FeedKey
 from workers.sampling.router import RoutedReplica
@@ -81,6 +82,12 @@ class Attempt:
     def is_cut(self) -> bool:
         """True once a gate or a newer version has cut the attempt. No request of it begins any more."""
         return self.before_end is not AttemptState.RUNNING
+
+    @property
+    def in_one_piece(self) -> bool:
+        """True if the sample would begin anew after a cut."""
+        payload = self.operation.payload
+        return isinstance(payload, SampleRequest) and payload.in_one_piece
 
     def may_move(self, to: AttemptState) -> bool:
         """Return whether ``move`` to this state is legal now."""

@@ -111,15 +111,23 @@ class Continuation:
         """Number of tokens of all sequences so far. It grows while the sample makes progress."""
         return sum(len(sequence.tokens) for sequence in self._sequences)
 
+    @property
+    def kept(self) -> int:
+        """Number of tokens that the next attempt keeps: all of them, unless the sample is drawn in one piece."""
+        in_pieces = not self._sample.in_one_piece
+        return sum(len(sequence.tokens) for sequence in self._sequences if in_pieces or sequence.reason is not None)
+
     def requests(
         self, adapter: AdapterVersion | None, attempt: int, *, is_followed: bool = False
     ) -> list[GenerateRequest]:
         """Return the requests for the rest of the sample, as attempt number ``attempt``. Earlier requests become void.
 
         While there are no tokens, one request draws all sequences, so that the prompt is computed once. After that there
-        is one request for each sequence that has not ended. The replica sends tokens one by one if the sample is followed
-        (``is_followed``) or has stop strings, which only weft checks. Otherwise it sends ``TOKENS_AT_A_TIME``.
+        is one request for each sequence that has not ended: for the rest of it, or for all of it if it must be drawn in one
+        piece. The replica sends tokens one by one if the sample is followed (``is_followed``) or has stop strings, which
+        only weft checks. Otherwise it sends ``TOKENS_AT_A_TIME``.
         """
+        self._begin_pieces_again()
         name = f"{self._operation_id}.{attempt}"
         unfinished = [index for index, sequence in enumerate(self._sequences) if sequence.reason is None]
         self._asked = {f"{name}.{index}": (index,) for index in unfinished} if self.made else {name: tuple(unfinished)}
@@ -148,6 +156,7 @@ class Continuation:
             owner=self._owner,
             share=self._share,
             tokens_at_a_time=tokens_at_a_time,
+            logit_rules=self._sample.logit_rules,
         )
 
     def take(self, request: GenerateRequest, event: GenerateEvent) -> int | None:
@@ -239,6 +248,15 @@ class Continuation:
         """Drop every token and keep the prompt's scores."""
         self.restarts += 1
         self._sequences = [_Sequence(StopCheck(self._stop)) for _ in range(self._sample.num_samples)]
+
+    def _begin_pieces_again(self) -> None:
+        """Drop the tokens of each unfinished sequence that is to be drawn in one piece."""
+        if not self._sample.in_one_piece or not any(one.tokens and one.reason is None for one in self._sequences):
+            return
+        self.restarts += 1
+        self._sequences = [one if one.reason else _Sequence(StopCheck(self._stop)) for one in self._sequences]
+        # Readers drop every sequence of a sample that begins anew.
+        self.publish_again()
 
     def abandon(self) -> None:
         """End every sequence with the tokens that it has. Prompt scores that have not come stay missing."""

@@ -261,7 +261,7 @@ def check_attempts(attempts: int, most: int) -> None:
 
 def _check_age(continuation: Continuation, history: History, source: WeightSource) -> None:
     """Restart a sample that is more versions behind ``source`` than its sampler allows, or raise ``StaleSample``."""
-    if not continuation.made or history.first_publication is None:
+    if not continuation.kept or history.first_publication is None:
         history.first_publication = source.publication
     bound = source.staleness
     lag = source.publication - history.first_publication

@@ -23,12 +23,14 @@ class Swap:
     async def leave_outdated(self) -> None:
         """Leave every running attempt whose sampler follows a newer version, if ``swap_policy`` says so.
 
+        A sample that is drawn in one piece ends on its version.
+
         No code needs the old version to be idle, so the sample resumes before the replica has aborted the old requests.
         """
         if not self._is_on:
             return
         for attempt in await self.find_outdated():
-            if attempt.may_move(AttemptState.LEFT):
+            if attempt.may_move(AttemptState.LEFT) and not attempt.in_one_piece:
                 self._telemetry.cut("version")
                 attempt.move(AttemptState.LEFT)
 

@@ -106,6 +106,10 @@ class TorchReplica:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[GenerateEvent]]:
         """See ``SamplerReplica.generate``."""
         check_request(request, self._base.facts)
+        if request.logit_rules is not None:
+            raise InvalidRequest(
+                "penalties, biases and forms of the text: this sampler has none of them; leave them out"
+            )
         job = self._register(request)
         try:
             self._submit(job)

@@ -118,7 +118,7 @@ class VllmHttp:
         if answer.status in _REFUSALS:
             return InvalidRequest(
                 f"the sampler refused the request as one it cannot serve (status {answer.status}); "
-                "check the prompt's tokens and the sampling parameters"
+                "check the prompt's tokens, the sampling parameters, and the schemas of response_format and tools"
             )
         return EngineFailure(f"replica {self._name} failed (status {answer.status})")
 

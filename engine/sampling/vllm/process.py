@@ -104,6 +104,8 @@ class VllmProcessSettings:
         line.append("--disable-uvicorn-access-log")
         # How much of a prompt the prefix cache had.
         line.append("--enable-prompt-tokens-details")
+        # Left to itself, vLLM takes for all requests what the first one needs, and not every backend has every form.
+        line += ["--structured-outputs-config", '{"backend": "xgrammar"}']
         line += [str(part) for pair in flags.items() for part in pair]
         if not self.head_adapters:
             line += ["--lora-target-modules", *self.target_modules]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.errors import InvalidRequest
+from contracts.logit_rules import Grammar, LogitRules
 from engine.sampling.event_stream import EventStream
 from engine.sampling.replica import GenerateRequest
 from engine.sampling.request_checks import check_request
@@ -45,7 +46,7 @@ class VllmRequest:
         """Return the JSON to POST for sequence ``index``."""
         asked = self.request
         seed = asked.seeds[index]
-        params = {
+        params: dict[str, Any] = {
             "max_tokens": asked.max_tokens,
             "temperature": asked.temperature,
             "top_k": asked.top_k,
@@ -59,6 +60,7 @@ class VllmRequest:
             "logprobs": likely_asked(asked.topk),
             "stream_interval": asked.tokens_at_a_time,
         }
+        params |= _rule_params(asked.logit_rules)
         return self._body(model, params) | {"stream": True, "stream_options": {"include_usage": True}}
 
     def scoring_body(self, model: str, topk: int) -> dict[str, Any]:
@@ -77,6 +79,30 @@ class VllmRequest:
             # vLLM refuses an empty salt; weft allows it.
             body["cache_salt"] = f"weft:{self.request.cache_salt}"
         return body
+
+
+def _rule_params(rules: LogitRules | None) -> dict[str, Any]:
+    if rules is None:
+        return {}
+    params: dict[str, Any] = {
+        "frequency_penalty": rules.frequency_penalty,
+        "presence_penalty": rules.presence_penalty,
+    }
+    if rules.biases:
+        params["logit_bias"] = {str(token): bias for token, bias in rules.biases}
+    if rules.grammar is not None:
+        params["structured_outputs"] = _structured_outputs(rules.grammar)
+    return params
+
+
+def _structured_outputs(grammar: Grammar) -> dict[str, Any]:
+    match grammar.kind:
+        case "json_object":
+            return {"json_object": True}
+        case "json_schema":
+            return {"json": grammar.text}
+        case "structural_tag":
+            return {"structural_tag": grammar.text}
 
 
 def check(request: GenerateRequest, settings: VllmSettings, longest: int) -> None:

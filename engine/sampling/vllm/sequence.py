@@ -175,7 +175,9 @@ class VllmSequence:
         if chunk.error is not None:
             _log.warning("sequence %s: the replica says %s", self._server_id, chunk.error)
             if chunk.error.code == 400:
-                raise InvalidRequest("the sampler refused the prompt: its length or one of its tokens")
+                raise InvalidRequest(
+                    "the sampler refused the prompt, for its length or one of its tokens, or a schema in response_format or tools"
+                )
             raise EngineFailure("the replica failed while it made the sequence")
         self._server_id = chunk.request_id or self._server_id
         if chunk.usage is not None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ class HeldTokenizer:
         assert self.let_go.wait(GIVE_UP_SECONDS), "nobody was served while the text was tokenized"
         return [1] * 1000
 
-    def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def chat(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        assert not tools
         return self.encode("".join(message.content for message in messages))
 
 

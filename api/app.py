@@ -14,6 +14,7 @@ from api.openapi_document import DescribedApi
 from api.request_observer import RequestObserver
 from api.services import ApiServices
 from api.tinker import (
+    billing,
     capabilities,
     checkpoints,
     client_config,
@@ -33,7 +34,7 @@ from api.tinker import (
     training,
     weights,
 )
-from api.weft import adapters, imports, jobs, points, projects, sample_stream, samplers, samples, standing
+from api.weft import adapters, imports, jobs, points, projects, sample_stream, samplers, samples, standing, usage
 from api.weft import keys as weft_keys
 
 TINKER_PREFIX = "/api/v1"
@@ -56,6 +57,7 @@ _TINKER_MODULES = (
     custom_losses,
     capabilities,
     keys,
+    billing,
     not_offered,
     session_traces,
     downloads,
@@ -94,7 +96,7 @@ def create_app(services: ApiServices) -> FastAPI:
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in _OPENAI_MODULES:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
-    for module in (standing, jobs, imports, points, projects, weft_keys):
+    for module in (standing, usage, jobs, imports, points, projects, weft_keys):
         app.include_router(module.router, prefix=WEFT_PREFIX)
     app.include_router(health.liveness_router)
     app.include_router(health.liveness_router, prefix=TINKER_PREFIX)

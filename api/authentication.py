@@ -71,6 +71,7 @@ JobReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.CHECKPOINTS_W
 GateReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.GATES))]
 GateKeeper = Annotated[Principal, Depends(Require(Scope.GATES))]
 UsageReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.USAGE))]
+BillingReader = Annotated[Principal, Depends(Require(Scope.USAGE))]
 ProjectReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.PROJECTS))]
 ProjectMover = Annotated[Principal, Depends(Require(Scope.TRAIN, Scope.PROJECTS))]
 KeyAdmin = Annotated[Principal, Depends(Require(Scope.KEYS))]

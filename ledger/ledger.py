@@ -262,7 +262,7 @@ class Ledger:
             operation, outcome = completion.operation, completion.outcome
             if operation.id not in pending:
                 if isinstance(outcome, SampleOutput) and (drawn := outcome.drawn):
-                    cut.append({"operation_id": operation.id, "used": operation.tokens + drawn})
+                    cut.append({"operation_id": operation.id, "used": operation.tokens + drawn, "made": drawn})
                 continue
             pending.remove(operation.id)
             points.add(completion, now)

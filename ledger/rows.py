@@ -156,13 +156,14 @@ def finished_row(completion: Completion, now: datetime, *, result_bytes: int | N
     outcome = completion.outcome
     error = outcome if isinstance(outcome, WeftError) else None
     # Tokens of training data and prompts were counted at acceptance.
-    drawn = outcome.drawn if isinstance(outcome, SampleOutput) else 0
+    sample = outcome if isinstance(outcome, SampleOutput) else None
     return {
         "operation_id": completion.operation.id,
         "now": now,
         "new_state": OperationState.DONE if error is None else OperationState.FAILED,
         "size": result_bytes,
-        "made": drawn,
+        "made": 0 if sample is None else sample.drawn,
+        "cached": 0 if sample is None else sample.prompt_cache_hit_tokens,
         "code": error and error.code,
         "category": error and error.category,
         "message": error and error.message,

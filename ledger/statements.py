@@ -179,6 +179,8 @@ FINISH = (
         finished_at=bindparam("now"),
         result_bytes=bindparam("size"),
         tokens=operations.c.tokens + bindparam("made"),
+        sampled_tokens=bindparam("made"),
+        cached_tokens=bindparam("cached"),
         error_code=bindparam("code"),
         error_category=bindparam("category"),
         error_message=bindparam("message"),
@@ -192,7 +194,7 @@ METER_CANCELLED = (
         operations.c.error_code == literal_column(f"'{Cancelled.code}'"),
         operations.c.tokens == 0,
     )
-    .values(tokens=bindparam("used"))
+    .values(tokens=bindparam("used"), sampled_tokens=bindparam("made"))
 )
 """Counts the tokens of a sample that was cancelled while it was drawn, once."""
 

@@ -28,6 +28,8 @@ LARGE_TABLES = frozenset(
         "sample_reports",
         "samplers",
         "sessions",
+        "storage_hours",
+        "usage_hours",
     }
 )
 """Tables that grow with the service's use. Only the functions here change them; ``tests/migrations`` looks."""

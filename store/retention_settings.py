@@ -31,6 +31,11 @@ class RetentionSettings(BaseSettings):
         ge=timedelta(0),
         description="Time for which the events of a run's history are kept.",
     )
+    retention_usage_hours: timedelta = Field(
+        default=timedelta(days=400),
+        ge=timedelta(days=1),
+        description="Time for which usage and storage by hour are kept. Usage by day stays for ever.",
+    )
     retention_sample_records: timedelta = Field(
         default=timedelta(days=1),
         ge=timedelta(0),

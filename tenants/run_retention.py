@@ -15,6 +15,7 @@ from store.tables import AdapterGate, Checkpoint, Operation, Placement, Run, Run
 from store.tables.runs import HAS_FORGOTTEN_SNAPSHOT, IS_ENDED, IS_OPEN
 from store.walk import Place
 from tenants.run_points import forget_points
+from tenants.usage_hours import keep_projects
 
 # All before ``next_seq_id`` is final: naming it spares a read of the whole lane.
 _HAS_PENDING = exists().where(
@@ -144,6 +145,7 @@ async def forget_sessions(transaction: AsyncSession, *, before: datetime, after:
     if len(samplers) == most:
         # There may be more samplers: the same sessions come once more.
         return Forgotten(len(samplers), after or Place(datetime.min.replace(tzinfo=UTC), ""))
+    await keep_projects(transaction, ids)
     sessions = (
         await transaction.execute(
             delete(Session)

@@ -1,21 +1,22 @@
-"""Tenants' usage by day: operations and tokens, added up once for each operation when it is pruned."""
+"""Tenants' usage by day: operations and tokens, added up once for each operation when it is pruned.
+
+``tenants.usage_hours`` has the same by hour, with all that it can be told apart by.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from typing import Any
+from datetime import date
 
 from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal_column, or_, select
-from sqlalchemy.dialects.postgresql import insert as postgres_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
+from store.inserts import dialect_insert
 from store.tables import Operation, Tenant, UsageDay
+from tenants.usage_hours import add_hours
 
-_INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 _IS_DONE = Operation.state == OperationState.DONE
 _DAYS: dict[str, ColumnElement[str]] = {
     "sqlite": func.date(Operation.finished_at),
@@ -26,12 +27,17 @@ _IS_METERED = or_(_IS_DONE, and_(Operation.error_code == Cancelled.code, Operati
 """Done operations, and samples that were cancelled after some tokens."""
 _STALE = select(
     Operation.tenant_id,
+    Operation.lane,
+    Operation.key_id,
     Operation.base_model,
     Operation.kind,
+    Operation.state,
     Operation.finished_at,
     Operation.tokens,
-    case((_IS_DONE, 1), else_=0).label("done"),
-).where(Operation.id.in_(bindparam("ids", expanding=True)), _IS_METERED)
+    Operation.sampled_tokens,
+    Operation.cached_tokens,
+    case((_IS_METERED, 1), else_=0).label("is_metered"),
+).where(Operation.id.in_(bindparam("ids", expanding=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +56,23 @@ class UsageLine:
 
 
 async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
-    """Add the operations to their tenants' usage by day.
+    """Add the operations to their tenants' usage by hour and by day.
 
     The caller marks the operations as pruned in the same transaction, so that each counts once.
     """
+    ended = (await transaction.execute(_STALE, {"ids": list(ids)})).all()
+    await add_hours(transaction, ended)
     operations: Counter[tuple[str, str, str, str]] = Counter()
     tokens: Counter[tuple[str, str, str, str]] = Counter()
-    for row in await transaction.execute(_STALE, {"ids": list(ids)}):
-        key = (row.tenant_id, _day(row.finished_at), row.base_model, row.kind)
-        operations[key] += row.done
+    for row in ended:
+        if not row.is_metered:
+            continue
+        key = (row.tenant_id, row.finished_at.date().isoformat(), row.base_model, row.kind)
+        operations[key] += row.state == OperationState.DONE
         tokens[key] += row.tokens
     if not operations:
         return
-    insert = _INSERTS[transaction.get_bind().dialect.name](UsageDay).values(
+    insert = dialect_insert(transaction, UsageDay).values(
         [
             {
                 "tenant_id": tenant,
@@ -131,7 +141,3 @@ def _summed(lines: Iterable[UsageLine]) -> list[UsageLine]:
         operations, tokens = found.get(key, (0, 0))
         found[key] = (operations + line.operations, tokens + line.tokens)
     return [UsageLine(*key, *found[key]) for key in sorted(found)]
-
-
-def _day(when: datetime) -> str:
-    return when.date().isoformat()

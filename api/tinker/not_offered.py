@@ -29,8 +29,6 @@ NOT_OFFERED = (
     NotOffered("POST", f"{_CHECKPOINT}/publish", _PRIVATE),
     NotOffered("DELETE", f"{_CHECKPOINT}/publish", _PRIVATE),
     NotOffered("GET", "/audit", "weft keeps no audit log yet"),
-    NotOffered("GET", "/billing/usage/events", "weft bills nothing"),
-    NotOffered("GET", "/billing/usage/checkpoints/current", "GET /checkpoints gives the size of each"),
 )
 
 

@@ -26,7 +26,8 @@ from store.tables.sampling import (
     VersionCommand,
 )
 from store.tables.sessions import Sampler, Session
-from store.tables.tenancy import ApiKey, Tenant, UsageDay
+from store.tables.tenancy import ApiKey, Tenant
+from store.tables.usage import StorageHour, UsageDay, UsageHour
 
 __all__ = [
     "AdapterGate",
@@ -59,8 +60,10 @@ __all__ = [
     "ServicePresence",
     "Session",
     "StepRun",
+    "StorageHour",
     "Tenant",
     "UsageDay",
+    "UsageHour",
     "VersionCommand",
     "WeightJob",
     "WorkerProcess",

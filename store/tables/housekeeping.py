@@ -33,6 +33,7 @@ class ServicePresence(Base):
     """One row, number 1: when an API process last said that clients can reach it.
 
     ``back_at`` is the end of the last silence of all API processes. No client could send a heartbeat before.
+    ``storage_metered_to``: end of the hours whose storage is recorded.
     """
 
     __tablename__ = "service_presence"
@@ -40,3 +41,4 @@ class ServicePresence(Base):
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     present_at: Mapped[datetime]
     back_at: Mapped[datetime]
+    storage_metered_to: Mapped[datetime | None]

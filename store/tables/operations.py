@@ -31,6 +31,8 @@ class Operation(Base):
     - ``key_id``: API key of the request that brought the operation.
     - ``payload_bytes``: size of the encoded payload.
     - ``reserved_tokens``: tokens that a sample may take at most, its prompt and every sequence to ``max_tokens``.
+    - ``tokens``: tokens of training data; of a sample its prompt's and, once it has ended, ``sampled_tokens``.
+    - ``cached_tokens``: tokens of the prompt that the replica found in its cache.
     - ``told_as``: number under which the lane's clients are told that the sample has ended (``ledger.told_ends``).
     """
 
@@ -63,6 +65,8 @@ class Operation(Base):
     payload_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
     reserved_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     told_as: Mapped[int | None] = mapped_column(BigInteger)
+    sampled_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),
@@ -77,6 +81,7 @@ class Operation(Base):
         partial_index("ix_operations_failed", "position", where=_IS_FAILED),
         partial_index("ix_operations_failed_of_tenant", "tenant_id", "position", where=_IS_FAILED),
         partial_index("ix_operations_unpruned", "finished_at", where=_IS_UNPRUNED),
+        partial_index("ix_operations_unpruned_of_tenant", "tenant_id", "finished_at", where=_IS_UNPRUNED),
         partial_index("ix_operations_ended_samples", "lane", "told_as", where=_IS_ENDED_SAMPLE),
     )
 

@@ -1,8 +1,8 @@
-"""Tables of tenants: who they are, their keys and their usage."""
+"""Tables of tenants: who they are, and their keys."""
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, String, text
+from sqlalchemy import JSON, Float, ForeignKey, Index, Integer, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base, partial_index
@@ -60,16 +60,3 @@ class ApiKey(Base):
     made_by: Mapped[str | None] = mapped_column(String(64))
 
     __table_args__ = (Index("ix_api_keys_made_by", "made_by", unique=True),)
-
-
-class UsageDay(Base):
-    """A tenant's usage on ``day`` (ISO, UTC): successful operations, and the tokens that were trained or sampled."""
-
-    __tablename__ = "usage_days"
-
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
-    day: Mapped[str] = mapped_column(String(10), primary_key=True, index=True)
-    base_model: Mapped[str] = mapped_column(String(500), primary_key=True)
-    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
-    operations: Mapped[int] = mapped_column(BigInteger)
-    tokens: Mapped[int] = mapped_column(BigInteger)

@@ -45,6 +45,7 @@ WRITES = needs(Scope.CHECKPOINTS_WRITE)
 MOVES = needs(Scope.TRAIN, Scope.PROJECTS)
 GATES = needs(Scope.GATES)
 _RUN = "/api/v1/training_runs/{run}"
+_WINDOW = "starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-02T00:00:00Z"
 _LORA = {"base_model": "test/tiny", "model_seq_id": 900, "lora_config": {"rank": 4}}
 _PATH = "tinker://{run}/weights/one"
 _SAMPLER = {"session_id": "{session}", "sampling_session_seq_id": 900, "base_model": "test/tiny"}
@@ -85,6 +86,9 @@ CALLS = (
     Call("GET", "/v1/models", needs(Scope.READ, Scope.SAMPLE), names=False),
     Call("GET", "/v1/models/{run}", needs(Scope.READ, Scope.SAMPLE)),
     Call("GET", "/api/v1/adapters/{run}", needs(Scope.READ, Scope.GATES)),
+    Call("GET", "/api/weft/v1/usage?since=2026-01-01T00:00:00Z", needs(Scope.READ, Scope.USAGE), names=False),
+    Call("GET", "/api/v1/billing/usage/events?" + _WINDOW, needs(Scope.USAGE), names=False),
+    Call("GET", "/api/v1/billing/usage/checkpoints/current", needs(Scope.USAGE), names=False),
     Call("GET", "/api/weft/v1/usage/standing", needs(Scope.READ, Scope.USAGE), names=False),
     Call("GET", "/api/weft/v1/jobs", needs(Scope.READ, Scope.CHECKPOINTS_WRITE), names=False),
     Call("GET", "/api/weft/v1/projects", needs(Scope.READ, Scope.PROJECTS), names=False),

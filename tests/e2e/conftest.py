@@ -52,6 +52,24 @@ def make_tenant(data: Path, name: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def make_key(data: Path, tenant: str, *, role: str) -> str:
+    """Another key of a tenant, by the admin command."""
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "key",
+        "create",
+        "--tenant",
+        tenant,
+        "--role",
+        role,
+        "--data",
+        str(data),
+    ]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
     """``weft serve`` on the tiny base, for tests that leave it running."""

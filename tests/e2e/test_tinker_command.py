@@ -10,7 +10,7 @@ import pytest
 
 from cli.pages.markdown import table
 from tests.conftest import ROOT
-from tests.e2e.conftest import BASE_NAME, Service
+from tests.e2e.conftest import BASE_NAME, Service, make_key
 
 SCRIPT = Path(__file__).with_name("tinker_command.py")
 COOKBOOK = Path(__file__).with_name("sdk_cookbook.py")
@@ -21,7 +21,8 @@ _HEAD = """# The tinker command
 
 *Generated from what `tests/e2e/test_tinker_command.py` saw; the test compares.*
 
-Each subcommand of the unmodified `tinker` command (SDK 0.38.0), with `TINKER_BASE_URL` and `TINKER_API_KEY` set.
+Each subcommand of the unmodified `tinker` command (SDK 0.38.0), with `TINKER_BASE_URL` and an administrator's
+`TINKER_API_KEY` set.
 `auth login` and `auth logout` print links to the hosted service's console, which does not know weft's keys: an
 operator's `weft key` takes its place.
 
@@ -31,8 +32,9 @@ operator's `weft key` takes its place.
 def test_every_subcommand_runs_or_is_refused_with_the_reason_that_the_page_gives(
     service: Service, tmp_path: Path
 ) -> None:
+    key = make_key(service.data, "first", role="admin")
     finished = subprocess.run(
-        [sys.executable, str(SCRIPT), service.base_url, service.key, BASE_NAME],
+        [sys.executable, str(SCRIPT), service.base_url, key, BASE_NAME],
         capture_output=True,
         text=True,
         timeout=240,
@@ -46,6 +48,9 @@ def test_every_subcommand_runs_or_is_refused_with_the_reason_that_the_page_gives
     refused = {command: why for command, why in outcomes.items() if why}
     assert all(why.startswith("weft does not offer") for why in refused.values()), refused
     assert seen["traces"] == 1
+    # A prompt counts once for its two sequences; both saves, and the one of the sampler, have ended.
+    assert seen["billed"] == {"training": 5, "sampling_prefill": 5, "sampling_sample": 8, "checkpoint": 3}
+    assert seen["rows"] > len(seen["billed"])
     assert "weights/kept" in seen["left"]
     assert "weights/gone" not in seen["left"]
     assert seen["downloaded"] == ["adapter_config.json", "adapter_model.safetensors"]

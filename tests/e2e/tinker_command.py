@@ -80,10 +80,34 @@ def _address(hub: Hub) -> str:
     return f"http://127.0.0.1:{hub.server_address[1]}"
 
 
+def window() -> tuple[str, str]:
+    """Begin and end of the hours around this one: the script may run into the next."""
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    return (hour - _HOUR).isoformat(), (hour + 2 * _HOUR).isoformat()
+
+
+def used(trainer: Any, sampler: Any) -> dict[str, float]:
+    """Train and sample, and return the tokens of this session that the SDK is told, by type."""
+    import tinker
+    from tinker import types
+
+    tokens = [1, 2, 3, 4, 5]
+    inputs = {"target_tokens": tokens, "weights": [1.0] * len(tokens)}
+    datum = types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
+    trainer.forward_backward([datum], "cross_entropy").result()
+    params = types.SamplingParams(max_tokens=4, stop=[])
+    sampler.sample(types.ModelInput.from_ints(tokens), num_samples=2, sampling_params=params).result()
+    found: dict[str, float] = {}
+    for event in tinker.AdminClient().get_billing_usage(*window()).result().data:
+        info = event.event_info
+        if event.session_id == trainer.model_id.split(":")[0] and info.type != "storage":
+            found[info.type] = found.get(info.type, 0) + (info.count if info.type == "checkpoint" else info.token_count)
+    return found
+
+
 def arguments(paths: dict[str, str], key: str) -> dict[str, tuple[list[str], str]]:
     """The arguments of each subcommand, and what is typed into it."""
     run = paths["kept"].removeprefix("tinker://").split("/")[0]
-    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     return {
         "version": ([], ""),
         "auth status": ([], ""),
@@ -102,7 +126,7 @@ def arguments(paths: dict[str, str], key: str) -> dict[str, tuple[list[str], str
         "checkpoint download": ([paths["kept"]], ""),
         "checkpoint push-hf": ([paths["kept"], "--repo", "me/mine"], ""),
         "checkpoint delete": (["--yes", paths["gone"]], ""),
-        "billing usage": ([(hour - _HOUR).isoformat(), hour.isoformat()], ""),
+        "billing usage": ([*window(), "--csv", "usage.csv"], ""),
         "billing checkpoint-storage": ([], ""),
     }
 
@@ -139,6 +163,7 @@ def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
 
     trainer = tinker.ServiceClient().create_lora_training_client(base_model=base_model, rank=4)
     paths = {name: trainer.save_state(name).result().path for name in ("kept", "gone")}
+    billed = used(trainer, trainer.save_weights_and_get_sampling_client())
     given = arguments(paths, key)
     outcomes = {}
     for command, (options, typed) in given.items():
@@ -146,11 +171,14 @@ def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
         outcomes[command] = "" if done.exit_code == 0 else reason(done.exception, done.output)
     left = [one.checkpoint_id for one in tinker.RestClient().list_user_checkpoints().result().checkpoints]
     traces = [path.name for path in Path().glob("*.pftrace") if json.loads(path.read_text())["traceEvents"]]
+    rows = Path("usage.csv").read_text().splitlines()
     hub.shutdown()
     (downloaded,) = Path().glob("*_weights_kept")
     files = {path.name: path.read_bytes() for path in downloaded.iterdir()}
     return {
         "outcomes": outcomes,
+        "billed": billed,
+        "rows": len(rows),
         "subcommands": sorted(subcommands(main_cli)),
         "left": left,
         "traces": len(traces),

@@ -31,6 +31,8 @@ class StepName(StrEnum):
     FORGET_SESSIONS = "forget-sessions"
     FORGET_RUNS = "forget-runs"
     FORGET_EVENTS = "forget-events"
+    METER_STORAGE = "meter-storage"
+    FORGET_USAGE = "forget-usage"
     REMOVE_ORPHANS = "remove-orphans"
 
 
@@ -42,9 +44,11 @@ _SELDOM = {
     StepName.FORGET_SESSIONS: timedelta(minutes=10),
     StepName.FORGET_RUNS: timedelta(minutes=10),
     StepName.FORGET_EVENTS: timedelta(minutes=10),
+    StepName.METER_STORAGE: timedelta(minutes=10),
+    StepName.FORGET_USAGE: timedelta(hours=1),
     StepName.REMOVE_ORPHANS: timedelta(hours=1),
 }
-"""Steps that walk over rows or folders which are kept for long."""
+"""Steps that walk over rows or folders which are kept for long, or that have work once an hour."""
 
 
 def interval(step: StepName, settings: Settings) -> timedelta:

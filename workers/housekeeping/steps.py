@@ -23,6 +23,8 @@ from tenants.run_history import delete_run_events
 from tenants.run_retention import drop_snapshots, end_runs, forget_runs, forget_sessions
 from tenants.sample_records import forget_sample_records
 from tenants.sessions import end_silent_sessions
+from tenants.storage_hours import StorageWalk, begin_walk, meter_storage
+from tenants.usage_hours import forget_usage
 from tenants.version_retention import VersionRules, delete_expired, retire_versions
 from tenants.weight_jobs import forget_jobs
 from workers.housekeeping.folders import FolderRemoval
@@ -35,6 +37,9 @@ _STALE_COMMAND = timedelta(hours=1)
 
 _STALE_DIRECTIVE = timedelta(days=1)
 """Age at which an operator's directive for a run is deleted. A trainer of the run would have carried it out."""
+
+_METERED_TENANTS = 20
+"""Most tenants whose storage one transaction meters: each may have twenty thousand checkpoints."""
 
 
 class HousekeepingSteps:
@@ -68,6 +73,8 @@ class HousekeepingSteps:
             StepName.FORGET_SESSIONS: self._forget_sessions,
             StepName.FORGET_RUNS: self._forget_runs,
             StepName.FORGET_EVENTS: self._forget_events,
+            StepName.METER_STORAGE: self._meter_storage,
+            StepName.FORGET_USAGE: self._forget_usage,
             StepName.REMOVE_ORPHANS: self._remove_orphans,
         }
         self.by_name = {name: Step(name, works[name]) for name in StepName}
@@ -229,6 +236,17 @@ class HousekeepingSteps:
             directives = await delete_stale_directives(transaction, before=now - _STALE_DIRECTIVE, most=LARGE)
             events = await delete_run_events(transaction, before=now - kept, most=LARGE)
         return again(max(events, directives), LARGE)
+
+    async def _meter_storage(self, place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            walk = await begin_walk(transaction, self._runtime.clock()) if place is None else StorageWalk.parse(place)
+            storing, further = await meter_storage(transaction, walk, most=_METERED_TENANTS)
+        return Batch(storing, None if further is None else str(further))
+
+    async def _forget_usage(self, _place: str | None) -> Batch:
+        before = self._runtime.clock() - self._runtime.settings.retention_usage_hours
+        async with self._runtime.database.write() as transaction:
+            return again(await forget_usage(transaction, before=before, most=LARGE), LARGE)
 
     async def _remove_orphans(self, place: str | None) -> Batch:
         return await self.folders.remove_orphans(settled=True, after=place or "")

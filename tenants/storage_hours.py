@@ -1,0 +1,128 @@
+"""Storage of tenants by hour: the bytes of their checkpoints, read once an hour.
+
+An hour in which nobody read them, since no process ran, has the bytes of the next reading: nobody can save or delete then.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Self
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import TenantId
+from store.inserts import insert_unless_present
+from store.tables import Checkpoint, Run, ServicePresence, Session, StorageHour, Tenant
+from tenants.reach import Owner, Reach, default_project, reached_sessions, tenant_of
+
+HOUR = timedelta(hours=1)
+_MOST_MISSED = 14 * 24
+"""Hours without a reading that are filled: after a longer silence of the service the oldest are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNow:
+    """Checkpoints of one project, their number and their bytes."""
+
+    project: str
+    checkpoints: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLine:
+    """Bytes stored throughout the hour that begins at ``hour``."""
+
+    hour: datetime
+    project: str
+    nbytes: int
+
+
+async def stored_now(session: AsyncSession, owner: Owner) -> list[StoredNow]:
+    """Return what the owner stores now, by project."""
+    tenant = tenant_of(owner)
+    project = func.coalesce(Session.project, default_project(tenant))
+    rows = await session.execute(
+        select(project.label("project"), func.count().label("number"), func.sum(Checkpoint.size_bytes).label("nbytes"))
+        .select_from(Checkpoint)
+        .join(Run, Run.id == Checkpoint.run_id)
+        .join(Session, Session.id == Run.session_id)
+        .where(Checkpoint.tenant_id == tenant, *reached_sessions(owner))
+        .group_by(project)
+        .order_by(project)
+    )
+    return [StoredNow(row.project, row.number, int(row.nbytes)) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageWalk:
+    """Walk over all tenants that meters the hours from ``first`` on and before ``end``; ``after`` is the last tenant seen."""
+
+    first: datetime
+    end: datetime
+    after: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the walk of that text."""
+        first, end, after = text.split(" ")
+        return cls(datetime.fromisoformat(first), datetime.fromisoformat(end), after)
+
+    def __str__(self) -> str:
+        return f"{self.first.isoformat()} {self.end.isoformat()} {self.after}"
+
+
+async def begin_walk(session: AsyncSession, now: datetime) -> StorageWalk:
+    """Return the walk over the whole hours that no walk has metered; the last one before the first walk."""
+    end = now.replace(minute=0, second=0, microsecond=0)
+    metered_to = await session.scalar(select(ServicePresence.storage_metered_to))
+    first = end - HOUR if metered_to is None else max(metered_to, end - _MOST_MISSED * HOUR)
+    return StorageWalk(first, end)
+
+
+async def meter_storage(transaction: AsyncSession, walk: StorageWalk, *, most: int) -> tuple[int, StorageWalk | None]:
+    """Record what the next ``most`` tenants store now as their storage of the walk's hours; a recorded hour stays as it is.
+
+    Return the number of tenants that store anything, and the walk after them, None at its end.
+    """
+    hours = [walk.first + place * HOUR for place in range(int((walk.end - walk.first) / HOUR))]
+    if not hours:
+        return 0, None
+    tenants = (
+        await transaction.scalars(select(Tenant.id).where(Tenant.id > walk.after).order_by(Tenant.id).limit(most))
+    ).all()
+    found = [(tenant, await stored_now(transaction, TenantId(tenant))) for tenant in tenants]
+    rows = [
+        {
+            "tenant_id": tenant,
+            "hour": hour,
+            "project": one.project,
+            "nbytes": one.nbytes,
+            "checkpoints": one.checkpoints,
+        }
+        for tenant, stored in found
+        for hour in hours
+        for one in stored
+    ]
+    if rows:
+        await transaction.execute(insert_unless_present(transaction, StorageHour), rows)
+    storing = sum(bool(stored) for _, stored in found)
+    if len(tenants) == most:
+        return storing, replace(walk, after=tenants[-1])
+    await transaction.execute(update(ServicePresence).values(storage_metered_to=walk.end))
+    return storing, None
+
+
+async def storage_lines(
+    session: AsyncSession, owner: Owner, *, since: datetime, before: datetime, limit: int
+) -> list[StorageLine]:
+    """Return the owner's storage in the hours that begin from ``since`` on and before ``before``, in order of time."""
+    of_projects = [StorageHour.project.in_(sorted(owner.projects))] if isinstance(owner, Reach) else []
+    rows = await session.scalars(
+        select(StorageHour)
+        .where(StorageHour.tenant_id == tenant_of(owner), *of_projects)
+        .where(StorageHour.hour >= since, StorageHour.hour < before)
+        .order_by(StorageHour.hour, StorageHour.project)
+        .limit(limit)
+    )
+    return [StorageLine(row.hour, row.project, row.nbytes) for row in rows]

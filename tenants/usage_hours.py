@@ -1,0 +1,279 @@
+"""Usage of a tenant by hour, told apart by project, session, run, key, base model and kind of operation.
+
+Operations that are not pruned yet are read from their own rows, so what has been answered is in the next look. The rules:
+a failed operation's tokens count only if it is a sample that was cancelled after some; a replay ends no operation, so it
+counts nothing; a prompt counts once for each request, not for each of its sequences.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from typing import Any, cast
+
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    String,
+    Table,
+    and_,
+    case,
+    delete,
+    func,
+    literal,
+    literal_column,
+    null,
+    or_,
+    select,
+    tuple_,
+    type_coerce,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import Cancelled
+from contracts.ids import TenantId
+from contracts.ledger_records import OperationState
+from contracts.operations import OperationKind
+from store.tables import Operation, Session, StorageHour, UsageHour
+from store.tables.base import UtcDateTime
+from tenants.reach import Owner, Reach, default_project, tenant_of
+
+_SUMS = ("operations", "failed", "train_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
+_hours = cast(Table, UsageHour.__table__)
+
+
+class Dimension(StrEnum):
+    """Property by which usage is told apart."""
+
+    PROJECT = "project"
+    SESSION = "session"
+    RUN = "run"
+    KEY = "key"
+    BASE_MODEL = "base_model"
+    KIND = "kind"
+
+
+class BucketWidth(StrEnum):
+    """Length of a line's time, in UTC."""
+
+    HOUR = "1h"
+    DAY = "1d"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLine:
+    """Usage within the bucket that begins at ``start``. A property that was not asked for is None.
+
+    ``run`` is None for samples too, and ``key`` where no key is known.
+    """
+
+    start: datetime
+    project: str | None
+    session: str | None
+    run: str | None
+    key: int | None
+    base_model: str | None
+    kind: str | None
+    operations: int
+    failed: int
+    train_tokens: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    sampled_tokens: int
+
+
+async def add_hours(transaction: AsyncSession, ended: Sequence[Row[*tuple[Any, ...]]]) -> None:
+    """Add ended operations, rows with the columns that ``tenants.usage`` reads, to the usage of their hours."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for row in ended:
+        is_sample = row.kind == OperationKind.SAMPLE
+        hour = row.finished_at.replace(minute=0, second=0, microsecond=0)
+        run = "" if is_sample else row.lane
+        key = (row.tenant_id, hour, row.lane.split(":", 1)[0], run, row.key_id or 0, row.base_model, row.kind)
+        sums = found.setdefault(key, [0] * len(_SUMS))
+        sums[0] += row.state == OperationState.DONE
+        sums[1] += row.state != OperationState.DONE
+        if not row.is_metered:
+            continue
+        if is_sample:
+            sums[3] += row.tokens - row.sampled_tokens
+            sums[4] += row.cached_tokens
+            sums[5] += row.sampled_tokens
+        else:
+            sums[2] += row.tokens
+    names = [column.name for column in _hours.primary_key.columns]
+    # Sorted, so that two transactions lock the rows in the same order and cannot deadlock.
+    rows = [
+        dict(zip(names, key, strict=True)) | dict(zip(_SUMS, sums, strict=True))
+        for key, sums in sorted(found.items(), key=lambda item: tuple(map(str, item[0])))
+    ]
+    if rows:
+        await transaction.execute(_adding_insert(transaction.get_bind().dialect.name), rows)
+
+
+async def usage_lines(
+    session: AsyncSession,
+    owner: Owner,
+    *,
+    since: datetime,
+    before: datetime,
+    by: Collection[Dimension],
+    width: BucketWidth = BucketWidth.HOUR,
+    limit: int,
+    offset: int = 0,
+) -> list[UsageLine]:
+    """Return the owner's usage of the hours that begin from ``since`` on and before ``before``, in order of time."""
+    tenant = tenant_of(owner)
+    rules = _RULES[session.get_bind().dialect.name]
+    both = union_all(_rolled(tenant, since, before), _unrolled(tenant, since, before, rules)).subquery()
+    project = func.coalesce(Session.project, both.c.project, default_project(tenant))
+    values: dict[Dimension, ColumnElement[Any]] = {
+        Dimension.PROJECT: project,
+        Dimension.SESSION: both.c.session_id,
+        Dimension.RUN: both.c.run_id,
+        Dimension.KEY: both.c.key_id,
+        Dimension.BASE_MODEL: both.c.base_model,
+        Dimension.KIND: both.c.kind,
+    }
+    start = both.c.hour if width is BucketWidth.HOUR else rules.day(both.c.hour)
+    columns = [start.label("start")]
+    columns += [(values[one] if one in by else null()).label(one.value) for one in Dimension]
+    groups: list[ColumnElement[Any]] = [
+        literal_column("1"),
+        *(literal_column(str(place + 2)) for place, one in enumerate(Dimension) if one in by),
+    ]
+    query = (
+        select(*columns, *(func.sum(both.c[name]).label(name) for name in _SUMS))
+        .select_from(both.outerjoin(Session, Session.id == both.c.session_id))
+        .where(*([project.in_(sorted(owner.projects))] if isinstance(owner, Reach) else []))
+        .group_by(*groups)
+        .order_by(*groups)
+        .limit(limit)
+        .offset(offset)
+    )
+    return [
+        UsageLine(
+            start=row.start,
+            project=row.project,
+            session=row.session,
+            run=row.run or None,
+            key=row.key or None,
+            base_model=row.base_model,
+            kind=row.kind,
+            **{name: int(getattr(row, name)) for name in _SUMS},
+        )
+        for row in await session.execute(query)
+    ]
+
+
+async def forget_usage(transaction: AsyncSession, *, before: datetime, most: int) -> int:
+    """Delete at most ``most`` rows of usage, and as many of storage, of hours before ``before``; return how many at most."""
+    gone = 0
+    for table in (UsageHour, StorageHour):
+        key = tuple(cast(Table, table.__table__).primary_key.columns)
+        oldest = select(*key).where(table.hour < before).order_by(table.hour).limit(most)
+        found = await transaction.execute(
+            delete(table)
+            .where(tuple_(*key).in_(oldest))
+            .returning(table.tenant_id)
+            .execution_options(synchronize_session=False)
+        )
+        gone = max(gone, len(found.all()))
+    return gone
+
+
+async def keep_projects(transaction: AsyncSession, sessions: Sequence[str]) -> None:
+    """Note the projects of sessions that are about to be forgotten with their usage."""
+    project = select(Session.project).where(Session.id == UsageHour.session_id).scalar_subquery()
+    await transaction.execute(
+        update(UsageHour)
+        .where(UsageHour.session_id.in_(sessions))
+        .values(project=project)
+        .execution_options(synchronize_session=False)
+    )
+
+
+# --- statements ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _TimeRules:
+    """Expressions that each database spells in its own way."""
+
+    is_sqlite: bool
+
+    def hour(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
+        return self._floor(time, "hour", "%Y-%m-%d %H:00:00.000000")
+
+    def day(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
+        return self._floor(time, "day", "%Y-%m-%d 00:00:00.000000")
+
+    def session(self, lane: ColumnElement[str]) -> ColumnElement[str]:
+        """Return the beginning of a lane, which is its session."""
+        if self.is_sqlite:
+            return func.substr(lane, 1, func.instr(lane + ":", ":") - 1, type_=String)
+        return func.split_part(lane, ":", 1, type_=String)
+
+    def _floor(self, time: ColumnElement[Any], unit: str, pattern: str) -> ColumnElement[Any]:
+        floor = func.strftime(pattern, time) if self.is_sqlite else func.date_trunc(unit, time, "UTC")
+        return type_coerce(floor, UtcDateTime())
+
+
+_RULES = {"sqlite": _TimeRules(is_sqlite=True), "postgresql": _TimeRules(is_sqlite=False)}
+
+
+def _rolled(tenant: TenantId, since: datetime, before: datetime) -> Select[Any]:
+    columns = [column for column in _hours.columns if column.name != "tenant_id"]
+    return select(*columns).where(_hours.c.tenant_id == tenant, _hours.c.hour >= since, _hours.c.hour < before)
+
+
+def _unrolled(tenant: TenantId, since: datetime, before: datetime, rules: _TimeRules) -> Select[Any]:
+    """Return the usage of operations that have ended and are not pruned, in the columns of ``_rolled``."""
+    is_done, is_sample = Operation.state == OperationState.DONE, Operation.kind == OperationKind.SAMPLE
+    is_metered = or_(is_done, and_(Operation.error_code == Cancelled.code, Operation.tokens > 0))
+
+    def sum_where(value: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[Any]:
+        return func.sum(case((and_(*conditions), value), else_=0))
+
+    one = literal(1)
+    hour = rules.hour(Operation.finished_at.expression).label("hour")
+    run = case((is_sample, ""), else_=Operation.lane).label("run_id")
+    session = rules.session(Operation.lane.expression).label("session_id")
+    key = func.coalesce(Operation.key_id, 0).label("key_id")
+    sums = {
+        "operations": sum_where(one, is_done),
+        "failed": sum_where(one, ~is_done),
+        "train_tokens": sum_where(Operation.tokens.expression, is_metered, ~is_sample),
+        "prompt_tokens": sum_where(Operation.tokens - Operation.sampled_tokens, is_metered, is_sample),
+        "cached_prompt_tokens": sum_where(Operation.cached_tokens.expression, is_metered, is_sample),
+        "sampled_tokens": sum_where(Operation.sampled_tokens.expression, is_metered, is_sample),
+    }
+    dimensions = (hour, session, run, key, Operation.base_model, Operation.kind)
+    return (
+        select(*dimensions, type_coerce(null(), String).label("project"), *(sums[name].label(name) for name in _SUMS))
+        .where(
+            Operation.tenant_id == tenant,
+            Operation.finished_at >= since,
+            Operation.finished_at < before,
+            Operation.finished_at.is_not(None),
+            Operation.pruned_at.is_(None),
+        )
+        .group_by(*(literal_column(str(place + 1)) for place in range(len(dimensions))))
+    )
+
+
+@cache
+def _adding_insert(dialect: str) -> SqliteInsert | PostgresInsert:
+    insert = sqlite_insert(_hours) if dialect == "sqlite" else postgres_insert(_hours)
+    return insert.on_conflict_do_update(
+        index_elements=list(_hours.primary_key.columns),
+        set_={name: _hours.c[name] + insert.excluded[name] for name in _SUMS},
+    )

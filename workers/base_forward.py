@@ -54,7 +54,10 @@ class Prompt:
 
 
 class BaseForward:
-    """``TrainerForward`` over ``base``. Prompts that wait are scored together, on one thread, beside the trainer's passes."""
+    """``TrainerForward`` over ``base``. Prompts that wait are scored together, on one thread, beside the trainer's passes.
+
+    On an accelerator their micro-batches take turns with those of the passes: a score adds nothing to a pass's memory.
+    """
 
     def __init__(self, base: BaseModel) -> None:
         self._base = base
@@ -166,7 +169,7 @@ class BaseForward:
         """Return the scores with the likeliest tokens, whose logits a training pass does not keep."""
         base, scores = self._base, PromptScores(prompt.tokens, prompt.scoring)
         ids = torch.from_numpy(prompt.tokens.copy())[None].to(base.device)
-        with base.adapters([AdapterSegment(weights, 0, 1)]):
+        with base.turns.turn(), base.adapters([AdapterSegment(weights, 0, 1)]):
             states = base.hidden_states(ids) if base.has_plain_head else base.logits(ids)
             size = max(1, CHUNK_LOGITS // base.facts.vocabulary_size)
             for first, part in enumerate(torch.split(states, size, dim=1)):

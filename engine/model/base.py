@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
+from engine.model.device_turns import DeviceTurns
 from engine.model.input_layout import InputLayout, observe_layouts, restore_rows
 from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, trains
 
@@ -43,6 +44,8 @@ class BaseModel:
         self.facts = facts
         self.model = model
         self.device = next(model.parameters()).device
+        self.turns = DeviceTurns(one_at_a_time=self.device.type != "cpu")
+        """Turns of training passes and scores on the device. The sampler keeps to memory of its own."""
         self._active: ContextVar[LowRank | None] = ContextVar(f"adapters of {facts.name}", default=None)
         modules = dict(model.named_modules())
         candidates = _find_projections(model)

@@ -81,7 +81,12 @@ class FusedMicroBatches:
         """
         clocks = Clocks()
         try:
-            with torch.set_grad_enabled(backward), clocks.all.measure(), device_errors():
+            with (
+                self._base.turns.turn(),
+                torch.set_grad_enabled(backward),
+                clocks.all.measure(),
+                device_errors(),
+            ):
                 return MicroBatchResult(self._output(rows, clocks, backward=backward), clocks)
         except (RuntimeError, WeftError):
             log.exception("micro-batch failed base=%s rows=%d", self._base.facts.name, len(rows))

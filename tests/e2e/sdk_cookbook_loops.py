@@ -177,7 +177,7 @@ async def sl_train(world: World) -> None:
 
 
 async def rl_in_step(world: World) -> None:
-    """On-policy steps with a reference's KL; importance sampling, PPO with its config."""
+    """Steps on policy with a reference's KL; importance sampling, PPO with its config."""
     reference = world.service.create_sampling_client(base_model=world.base_model, model_path=None).result()
     for loss, config in (("importance_sampling", None), ("ppo", {"clip_low_threshold": 0.8})):
         sampler = await world.trainer.save_weights_and_get_sampling_client(record_stability_info=False)

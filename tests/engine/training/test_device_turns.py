@@ -1,4 +1,4 @@
-"""On an accelerator scores and training passes of one process take turns, so that the memory of one bounds the other's."""
+"""Scores and training passes of one process take turns on an accelerator, so that the memory of one bounds the other's."""
 
 import threading
 from collections.abc import Iterator

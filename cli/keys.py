@@ -59,12 +59,16 @@ def create(
 
 
 async def new_key(
-    database: Database, tenant_name: str, note: str, rights: KeyRights, projects: list[str] | None = None
+    database: Database,
+    tenant_name: str,
+    note: str,
+    rights: KeyRights | None = None,
+    projects: list[str] | None = None,
 ) -> str:
     """Make a key of the named tenant; return its secret. Raises ``NotFound``, ``InvalidRequest``."""
     async with database.write() as transaction:
         tenant = await find_tenant(transaction, name=tenant_name)
-        rights = await _of_projects(transaction, tenant, rights, projects)
+        rights = await _of_projects(transaction, tenant, rights or KeyRights(), projects)
         key = await create_key(transaction, tenant=tenant, note=note, clock=utc_now, rights=rights)
     note_event_of(SecurityEvent.KEY_CREATED, tenant, key.prefix)
     return key.secret
@@ -126,13 +130,15 @@ def revoke(
 ) -> None:
     """Revoke a key at once."""
 
-    async def change(database: Database) -> None:
-        async with database.write() as transaction:
-            revoked = await revoke_key(transaction, prefix=key, clock=utc_now)
-        note_event_of(SecurityEvent.KEY_REVOKED, revoked.tenant, revoked.prefix)
-
-    run_or_explain(lambda: on_database(load_settings(data=data), change))
+    run_or_explain(lambda: on_database(load_settings(data=data), lambda database: end_key(database, key)))
     typer.echo("revoked")
+
+
+async def end_key(database: Database, key: str) -> None:
+    """Revoke the key with this text or prefix. Raises ``NotFound``."""
+    async with database.write() as transaction:
+        revoked = await revoke_key(transaction, prefix=key, clock=utc_now)
+    note_event_of(SecurityEvent.KEY_REVOKED, revoked.tenant, revoked.prefix)
 
 
 def _line(key: ApiKey, now: datetime) -> str:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import func, select
 
-from cli.administration import end_key
+from cli.keys import end_key
 from contracts.ids import RequestId
 from contracts.ledger_records import OperationState
 from contracts.vocabulary import BaseVocabulary

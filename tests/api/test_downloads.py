@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tinker import types
 
-from cli.administration import end_key
+from cli.keys import end_key
 from tenants.keys import create_key
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli.administration import end_key, new_key, on_database
+from cli.administration import on_database
+from cli.keys import end_key, new_key
 from cli.operations import cancel as cancel_operation
 from store.settings import Settings
 from testing.service_process import ServiceProcess

@@ -29,13 +29,16 @@ def pause(
     ttl: Annotated[
         float | None, typer.Option(help="Seconds after which the gate opens by itself [WEFT_PAUSE_TTL].")
     ] = None,
+    clear_cache: Annotated[
+        bool, typer.Option("--clear-cache", help="Have no sample read what replicas have cached of prompts so far.")
+    ] = False,
     data: DataOption = None,
 ) -> None:
     """Close a gate: new samples wait. Samples in flight end (wait), are cut and go on later (keep), or end now (abort)."""
     settings = load_settings(data=data)
 
     async def change(database: Database) -> str:
-        asked = Pause(mode, reason or None, pause_ttl(ttl, settings))
+        asked = Pause(mode, reason or None, pause_ttl(ttl, settings), clear_cache)
         clock = await clock_of(database)
         async with database.write() as transaction:
             key, tenant, base_model = await _named(transaction, adapter, pool)

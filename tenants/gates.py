@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import cast
 
-from sqlalchemy import ColumnElement, Table, bindparam, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Table, bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
@@ -84,16 +84,28 @@ class Entry(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """A sample's entry. ``cache_clears`` grows whenever a pause of one of its gates clears the cache."""
+
+    entry: Entry
+    cache_clears: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
-    """A controller's request to close a gate. Every pause ends: by itself after ``ttl``, if nobody resumes before."""
+    """A controller's request to close a gate. Every pause ends: by itself after ``ttl``, if nobody resumes before.
+
+    ``clear_cache``: what replicas have cached of prompts behind the gate is not read again.
+    """
 
     mode: GateMode
     reason: str | None = None
     ttl: timedelta = timedelta(hours=1)
+    clear_cache: bool = False
 
 
 _LOCK = (
-    select(AdapterGate.run_id, AdapterGate.mode, AdapterGate.expires_at)
+    select(AdapterGate.run_id, AdapterGate.mode, AdapterGate.expires_at, AdapterGate.cache_clears)
     .where(AdapterGate.run_id.in_(bindparam("keys", expanding=True)))
     .order_by(AdapterGate.run_id)
     .with_for_update(read=True, skip_locked=True)
@@ -172,6 +184,7 @@ async def pause_gate(
     row.since = row.since if _gate(row, now).mode else now
     row.generation, row.mode, row.reason = row.generation + 1, pause.mode, pause.reason
     row.expires_at = now + pause.ttl
+    row.cache_clears += pause.clear_cache
     await transaction.flush()
     return _gate(row, now)
 
@@ -196,14 +209,15 @@ async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | 
     return _gate(found, now)
 
 
-async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[Entry]:
+async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[Entered]:
     """Record as in flight each sample whose gates are open, and return each dispatch's entry, in order. Waits for no gate.
 
     An existing row of the sample is replaced, including the row of a process that held the sample before.
     """
     now = clock()
     keys = {key for dispatch in dispatches for key in dispatch.gates}
-    is_open = await _lock(transaction, sorted(keys), now)
+    gates = await _lock(transaction, sorted(keys))
+    is_open = {key: row.mode is None or _is_over(row.expires_at, now) for key, row in gates.items()}
     present: set[str] = set()
     if unlocked := sorted(keys - is_open.keys()):
         present = set((await transaction.scalars(_PRESENT, {"keys": few_lengths(unlocked)})).all())
@@ -236,7 +250,8 @@ async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatc
     ]
     if rows:
         await transaction.execute(replacing_insert(transaction, SampleInFlight), rows)
-    return entries
+    clears = [sum(gates[key].cache_clears for key in one.gates if key in gates) for one in dispatches]
+    return [Entered(*one) for one in zip(entries, clears, strict=True)]
 
 
 async def make_gates(transaction: AsyncSession, dispatch: Dispatch, clock: Clock) -> None:
@@ -313,10 +328,12 @@ async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[st
     return [(row.run_id, row.base_model) for row in rows]
 
 
-async def _lock(transaction: AsyncSession, keys: Collection[str], now: datetime) -> dict[str, bool]:
-    """Lock the gates that have a row until the transaction ends. Return for each key whether the gate is open."""
+async def _lock(
+    transaction: AsyncSession, keys: Collection[str]
+) -> Mapping[str, Row[str, str | None, datetime | None, int]]:
+    """Lock the gates that have a row until the transaction ends, and return the rows by their keys."""
     rows = await transaction.execute(_LOCK, {"keys": few_lengths(list(keys))})
-    return {row.run_id: row.mode is None or _is_over(row.expires_at, now) for row in rows}
+    return {row.run_id: row for row in rows}
 
 
 async def _insert_missing(

@@ -50,12 +50,14 @@ class PauseRequest(RequestModel):
       and continues them after the pause.
     - ``ttl_seconds``: the pause ends by itself after this time. Default: ``WEFT_PAUSE_TTL``; at most ``WEFT_LONGEST_PAUSE``.
     - ``timeout_seconds``: the answer comes once nothing is in flight, or after this time.
+    - ``clear_cache``: what replicas have cached of the adapter's prompts is not read again.
     """
 
     mode: GateMode = GateMode.KEEP
     reason: str | None = Field(default=None, max_length=500)
     ttl_seconds: float | None = Field(default=None, gt=0)
     timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, ge=0, le=LONGEST_TIMEOUT_SECONDS)
+    clear_cache: bool = False
 
 
 class ResumeRequest(RequestModel):
@@ -116,6 +118,7 @@ async def pause(
         mode=body.mode,
         reason=body.reason,
         ttl=pause_ttl(body.ttl_seconds, services.runtime.settings),
+        clear_cache=body.clear_cache,
     )
     async with services.runtime.database.write() as transaction:
         run = await get_run(transaction, caller.reach, run_id)

@@ -11,8 +11,8 @@ from store.tables.base import Base, partial_index
 class AdapterGate(Base):
     """A gate before the samples of one run's adapter, or of a whole base model (``run_id`` is then ``pool:NAME``).
 
-    The gate is open while ``mode`` is None, or once ``expires_at`` has passed. ``generation`` grows with every change; the
-    other columns mean nothing while the gate is open.
+    The gate is open while ``mode`` is None, or once ``expires_at`` has passed. ``generation`` grows with every change,
+    ``cache_clears`` with every pause that clears the cache; the other columns mean nothing while the gate is open.
     """
 
     __tablename__ = "adapter_gates"
@@ -21,6 +21,7 @@ class AdapterGate(Base):
     tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"))
     base_model: Mapped[str] = mapped_column(String(500), index=True)
     generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    cache_clears: Mapped[int] = mapped_column(BigInteger, server_default="0")
     mode: Mapped[str | None] = mapped_column(String(8))
     reason: Mapped[str | None] = mapped_column(String(500))
     since: Mapped[datetime]

@@ -45,13 +45,21 @@ class Gates:
     tenant: TenantId
     other: TenantId
     now: datetime
+    cache_clears: int = 0
+    """Value of the latest sample that was marked as in flight."""
 
     def clock(self) -> datetime:
         """Return the time that the test set."""
         return self.now
 
     async def pause(
-        self, key: str, mode: GateMode, *, ttl: timedelta = timedelta(hours=1), reason: str | None = None
+        self,
+        key: str,
+        mode: GateMode,
+        *,
+        ttl: timedelta = timedelta(hours=1),
+        reason: str | None = None,
+        clear_cache: bool = False,
     ) -> Gate:
         """Close a gate."""
         async with self.database.write() as transaction:
@@ -60,7 +68,7 @@ class Gates:
                 key,
                 tenant=self.tenant,
                 base_model=BASE,
-                pause=Pause(mode, reason, ttl),
+                pause=Pause(mode, reason, ttl, clear_cache),
                 clock=self.clock,
             )
 
@@ -83,7 +91,8 @@ class Gates:
         async with asyncio.timeout(60):
             while True:
                 async with self.database.write() as transaction:
-                    (entry,) = await mark_in_flight(transaction, [dispatch], self.clock)
+                    (entered,) = await mark_in_flight(transaction, [dispatch], self.clock)
+                    entry, self.cache_clears = entered.entry, entered.cache_clears
                     if entry is Entry.MISSING:
                         await make_gates(transaction, dispatch, self.clock)
                 if entry in (Entry.IN_FLIGHT, Entry.CLOSED):
@@ -129,6 +138,23 @@ async def test_a_paused_pool_lets_nobody_in(gates: Gates) -> None:
     assert not await gates.mark_in_flight("3", None)
     await gates.resume(pool_gate(BASE))
     assert await gates.mark_in_flight("1", CAT)
+
+
+async def test_a_pause_that_clears_the_cache_is_told_to_its_samples_only(gates: Gates) -> None:
+    async def clears(run: RunId | None) -> int:
+        assert await gates.mark_in_flight("1", run)
+        return gates.cache_clears
+
+    for key, clear_cache, expected in (
+        (CAT, False, (0, 0, 0)),
+        (CAT, True, (1, 0, 0)),
+        (pool_gate(BASE), False, (1, 0, 0)),
+        (pool_gate(BASE), True, (2, 1, 1)),
+        (CAT, True, (3, 1, 1)),
+    ):
+        await gates.pause(key, GateMode.KEEP, clear_cache=clear_cache)
+        await gates.resume(key)
+        assert (await clears(CAT), await clears(DOG), await clears(None)) == expected
 
 
 async def test_pausing_what_is_paused_takes_it_over(gates: Gates) -> None:

@@ -62,6 +62,8 @@ class Attempt:
     """Newer weights that the sampler follows by now; None while the sampler follows ``source``. Set in any state."""
     is_row_current: bool = True
     """True if the sample's in-flight row names the attempt's version and replica. Independent of the state."""
+    cache_clears: int | None = None
+    """``Entered.cache_clears`` of the sample's entry; None for an attempt that resumes without entering its gates again."""
     state: AttemptState = field(default=AttemptState.RUNNING, init=False)
     before_end: AttemptState = field(default=AttemptState.RUNNING, init=False)
     """Last state other than ``ENDED``: the present state, or the one that the attempt ended from."""

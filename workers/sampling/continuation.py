@@ -95,6 +95,8 @@ class Continuation:
         self._asked: dict[str, tuple[int, ...]] = {}
         self.restarts = 0
         """Times that the sample was begun anew."""
+        self.cache_clears = 0
+        """Times that pauses have cleared what replicas have cached for the sample's gates."""
 
     @property
     def unfinished(self) -> int:
@@ -152,12 +154,17 @@ class Continuation:
             topk=self._sample.topk_sample_logprobs,
             scoring=self._scoring if self._scored is None else None,
             adapter=adapter,
-            cache_salt=self._cache_salt,
+            cache_salt=self._salt,
             owner=self._owner,
             share=self._share,
             tokens_at_a_time=tokens_at_a_time,
             logit_rules=self._sample.logit_rules,
         )
+
+    @property
+    def _salt(self) -> str | None:
+        # vLLM refuses slashes.
+        return f"{self._cache_salt or ''}:{self.cache_clears}" if self.cache_clears else self._cache_salt
 
     def take(self, request: GenerateRequest, event: GenerateEvent) -> int | None:
         """Take in the next event of ``request``, one of the latest ``requests``.

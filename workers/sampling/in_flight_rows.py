@@ -43,8 +43,10 @@ class InFlightRows:
         """Mark the attempts' samples as in flight, those whose gates are open. Return each attempt's entry."""
         if not attempts:
             return {}
-        entries = await mark_in_flight(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
-        return dict(zip(attempts, entries, strict=True))
+        entered = await mark_in_flight(transaction, [self._dispatch(attempt) for attempt in attempts], self._clock)
+        for attempt, one in zip(attempts, entered, strict=True):
+            attempt.cache_clears = one.cache_clears
+        return {attempt: one.entry for attempt, one in zip(attempts, entered, strict=True)}
 
     async def make_gates(self, attempt: Attempt) -> None:
         """Insert the gates that the attempt's sample lacks, in a transaction of their own. One caller does it for each run."""

@@ -202,6 +202,8 @@ class SampleRunner:
         """Stream the attempt's requests until all have ended. Return the failure of one of them, if any failed."""
         # If the replica came back since it was chosen, the router has forgotten which adapters were asked for there.
         attempt.routed.note(attempt.source.name, attempt.source.run)
+        if attempt.cache_clears is not None:
+            continuation.cache_clears = attempt.cache_clears
         attempt.requests = continuation.requests(
             attempt.source.version, history.attempts, is_followed=self._feed.is_followed(attempt.key)
         )

@@ -105,7 +105,8 @@ class House:
     async def _mark_in_flight(self, transaction, sample, tenant: TenantId, base_model: str, process: str) -> None:  # type: ignore[no-untyped-def]
         dispatch = Dispatch(sample, tenant, base_model, None, None, "vllm-0", process)
         await make_gates(transaction, dispatch, self.clock)
-        assert await mark_in_flight(transaction, [dispatch], self.clock) == [Entry.IN_FLIGHT]
+        (entered,) = await mark_in_flight(transaction, [dispatch], self.clock)
+        assert entered.entry is Entry.IN_FLIGHT
 
     async def end(self, base_model: str, *, ago: timedelta) -> None:
         """Have the leases of the base's processes end ``ago`` before now."""

@@ -171,6 +171,19 @@ def test_a_stop_token_needs_no_cut() -> None:
     assert continuation.finished
 
 
+def test_a_cleared_cache_is_read_under_no_later_salt() -> None:
+    continuation = begun()
+    salts = []
+    for clears in (0, 1, 2):
+        continuation.cache_clears = clears
+        (request,) = continuation.requests(OLD, clears)
+        salts.append(request.cache_salt)
+    assert salts[0] == "tenant"
+    assert len(set(salts)) == 3
+    assert not any("/" in str(salt) for salt in salts), "vLLM refuses slashes"
+    assert all(salt is not None and salt.startswith("tenant") for salt in salts)
+
+
 def test_seeds_do_not_repeat() -> None:
     seeds = {segment_seed(7, index, start) for index in range(20) for start in range(50)}
     assert len(seeds) == 20 * 50

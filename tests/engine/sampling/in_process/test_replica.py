@@ -11,12 +11,13 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from contracts.errors import EngineFailure, InvalidRequest
+from contracts.logit_rules import LogitRules
 from contracts.operations import TopkLogprobs
 from engine.model.base import BaseModel
 from engine.sampling.in_process import batch, prefill
 from engine.sampling.in_process.kv_cache import assemble
 from engine.sampling.replica import PromptScoring
-from tests.engine.sampling.drawing import GREEDY, RANDOM, Drawn, DrawnSequence
+from tests.engine.sampling.drawing import GREEDY, RANDOM, Drawn, DrawnSequence, Running
 
 PROMPTS = [[72, 101, 108, 108, 111], [7], list(range(40, 90)), [250, 3, 17, 200, 5, 5, 5, 9]]
 TOLERANCE = 1e-4
@@ -243,6 +244,9 @@ def test_bad_requests_name_the_field(world: Any, serve: Any) -> None:
             await client.ask([1, 2], world.bare, GREEDY, scoring=PromptScoring(0, True, 0))
         with pytest.raises(InvalidRequest, match="topk"):
             await client.ask([1, 2], world.bare, GREEDY, topk=-1)
+        ruled = replace(client.request([1], world.bare, GREEDY), logit_rules=LogitRules(frequency_penalty=1.0))
+        with pytest.raises(InvalidRequest, match="penalties"):
+            await Running(client.replica, ruled).end()
 
     serve(world.base, task)
 

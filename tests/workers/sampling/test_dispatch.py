@@ -296,6 +296,22 @@ async def test_a_lock_on_one_tenants_gate_holds_up_no_other_tenant(dispatches: D
     assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 3)
 
 
+async def test_a_lock_on_one_tenants_sampler_holds_up_no_other_tenant(dispatches: Dispatches) -> None:
+    """A publication hangs between its statements and its commit."""
+    cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
+    if dispatches.database.has_one_service:
+        pytest.skip("SQLite has one writer at a time and no locks on rows")
+    async with dispatches.database.write() as hanging:
+        version = await record(hanging, cat.tenant, cat.run)
+        await publish_live(hanging, cat.tenant, cat.run, version, utc_now)
+        locked = asyncio.create_task(dispatcher.dispatch(cat.sample(), 1))
+        for _ in range(3):
+            assert await asyncio.wait_for(dispatcher.dispatch(dog.sample(), 1), SECONDS) is not None
+        assert not locked.done()
+    assert await asyncio.wait_for(locked, SECONDS) is not None
+    assert (await dispatches.in_flight(cat), await dispatches.in_flight(dog)) == (1, 3)
+
+
 async def test_a_sample_that_is_given_up_in_its_round_leaves_no_attempt(dispatches: Dispatches) -> None:
     cat, dog, dispatcher = dispatches.cat, dispatches.dog, dispatches.dispatcher
     async with dispatches.database.write() as publication:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 import torch
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from torch import Tensor
 
 from cli.process import DEVICE_FAILED
@@ -25,6 +25,7 @@ from engine.model.base import BaseModel
 from engine.model.device import DeviceFailed, SelfTest
 from engine.training.pass_operation import PassPiece
 from engine.training.trainer import ComputedPass
+from migrations.upgrade import upgrade
 from store.tables import Operation, Run, WorkerProcess
 from tests.conftest import ROOT
 from tests.engine.training.conftest import make_batch
@@ -169,20 +170,31 @@ async def test_a_service_whose_device_hangs_ends_with_its_status(
     assert await count(rig, WorkerProcess.id.is_not(None)) == 0
 
 
-async def test_a_trainer_without_progress_does_not_renew_its_lease(new_rig: NewRig) -> None:
-    rig, release, begun = new_rig(stall_limit=1), Event(), Event()
-    rig.compute.submit(lambda: (begun.set(), release.wait(LONG)))
+async def test_a_trainer_without_progress_does_not_renew_its_lease(new_rig: NewRig, postgres_url: str) -> None:
+    """A trainer that makes progress renews. PostgreSQL: a process that is alone with its database renews nothing."""
+    await asyncio.to_thread(upgrade, postgres_url)
+    stuck, working, release, begun = (
+        new_rig(url=postgres_url, stall_limit=1),
+        new_rig(url=postgres_url),
+        Event(),
+        Event(),
+    )
+    stuck.compute.submit(lambda: (begun.set(), release.wait(LONG)))
     try:
         assert await asyncio.to_thread(begun.wait, LONG)
-        await rig.worker.leases.look()
-        assert await count(rig, WorkerProcess.kind == "trainer") == 1
-        async with rig.database.write() as transaction:
-            await transaction.delete((await transaction.scalars(select(WorkerProcess))).one())
+        for rig in (stuck, working):
+            await rig.worker.leases.look()
+        assert await count(working, WorkerProcess.kind == "trainer") == 2
+        async with working.database.write() as transaction:
+            await transaction.execute(delete(WorkerProcess))
         async with asyncio.timeout(LONG):
-            while rig.compute.clock.longest() <= 1:
+            while stuck.compute.clock.longest() <= 1:
                 await asyncio.to_thread(release.wait, 0.05)
-        await rig.worker.leases.look()
-        assert await count(rig, WorkerProcess.kind == "trainer") == 0
+            while await count(working, WorkerProcess.id == working.worker.leases.identity.id) == 0:
+                await asyncio.to_thread(release.wait, 0.05)
+                for rig in (stuck, working):
+                    await rig.worker.leases.look()
+        assert await count(working, WorkerProcess.id == stuck.worker.leases.identity.id) == 0
     finally:
         release.set()
 

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound
@@ -59,7 +59,7 @@ async def make_link(
 
 
 async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> FollowedLink:
-    """Return what is behind the link. Raises ``NotFound`` when link or checkpoint has expired, or the key is revoked.
+    """Return what is behind the link. Raises ``NotFound`` when link or checkpoint has expired, or the key has ended.
 
     A blocked tenant's links lead nowhere.
     """
@@ -74,6 +74,7 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
                 DownloadLink.secret_hash == _hash(secret),
                 DownloadLink.expires_at > now,
                 ApiKey.revoked_at.is_(None),
+                or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now),
                 Tenant.suspend_mode.is_distinct_from(SuspendMode.BLOCKED),
             )
         )

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from tinker import types
 
 from cli.keys import end_key
 from tenants.keys import create_key
+from tenants.rights import KeyRights
 
 
 def _url(run: str, action: str) -> str:
@@ -107,3 +109,18 @@ async def test_a_link_ends_with_the_key_that_made_it_and_so_does_a_download(cats
         assert (await _fetched(cats, url)).status_code == 404
     for url in staying:
         assert (await _fetched(cats, url)).status_code == 200
+
+
+async def test_a_link_ends_with_the_last_second_of_its_key(cats, clock) -> None:
+    run = await cats.run()
+    await cats.checkpoint(run, "ck1")
+    ends = clock() + timedelta(minutes=10)
+    async with cats.service.database.write() as transaction:
+        rights = KeyRights(expires_at=ends)
+        key = await create_key(transaction, tenant=cats.id, note="", clock=clock, rights=rights)
+    made = await cats.http.get(_url(run, "archive"), headers={"X-API-Key": key.secret})
+    link, other = made.headers["location"], (await cats.http.get(_url(run, "archive"))).headers["location"]
+    clock.move(seconds=599)
+    assert [(await _fetched(cats, url)).status_code for url in (link, other)] == [200, 200]
+    clock.move(seconds=1)
+    assert [(await _fetched(cats, url)).status_code for url in (link, other)] == [404, 200]

@@ -25,10 +25,10 @@ help: ## show this list
 setup: $(STAMP) ## make .venv with the pinned dependencies
 
 # Old SDKs and cookbooks are only unpacked: the tests put one first on the path of a process of its own.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt clients/python/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]' -e clients/python
 	$(PY) .ci/sdks.py $(PY) $(VENV)/sdks $(OLD_SDKS:%=tinker==%) $(COOKBOOKS:%=tinker-cookbook==%)
 	touch $@
 

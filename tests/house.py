@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 
 PACKAGES = (
     "api", "bench", "cli", "contracts", "engine", "examples", "ledger", "migrations", "store", "telemetry", "tenants", "testing",
-    "workers",
+    "workers", "clients",
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ Endpoints of the Tinker API that answer with a final 404 `not_implemented`.
 def render() -> str:
     """Return the page."""
     sections: dict[str, list[tuple[str, str, str]]] = {}
-    for path, methods in _document()["paths"].items():
+    for path, methods in openapi_document()["paths"].items():
         for method, operation in methods.items():
             meaning, raised = _meaning(operation.get("description", ""))
             query = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
@@ -42,7 +42,8 @@ def render() -> str:
     return _HEAD + "\n".join(pages) + "\n" + _NOT_OFFERED + table(("route", "instead"), refused)
 
 
-def _document() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
+    """Return the document of every route, without a service."""
     services = create_autospec(ApiServices, instance=True)
     return create_app(services).openapi()
 

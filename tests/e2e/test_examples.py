@@ -80,3 +80,12 @@ def test_dpo_comes_to_prefer_the_preferred(run_example: Run) -> None:
 def test_distillation_brings_the_student_to_the_teacher(run_example: Run) -> None:
     first, last = ends(curve(run_example("distillation"), "kl"))
     assert last < 0.8 * first
+
+
+def test_the_client_sees_the_run_that_the_sdk_trains(run_example: Run) -> None:
+    printed = run_example("watch")
+    losses = curve(printed, "loss")
+    assert losses[-1] < losses[0]
+    assert "gate paused, sample ended: False\nThe cat says:" in printed
+    assert f"used optim_step: {len(losses)} operations, 0 tokens" in printed
+    assert f"used forward_backward: {len(losses)} operations" in printed

@@ -1,0 +1,126 @@
+"""Streams of samples: server-sent events as records, without a token twice when a stream is begun again."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from pydantic import TypeAdapter
+
+from weft_client.errors import WeftClientError
+from weft_client.models import Record
+
+
+class Accepted(Record):
+    """The sample is recorded under ``request_id``."""
+
+    request_id: str
+
+
+class Tokens(Record):
+    """New tokens of a sequence, the first at position ``start``, all made by ``version``; None is the bare base."""
+
+    sequence: int
+    start: int
+    version: str | None
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class DoneSequence(Record):
+    """A whole sequence."""
+
+    stop_reason: str
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Done(Record):
+    """The sample's end, with every sequence whole."""
+
+    request_id: str
+    sequences: list[DoneSequence]
+
+
+Event = Accepted | Tokens | Done
+_KINDS: Mapping[str, TypeAdapter[Any]] = {
+    "accepted": TypeAdapter(Accepted),
+    "tokens": TypeAdapter(Tokens),
+    "done": TypeAdapter(Done),
+}
+
+
+def sample_body(
+    sampler: str,
+    prompt: list[int],
+    *,
+    seq_id: int,
+    num_samples: int,
+    max_tokens: int | None,
+    temperature: float,
+    seed: int | None,
+    stop: list[int] | None,
+) -> dict[str, Any]:
+    """Return the body of a streamed sample in Tinker's form."""
+    params = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stop": stop}
+    return {
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        "num_samples": num_samples,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": prompt}]},
+        "sampling_params": {name: value for name, value in params.items() if value is not None},
+    }
+
+
+@dataclass
+class StreamReader:
+    """Reader of a stream's lines. The same reader goes on with a stream that is begun again."""
+
+    is_done: bool = False
+    _name: str = ""
+    _is_accepted: bool = False
+    _seen: dict[int, int] = field(default_factory=dict)
+    """Number of tokens of each sequence that were handed on."""
+
+    def begin(self, response: httpx.Response) -> None:
+        """Begin to read a response that is no error."""
+        self._name = ""
+        response.raise_for_status()
+
+    def events(self, line: str) -> Iterator[Event]:
+        """Yield the event that the line ends, without tokens that an earlier stream had. Raises ``WeftClientError``."""
+        if line.startswith("event: "):
+            self._name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            if self._name == "error":
+                raise _failure(data)
+            if self._name in _KINDS:
+                yield from self._fresh(_KINDS[self._name].validate_json(data))
+
+    def _fresh(self, event: Event) -> Iterator[Event]:
+        if isinstance(event, Accepted):
+            if not self._is_accepted:
+                self._is_accepted = True
+                yield event
+            return
+        if isinstance(event, Done):
+            self.is_done = True
+            yield event
+            return
+        known = self._seen.get(event.sequence, 0)
+        skipped = max(0, known - event.start)
+        if skipped < len(event.tokens):
+            self._seen[event.sequence] = event.start + len(event.tokens)
+            yield event.model_copy(
+                update={
+                    "start": event.start + skipped,
+                    "tokens": event.tokens[skipped:],
+                    "logprobs": event.logprobs[skipped:],
+                }
+            )
+
+
+def _failure(data: str) -> WeftClientError:
+    told = TypeAdapter(dict[str, Any]).validate_json(data)
+    return WeftClientError(str(told.get("error")), code=str(told.get("code") or "failed"), status=200)

@@ -1,0 +1,90 @@
+"""Sending of calls, with and without asyncio: retries of what may be repeated, errors by their codes."""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from weft_client.calls import Call
+from weft_client.errors import ServiceUnavailable, WeftClientError, error_of
+from weft_client.models import Record
+
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_RETRIES = 5
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 20.0
+"""Seconds before a repeat, which double each time."""
+_CREDENTIALS = Path("~/.tinker/credentials.json")
+"""File of the ``tinker auth login`` command."""
+
+R = TypeVar("R", bound=Record)
+
+
+class Endpoint:
+    """Address and key of a service, and how often a request is repeated.
+
+    ``base_url`` and ``api_key`` default to ``TINKER_BASE_URL`` and ``TINKER_API_KEY``; the key also to the one that
+    ``tinker auth login`` has stored. Raises ``ValueError`` where neither is there.
+    """
+
+    def __init__(self, base_url: str | None, api_key: str | None, timeout: float, retries: int) -> None:
+        url = base_url or os.environ.get("TINKER_BASE_URL")
+        key = api_key or os.environ.get("TINKER_API_KEY") or _stored_key()
+        if not url:
+            raise ValueError("name the service: pass base_url, or set TINKER_BASE_URL")
+        if not key:
+            raise ValueError("no API key: pass api_key, set TINKER_API_KEY, or run `tinker auth login`")
+        self.base_url = url.rstrip("/")
+        self.headers = {"X-API-Key": key}
+        self.timeout = timeout
+        self.retries = retries
+
+    def request(self, call: Call[Any]) -> dict[str, Any]:
+        """Return the arguments of ``httpx`` for the call."""
+        seconds = self.timeout + (call.seconds or 0.0)
+        return {
+            "method": call.method,
+            "url": self.base_url + call.path,
+            "params": dict(call.query),
+            "json": call.body,
+            "content": call.content,
+            "headers": {**self.headers, **call.headers},
+            "timeout": seconds,
+        }
+
+    def delay(self, call: Call[Any], failure: WeftClientError, attempt: int) -> float:
+        """Return the seconds before the call is sent again. Raises ``failure`` if it is not to be."""
+        if attempt >= self.retries or not failure.retryable or not call.is_repeatable:
+            raise failure
+        if failure.retry_after is not None:
+            return failure.retry_after
+        longest = min(_FIRST_DELAY * 2**attempt, _LONGEST_DELAY)
+        return random.uniform(longest / 2, longest)
+
+
+def read(call: Call[R], response: httpx.Response) -> R | None:
+    """Return the answer as the call's record. Raises ``WeftClientError``."""
+    if response.is_success:
+        return None if call.answer is None else call.answer.model_validate_json(response.content)
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    raise error_of(response.status_code, body, response.headers.get("Retry-After"))
+
+
+def unreachable(error: httpx.TransportError) -> ServiceUnavailable:
+    """Return the error of a request without an answer."""
+    told = f"{type(error).__name__}: {error}"
+    return ServiceUnavailable(f"the service did not answer: {told}", code="no_answer", status=0, retryable=True)
+
+
+def _stored_key() -> str | None:
+    try:
+        stored = json.loads(_CREDENTIALS.expanduser().read_text())
+        key = stored["keys"][stored["default"]]["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return key if isinstance(key, str) else None

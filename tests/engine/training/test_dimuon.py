@@ -1,7 +1,7 @@
 """Dimuon steps against ``torch.optim.Muon`` in fp32, beside neighbours, and through every way a state is kept.
 
-Tolerances: 1e-5 of the largest value for momenta; for a step's change 2^-5 of its norm, and 2^-4 of its largest value for one
-weight. Both rules iterate in bfloat16, whose rounding is 2^-8, and torch multiplies one matrix at a time.
+Tolerances: 1e-5 of the largest value for momenta; for a step's change 2^-5 of its norm, and 2^-3 of its largest value for one
+weight. Both rules iterate in bfloat16, whose rounding is 2^-8, torch multiplies one matrix at a time, and processors differ.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ from tests.engine.training.conftest import (
     settings,
 )
 
-LARGEST_ERROR, MEAN_ERROR = 2**-4, 2**-5
+LARGEST_ERROR, MEAN_ERROR = 2**-3, 2**-5
 OTHER = RunId("third:train:0")
 ADAMW = OptimStep(learning_rate=2e-3)
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,18 +140,23 @@ def test_gpus_of_a_server_are_counted_from_its_arguments() -> None:
 def test_a_claim_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     memory = ServerMemory(("cpu",), 10**15, kv_cache=GIB)
-    notes = {"own": (os.getpid(), os.getpgid(0)), "gone": (os.getpid(), 2**22 - 1), "again": (1, 0)}
-    for name, (owner, group) in notes.items():
-        folder = tmp_path / f"weft-vllm-{name}"
-        folder.mkdir()
-        write_note(folder, MemoryNote(owner, memory, group))
-    # The number of a process that has ended is another one's by now.
-    again = tmp_path / "weft-vllm-again" / "memory.json"
-    again.write_text(again.read_text().replace('"began":"', '"began":"1'))
-    (only,) = memory_claims()
+    # As a server it leads a group of its own; the leader of this process's group may have ended.
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as server:
+        notes = {"own": (os.getpid(), server.pid), "gone": (os.getpid(), 2**22 - 1), "again": (1, 0)}
+        for name, (owner, group) in notes.items():
+            folder = tmp_path / f"weft-vllm-{name}"
+            folder.mkdir()
+            write_note(folder, MemoryNote(owner, memory, group))
+        # The number of a process that has ended is another one's by now.
+        again = tmp_path / "weft-vllm-again" / "memory.json"
+        again.write_text(again.read_text().replace('"began":"', '"began":"1'))
+        (only,) = memory_claims()
+        assert server.stdin is not None
+        server.stdin.write(b"\n")
     assert only.memory == memory
-    # The group of this process has some memory.
+    # The server's group has some memory.
     assert 0 < only.untaken < memory.given
+    assert list(memory_claims()) == []
 
 
 def test_a_base_is_reckoned_from_its_folder(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ledger.wakeups import placements_topic
 from store.settings import Settings
 from workers.cluster.celery_app import ANNOUNCE, HOUSEKEEPING, JOBS, PLACE, step_task, training_queue
 from workers.cluster.celery_worker import CeleryWorker, Handler
+from workers.cluster.job_looks import JobLooks
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.schedule import StepName
@@ -119,7 +120,7 @@ def _celery_worker(
     handlers: dict[str, Handler] = {
         PLACE: place,
         ANNOUNCE: announcer.announce,
-        JOBS: jobs.run_all,
+        JOBS: JobLooks(cluster.celery, lambda: jobs.is_busy, jobs.run_all).look,
         **{step_task(step): partial(housekeeping.run_if_due, step) for step in StepName},
     }
     queues = [HOUSEKEEPING, *(training_queue(base_model) for base_model in base_models)]

@@ -106,3 +106,8 @@ def send_placement(app: Celery, base_model: str) -> None:
     queue = training_queue(base_model)
     if waiting_messages(app, queue) < _MOST_HINTS:
         app.send_task(PLACE, args=[base_model], queue=queue)
+
+
+def send_job_look(app: Celery, hops: int) -> None:
+    """Tell one of the processes to look for jobs. Blocking. Raises kombu's ``OperationalError`` without a broker."""
+    app.send_task(JOBS, args=[hops], queue=HOUSEKEEPING)

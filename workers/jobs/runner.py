@@ -102,9 +102,14 @@ class JobRunner:
         async with self._runtime.database.write() as transaction:
             await free_all(transaction)
 
+    @property
+    def is_busy(self) -> bool:
+        """True while the process has a job in hand."""
+        return self._lock.locked()
+
     async def run_all(self) -> None:
         """Run jobs until none is left. Return at once if the process has one in hand. Raises ``Unavailable``."""
-        if self._lock.locked():
+        if self.is_busy:
             return
         async with self._lock:
             while not self._stopping.is_set() and await self._run_next():

@@ -28,6 +28,7 @@ from workers.cluster.celery_app import (
     waiting_messages,
 )
 from workers.cluster.celery_worker import CeleryWorker, Handler
+from workers.cluster.job_looks import MOST_HOPS, JobLooks
 from workers.cluster.sparing_scheduler import SparingScheduler
 from workers.housekeeping.schedule import StepName, interval
 
@@ -118,6 +119,24 @@ async def test_a_step_that_fails_is_tried_again_while_others_work_and_celery_ans
         may_end.set()
     assert tried == 3
     assert [task["name"] for tasks in active.values() for task in tasks] == [failing]
+
+
+async def test_a_busy_process_hands_the_look_for_jobs_on_to_one_that_is_not(app: Celery) -> None:
+    is_busy, looks = True, 0
+
+    async def run_all() -> None:
+        nonlocal looks
+        looks += 1
+
+    one = JobLooks(app, lambda: is_busy, run_all)
+    await one.look()
+    (message,) = _messages(app, HOUSEKEEPING)
+    assert (message["headers"]["task"], message["headers"]["argsrepr"]) == (JOBS, "[1]")
+    await one.look(MOST_HOPS)
+    assert (len(_messages(app, HOUSEKEEPING)), looks) == (1, 0)
+    is_busy = False
+    await one.look(MOST_HOPS)
+    assert looks == 1
 
 
 def _messages(app: Celery, queue: str) -> list[dict[str, Any]]:

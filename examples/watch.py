@@ -35,7 +35,7 @@ def main() -> None:
         greedy = types.SamplingParams(max_tokens=len(tokenizer.encode(SAY)), temperature=0.0, stop=[])
         with weft.gates.paused(run, mode="keep", ttl=60):
             drawn = sampler.sample(types.ModelInput.from_ints(tokenizer.encode(ASK)), 1, greedy)
-            print(f"gate {weft.gates.state(run).state}, sample ended: {drawn.done()}")
+            print(f"gate {weft.gates.state(run).state}, sample ended: {drawn.future().done()}")
         print(ASK + tokenizer.decode(drawn.result().sequences[0].tokens))
         for line in weft.usage.query(since=began, group_by=["run", "kind"]):
             if line.run == run:

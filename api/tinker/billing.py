@@ -5,7 +5,7 @@ weft has no prices, so every cost and rate is null, which the SDK documents for 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import orjson
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from api.authentication import BillingReader
 from api.request_body import off_loop
 from api.services import Services
-from api.wire.request_model import NO_NUL
+from api.wire.request_model import NO_NUL, UtcTime
 from contracts.errors import InvalidRequest
 from contracts.operations import OperationKind
 from tenants.storage_hours import HOUR, StorageLine, storage_lines, stored_now
@@ -64,7 +64,7 @@ class _Window:
 
 @router.get("/billing/usage/events")
 async def usage_events(
-    caller: BillingReader, services: Services, starting_on: datetime, ending_before: datetime
+    caller: BillingReader, services: Services, starting_on: UtcTime, ending_before: UtcTime
 ) -> Response:
     """List the caller's usage by hour, session, key and base model, with a row for each kind of usage.
 
@@ -111,12 +111,9 @@ async def current_storage(
 
 
 def _hour(time: datetime, name: str) -> datetime:
-    if time.tzinfo is None:
-        raise InvalidRequest(f"{name} must have a time zone, as in 2026-07-13T00:00:00Z")
-    found = time.astimezone(UTC)
-    if found != found.replace(minute=0, second=0, microsecond=0):
+    if time != time.replace(minute=0, second=0, microsecond=0):
         raise InvalidRequest(f"{name} must be a whole hour of UTC; got {time.isoformat()}")
-    return found
+    return time
 
 
 def _encoded(found: _Window) -> bytes:

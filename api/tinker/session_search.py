@@ -4,12 +4,12 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from api.authentication import Reader
 from api.json_body import json_body
 from api.services import Services
-from api.wire.request_model import BodyPart, DefaultingModel, PlainText, text_values
+from api.wire.request_model import BodyPart, DefaultingModel, PlainText, UtcTime, text_values
 from store.tables import Session
 from tenants.projects import find_projects
 from tenants.reach import Reach
@@ -37,7 +37,7 @@ class StatusQuery(BodyPart):
 class SearchCursor(BodyPart):
     """Place where the next page begins."""
 
-    last_created_at: AwareDatetime
+    last_created_at: UtcTime
     last_session_id: PlainText
 
 

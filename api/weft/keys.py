@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.authentication import AnyKey, KeyAdmin
 from api.json_body import json_body
 from api.security_events import note_access
 from api.services import ApiServices, Services
-from api.wire.request_model import PlainText, RequestModel
+from api.wire.request_model import PlainText, RequestModel, UtcTime
 from contracts.errors import Forbidden
 from ledger.cancellation import OfKey
 from ledger.revocations import key_revoked
@@ -45,7 +45,7 @@ class NewKeyRequest(RequestModel):
     role: Role = Role.MEMBER
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=_MOST)] | None = None
     projects: Texts | None = None
-    expires_at: AwareDatetime | None = None
+    expires_at: UtcTime | None = None
     base_models: Texts | None = None
     max_rank: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     networks: Texts | None = None

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from api.authentication import UsageReader
 from api.services import Services
-from contracts.errors import InvalidRequest
+from api.wire.request_model import UtcTime
 from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
 
 router = APIRouter(tags=["usage"])
@@ -51,8 +51,8 @@ class Usage(BaseModel):
 async def read_usage(
     caller: UsageReader,
     services: Services,
-    since: datetime,
-    before: datetime | None = None,
+    since: UtcTime,
+    before: UtcTime | None = None,
     group_by: Annotated[list[Dimension], Query()] = [],  # noqa: B006
     bucket_width: BucketWidth = BucketWidth.HOUR,
     limit: Annotated[int, Query(ge=1, le=MOST_LINES)] = DEFAULT_LINES,
@@ -64,8 +64,6 @@ async def read_usage(
     What has been answered is in it. Raises ``InvalidRequest`` for a time without a zone.
     """
     end = before or datetime.max.replace(tzinfo=UTC)
-    if since.tzinfo is None or end.tzinfo is None:
-        raise InvalidRequest("since and before must have a time zone, as in 2026-07-13T00:00:00Z")
     async with services.runtime.database.read() as session:
         found = await usage_lines(
             session,

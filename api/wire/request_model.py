@@ -1,6 +1,7 @@
 """Base of every JSON request body, and the text fields that all of them use."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -64,6 +65,20 @@ def text_values(given: Any) -> Any:
 
 Metadata = Annotated[dict[str, str], BeforeValidator(text_values)]
 """A user's metadata, given with values of any JSON type."""
+
+
+def _utc(time: datetime) -> datetime:
+    """Return the time in UTC. Raises ``ValueError`` without a zone, or outside the years that every database and zone hold."""
+    if time.tzinfo is None:
+        raise ValueError("a time must have a zone, as in 2026-07-13T00:00:00Z")
+    if not _FIRST_YEAR <= time.year <= _LAST_YEAR:
+        raise ValueError(f"the year must be {_FIRST_YEAR} to {_LAST_YEAR}")
+    return time.astimezone(UTC)
+
+
+_FIRST_YEAR, _LAST_YEAR = 1970, 9000
+UtcTime = Annotated[datetime, AfterValidator(_utc)]
+"""A time that a client sends, with a zone; in UTC from then on."""
 
 _SHOWN_PROBLEMS = 3
 

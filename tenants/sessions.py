@@ -9,7 +9,7 @@ from uuid import uuid4
 from sqlalchemy import Table, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import HeartbeatRefused, NotFound, SessionEnded, TooManySessions
+from contracts.errors import HeartbeatRefused, InvalidRequest, NotFound, SessionEnded, TooManySessions
 from contracts.ids import SessionId, TenantId
 from store.clock import Clock
 from store.inserts import insert_unless_present
@@ -17,6 +17,9 @@ from store.tables import Run, Sampler, Session
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.reach import Owner, Reach, reached_sessions, tenant_of
+
+_OWN_KEYS = ("standing/", "import/")
+"""Beginnings of the keys under which the service opens sessions of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,12 @@ async def standing_session(
         .values(last_seen_at=clock(), ended_at=None, end_reason=None, end_detail=None)
     )
     return session_id
+
+
+def check_client_key(idempotency_key: str | None) -> None:
+    """Raise ``InvalidRequest`` for a client's key that could name one of the service's own sessions."""
+    if idempotency_key is not None and idempotency_key.startswith(_OWN_KEYS):
+        raise InvalidRequest(f"X-Idempotency-Key must not begin with {' or '.join(_OWN_KEYS)}; send another one")
 
 
 def standing_session_id(tenant: TenantId, name: str, project: str | None = None) -> SessionId:

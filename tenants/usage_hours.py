@@ -7,7 +7,7 @@ counts nothing; a prompt counts once for each request, not for each of its seque
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
 from typing import Any, cast
@@ -132,6 +132,7 @@ async def usage_lines(
 ) -> list[UsageLine]:
     """Return the owner's usage of the hours that begin from ``since`` on and before ``before``, in order of time."""
     tenant = tenant_of(owner)
+    since, before = _next_hour(since), _next_hour(before)
     rules = _RULES[session.get_bind().dialect.name]
     both = union_all(_rolled(tenant, since, before), _unrolled(tenant, since, before, rules)).subquery()
     project = func.coalesce(Session.project, both.c.project, default_project(tenant))
@@ -268,6 +269,12 @@ def _unrolled(tenant: TenantId, since: datetime, before: datetime, rules: _TimeR
         )
         .group_by(*(literal_column(str(place + 1)) for place in range(len(dimensions))))
     )
+
+
+def _next_hour(time: datetime) -> datetime:
+    """Return the beginning of the first hour that does not begin before ``time``."""
+    floor = time.replace(minute=0, second=0, microsecond=0)
+    return time if floor == time or time.year == datetime.max.year else floor + timedelta(hours=1)
 
 
 @cache

@@ -31,7 +31,9 @@ class StatusQuery(BodyPart):
     """Status of the sessions to search."""
 
     type: Literal["active", "cancelled", "failed", "client_finished"]
-    reasons: Annotated[list[Literal["success", "errored", "interrupted"]], Field(min_length=1)] | None = None
+    reasons: Annotated[list[Literal["success", "errored", "interrupted"]], Field(min_length=1, max_length=3)] | None = (
+        None
+    )
 
 
 class SearchCursor(BodyPart):
@@ -46,7 +48,7 @@ class SearchRequest(DefaultingModel):
 
     session_id: PlainText | None = None
     project_ids: Annotated[list[PlainText], Field(max_length=100)] | None = None
-    user_metadata: dict[PlainText, PlainText] = {}
+    user_metadata: Annotated[dict[PlainText, PlainText], Field(max_length=50)] = {}
     display_name: Annotated[PlainText, Field(min_length=1, max_length=200)] | None = None
     owner: SearchOwner = SearchOwner()
     statuses: Annotated[list[StatusQuery], Field(min_length=1, max_length=20)] | None = None

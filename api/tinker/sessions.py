@@ -120,6 +120,7 @@ async def create_session(
     )
     check_metadata(new.user_metadata, limits, "user_metadata")
     check_metadata(new.tags, limits, "tags")
+    sessions.check_client_key(x_idempotency_key)
     async with services.runtime.database.write() as transaction:
         session_id = await sessions.create_limited_session(
             transaction,

@@ -13,7 +13,7 @@ from api.route_bounds import STREAMED_BODY, Holding, bounded
 from api.services import ApiServices, Services
 from api.weft.jobs import IdempotencyKey, JobInfo, describe_job
 from api.wire.request_model import NO_NUL
-from contracts.errors import Unavailable, WeftError
+from contracts.errors import Forbidden, Unavailable, WeftError
 from contracts.paths import Segment, check_name
 from contracts.weight_jobs import ImportRequest
 from ledger.wakeups import JOBS
@@ -61,6 +61,10 @@ async def import_archive(
     """
     caller.check_default_project()
     caller.check_base(services.base(base_model).name)
+    if caller.rights.max_rank is not None:
+        raise Forbidden(
+            "this key makes adapters up to a rank, and an archive's is not known yet; import with another key"
+        )
     new = NewJob(new_job_id(), services.base(base_model).name, idempotency_key)
     asked = ImportRequest(check_name(name, "name"), Segment(segment), 0, check_ttl(ttl_seconds))
     async with services.runtime.database.read() as session:

@@ -23,7 +23,7 @@ from telemetry.security import SecurityEvent
 from tenants.key_reader import rights_of
 from tenants.keys import Repeatable, check_rights, create_key, find_key, list_keys, revoke_key, rotate_key
 from tenants.projects import find_projects
-from tenants.rights import KeyRights, Principal, Role, Scope
+from tenants.rights import KeyRights, Principal, Role, Scope, Via
 
 router = APIRouter(tags=["keys"])
 
@@ -109,6 +109,7 @@ async def make_key(
 
     Raises ``Forbidden`` for rights beyond the caller's, ``InvalidRequest``, ``SequenceConflict``.
     """
+    _check_is_key(caller)
     repeatable = _repeatable(services, caller, "create", idempotency_key)
     async with services.runtime.database.write() as transaction:
         # Repeats come one after the other.
@@ -140,6 +141,7 @@ async def rotate(
     A repeat with the same ``Idempotency-Key`` returns the first one's key. Raises ``NotFound``, ``Forbidden``,
     ``InvalidRequest`` for a key that has ended.
     """
+    _check_is_key(caller)
     repeatable = _repeatable(services, caller, f"rotate/{key_id}", idempotency_key)
     async with services.runtime.database.write() as transaction:
         key = await _manageable(transaction, caller, key_id)
@@ -169,6 +171,12 @@ def _repeatable(services: ApiServices, caller: Principal, what: str, idempotency
     if not idempotency_key:
         return None
     return Repeatable(services.signer, (caller.tenant, str(caller.key_id), what, idempotency_key))
+
+
+def _check_is_key(caller: Principal) -> None:
+    """Raise ``Forbidden`` for a token that stands for a key: it ends within the hour, and may not make what outlives it."""
+    if caller.via is Via.TOKEN:
+        raise Forbidden("a token makes no keys; send the API key itself")
 
 
 async def _rights(session: AsyncSession, caller: Principal, body: NewKeyRequest, now: datetime) -> KeyRights:

@@ -159,3 +159,20 @@ async def test_usage_follows_the_sessions_project_and_keeps_it_when_the_session_
         await forget_sessions(transaction, before=NOON + timedelta(days=1), after=None, most=100)
     assert [line.project for line in await books.lines(0, Dimension.PROJECT)] == ["p-2"]
     assert [line.project for line in await books.lines(1, Dimension.PROJECT)] == [books.tenants[1]]
+
+
+async def test_an_hour_belongs_to_one_window_whenever_it_is_pruned(books: Books) -> None:
+    """Windows whose borders lie within hours: the hour goes to the one that has its beginning."""
+    await books.ended(0, NOON + timedelta(minutes=10))
+    await books.ended(0, NOON + timedelta(minutes=40))
+    border = NOON + timedelta(minutes=30)
+    for _ in range(2):
+        async with books.database.read() as session:
+            first, second = [
+                await usage_lines(
+                    session, books.tenants[0], since=since, before=since + timedelta(hours=1), by=(), limit=9
+                )
+                for since in (border - timedelta(hours=1), border)
+            ]
+        assert ([line.operations for line in first], second) == ([2], [])
+        await books.prune(NOON + timedelta(hours=1))

@@ -91,7 +91,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
             continue
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             continue
         found[name[:LONGEST_NAME]] = number if isfinite(number) else None
     return found

@@ -67,7 +67,11 @@ class Endpoint:
 def read(call: Call[R], response: httpx.Response) -> R | None:
     """Return the answer as the call's record. Raises ``WeftClientError``."""
     if response.is_success:
-        return None if call.answer is None else call.answer.model_validate_json(response.content)
+        try:
+            return None if call.answer is None else call.answer.model_validate_json(response.content)
+        except ValueError as error:
+            told = f"the answer is no {call.answer.__name__ if call.answer else 'answer'} of weft's"
+            raise WeftClientError(told, code="bad_answer", status=response.status_code) from error
     try:
         body = response.json()
     except ValueError:

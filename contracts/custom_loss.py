@@ -152,6 +152,12 @@ class CustomLoss:
         return [name for name, _ in self.inputs[1:]]
 
 
+def may_name_loss(body: bytes) -> bool:
+    """Return whether a request may have a loss's id in it: a few KiB that stand for a graph of ``MAX_GRAPH_BYTES``."""
+    # JSON may write any letter as an escape.
+    return _PREFIX.encode() in body or b"\\u" in body
+
+
 def loss_id_of(name: str, inputs: Sequence[Mapping[str, Any]], graph: Mapping[str, Any]) -> str:
     """Return the id of a loss. Raises ``InvalidRequest`` naming the node that is refused."""
     try:

@@ -16,13 +16,16 @@
     │   ├── StorageFull        400  storage_full         a save or an import beyond the tenant's storage
     │   ├── TooManyFields      400  invalid_request      a protobuf message of more fields than a request may have
     │   └── CannotListen       400  cannot_listen        a server's address is taken; ends `weft serve`, never an answer
+    ├── EditConflict           412  edit_conflict        the admin API: the resource has changed since it was read
     ├── HeartbeatRefused       410  session_gone         the SDK stops its heartbeat quietly
     ├── FutureGone             410  future_gone          result pruned after its grace time
     ├── OverLimit              429  over_limit           a limit of the tenant is reached; the SDK repeats the request
     │   ├── TooManySamples     429  too_many_samples     the SDK repeats the request until others have ended
     │   ├── TooManyOperations  429  too_many_operations  the same for training
     │   ├── TooManySessions    429  too_many_sessions    the same for sessions
-    │   └── TooManyRequests    429  too_many_requests    the same for requests in progress
+    │   ├── TooManyRequests    429  too_many_requests    the same for requests in progress
+    │   └── OverRate           429  over_rate            more tokens than the tenant's rate lets run now, on OpenAI's routes
+    ├── BudgetSpent            402  budget_spent         a budget is spent; new SDKs wait and send the request again
     ├── PollAgain              408  poll_again           more polls than the tenant may have held; every SDK polls again
     ├── BodyTooSlow            408  body_too_slow        the body stopped coming; the SDK repeats the request
     ├── StaleSample            400  stale_sample         the sample fell too many versions behind its run
@@ -44,6 +47,8 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
     ├── HeldBack               workers.sampling.claims       a sample cannot run now; it is given back
     ├── AttemptEnds            workers.jobs.runner           a job's attempt ends before it is done; never leaves the runner
     ├── BrokenOff              api.endable_response          an answer ends between two pieces; never leaves it
+    ├── Unreachable            workers.webhooks.sender       a webhook's host has no address that may be reached; never leaves it
+    ├── HangingLookups         workers.webhooks.sender       a tenant's look-ups hang, and one more may not begin; never leaves it
     └── TakesNoWrites          store.database_health         the database answers, but is read-only or a standby
     BaseException
     └── ProcessMustEnd         contracts.errors             its work stays pending for another process
@@ -70,7 +75,7 @@ class WeftError(Exception):
     """True when the same request may succeed later."""
     category: ClassVar[ErrorCategory] = "server"
     """Party at fault, as a failed future reports it."""
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
     """Seconds after which to send the request again (``Retry-After``); None leaves it to the client."""
 
     def __init__(self, message: str) -> None:
@@ -152,6 +157,14 @@ class SessionEnded(InvalidRequest):
     code = "session_ended"
 
 
+class EditConflict(WeftError):
+    """A change of the admin API names an older state of the resource than the present one, in ``If-Match``."""
+
+    code = "edit_conflict"
+    status = 412
+    category = "user"
+
+
 class HeartbeatRefused(WeftError):
     """The session has ended, so the SDK should stop its heartbeats."""
 
@@ -208,6 +221,25 @@ class TooManyRequests(OverLimit):
     """The tenant has as many requests in progress as it may have."""
 
     code = "too_many_requests"
+
+
+class OverRate(OverLimit):
+    """The tenant's rate lets the request run only later, and its client cannot be told to wait for it."""
+
+    code = "over_rate"
+
+    def __init__(self, message: str, *, seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after = seconds
+
+
+class BudgetSpent(WeftError):
+    """A budget of the tenant or of the key is spent. The same request succeeds once it is raised, or its period has ended."""
+
+    code = "budget_spent"
+    status = 402
+    retryable = True
+    category = "user"
 
 
 class PollAgain(WeftError):

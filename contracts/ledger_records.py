@@ -6,7 +6,7 @@ from enum import StrEnum
 from uuid import uuid4
 
 from contracts.errors import ErrorCategory, WeftError
-from contracts.ids import RequestId, RunId, TenantId
+from contracts.ids import CheckpointId, RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result, Unreadable
 from contracts.paths import CheckpointPath
 from contracts.sample_demand import SampleDemand
@@ -70,6 +70,10 @@ class NewOperation:
     """Most that a sample can take; None for training."""
     loads: CheckpointPath | None = None
     """Checkpoint that the operation loads."""
+    granted: CheckpointId | None = None
+    """The same by its id, where a key of its tenant gave access to it."""
+    may_wait: bool = True
+    """False for a sample that is refused when its tenant's rate would have it wait."""
 
     def rejected(self, error: WeftError) -> "RejectedOperation":
         """Return the record by which this operation fails at once with ``error``; a repeat finds it."""
@@ -168,6 +172,10 @@ class PendingOperation:
     trace_id: str | None = None
     is_replay: bool = False
     """True for an operation that is done, and is to be applied again."""
+    starts_at: float = 0.0
+    """Monotonic seconds from which on its tenant's rate and budgets let it run, as far as known now."""
+    weight: float = 1.0
+    """Weight of the run among the runs of its tenant."""
 
 
 @dataclass(frozen=True, slots=True)

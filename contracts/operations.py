@@ -159,12 +159,17 @@ class SaveWeightsExternal:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Payload of ``load_weights``. ``creates``: the operation also creates the run (its seq_id is 0)."""
+    """Payload of ``load_weights``.
+
+    - ``creates``: the operation also creates the run (its seq_id is 0).
+    - ``granted``: id of the checkpoint that the request was given access to; None: ``path`` is looked up in its turn.
+    """
 
     path: str
     optimizer: bool
     creates: bool
     user_metadata: dict[str, str] | None = None
+    granted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

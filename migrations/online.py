@@ -17,6 +17,7 @@ LOCK_TIMEOUT = "5s"
 LARGE_TABLES = frozenset(
     {
         "adapter_gates",
+        "audit_entries",
         "checkpoints",
         "operation_payloads",
         "operation_results",

@@ -20,10 +20,7 @@ from store.fair_places import FairPlaces
 from store.inline_sqlite import InlineConnection, inline_url
 from store.outages import outages_as_unavailable
 from store.statement_parameters import clean_parameters
-from store.transaction import KeptConnections, PooledConnections
-
-SQLITE_BUSY_SECONDS = 10
-"""Longest wait for another process, such as an admin command, to commit. It blocks the event loop."""
+from store.transaction import SQLITE_BUSY_SECONDS, KeptConnections, PooledConnections
 
 DEFAULT_POOL = 16
 """Most connections of one process to PostgreSQL."""
@@ -31,10 +28,11 @@ CONNECT_SECONDS = 5.0
 """Longest time to open a connection."""
 COMMAND_SECONDS = 30.0
 """Longest time of one statement; a slower server counts as gone."""
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 10.0
 """Longest time that PostgreSQL lets a transaction stand idle.
 
 A process that freezes, or loses the network, in the middle of a transaction would otherwise keep its row locks for ever.
+A busy machine can keep a process that is well from its processors for some seconds.
 """
 POOL_SECONDS = 10.0
 """Longest wait for a free connection of the pool."""

@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from store.clock import utc_now
+from store.clock import Clock, utc_now
 from store.database import Database
 from store.repeat import repeat
 
@@ -59,3 +60,11 @@ async def clock_of(database: Database) -> DatabaseClock:
     clock = DatabaseClock()
     await clock.read(database)
     return clock
+
+
+async def database_now(session: AsyncSession, clock: Clock) -> datetime:
+    """Return the time that all processes share: PostgreSQL's, or ``clock`` with SQLite, which serves one machine."""
+    if session.get_bind().dialect.name == "sqlite":
+        return clock()
+    now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
+    return now

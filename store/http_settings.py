@@ -13,7 +13,7 @@ class HttpSettings(BaseSettings):
         default=16384,
         ge=16,
         description="Most connections of one API process, or fewer if the process may open fewer files. A further "
-        "connection takes the place of an idle one.",
+        "connection takes the place of an idle one, or else of one of the tenant or address that has the most.",
     )
     header_timeout: timedelta = Field(
         default=timedelta(seconds=20),
@@ -60,10 +60,22 @@ class HttpSettings(BaseSettings):
         description="Most streams, chats, pauses and downloads in progress of one tenant in one API process. Further ones "
         "are answered 429.",
     )
+    tenant_changes: int = Field(
+        default=20_000,
+        ge=1,
+        description="Most changes of one tenant in an hour that one API process takes: each has an entry in the audit log, as a "
+        "model, a sampler or a key that is made, a session that is ended, a checkpoint that is deleted. A KiB of "
+        "metadata of a new session or model is one, too. Further ones are answered 429; a key is revoked all the same.",
+    )
     sdk_compression: bool = Field(
         default=True,
         description="Have the SDK compress the bodies of forward and forward_backward (zstd). Off: less work for clients "
         "on the same machine.",
+    )
+    sdk_pyqwest: bool = Field(
+        default=True,
+        description="Have SDKs from 0.22 on send with pyqwest, their faster transport. Its threads can abort a client's process "
+        "that ends by itself on a Python before 3.14 (exit code 134, after all its work). Off: with httpx.",
     )
     sdk_parallel_chunks: bool = Field(
         default=True,

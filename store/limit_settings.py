@@ -84,3 +84,48 @@ class LimitSettings(BaseSettings):
         ge=1,
         description="Most values of own metrics of one model. A request that would bring more is answered 400.",
     )
+    limit_webhooks: int = Field(
+        default=10,
+        ge=0,
+        description="Most webhooks of one tenant. The next one is answered 400.",
+    )
+    limit_keys: int = Field(
+        default=1000,
+        ge=1,
+        description="Most API keys of one tenant that have not ended. The next one that the tenant makes is answered 400.",
+    )
+    limit_checkpoint_seconds: int = Field(
+        default=0,
+        ge=0,
+        description="Longest time for which a checkpoint with a name is kept, in seconds: one that is saved to be kept longer, "
+        "or for ever, expires then; 0: no bound.",
+    )
+    limit_kept_checkpoints: int = Field(
+        default=0,
+        ge=0,
+        description="Checkpoints with a name of one model and kind that are kept, the newest ones: an older one expires when "
+        "another is saved; 0: all.",
+    )
+    limit_train_tokens_per_minute: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens of training data that one tenant may have computed in a minute; 0: no rate. Work over it is "
+        "accepted and waits, and polls say for how long.",
+    )
+    limit_train_tokens_burst: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens of training data that may run at once under that rate; 0: those of a minute.",
+    )
+    limit_sample_tokens_per_minute: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens of samples that one tenant may have drawn in a minute; 0: no rate. A sample counts with its "
+        "prompt and max_tokens for each sequence until it ends, then with what it took. Samples over the rate are accepted "
+        "and wait; on OpenAI's routes they are answered 429.",
+    )
+    limit_sample_tokens_burst: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens of samples that may run at once under that rate; 0: those of a minute.",
+    )

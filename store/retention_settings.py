@@ -54,3 +54,13 @@ class RetentionSettings(BaseSettings):
         description="Time without a sample after which an older version without a name is deleted, although a "
         "sampler has it. To use a version for longer, save it with a name.",
     )
+    retention_audit: timedelta = Field(
+        default=timedelta(days=400),
+        ge=timedelta(days=1),
+        description="Time for which the entries of the audit log are kept, beyond their day. The digest of each day stays.",
+    )
+    retention_webhook_events: timedelta = Field(
+        default=timedelta(days=7),
+        ge=timedelta(days=3),
+        description="Time for which the events of webhooks are kept, taken or not. None is sent any more after it.",
+    )

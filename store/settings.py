@@ -14,9 +14,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from store.admin_settings import AdminSettings
+from store.dashboard_settings import DashboardSettings
 from store.http_settings import HttpSettings
 from store.limit_settings import LimitSettings
 from store.retention_settings import RetentionSettings
+from store.webhook_settings import WebhookSettings
 
 SETTINGS_FILE = "weft.toml"
 """Settings file in the current folder; the environment variable ``WEFT_CONFIG`` names another one."""
@@ -33,7 +36,7 @@ def settings_file() -> Path:
     return Path(named or SETTINGS_FILE)
 
 
-class Settings(LimitSettings, RetentionSettings, HttpSettings):
+class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, DashboardSettings, WebhookSettings):
     """Settings with their defaults; ``docs/reference/settings.md`` is generated from this class.
 
     Durations are ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` that says what to change.
@@ -113,6 +116,13 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
         description="Tokens of one fused training pass. Light work that joins the pass may exceed the budget "
         "by an eighth. Tokens computed at once, padding included, never exceed it. Default: 2048 "
         "on a CPU, 16384 on a GPU.",
+    )
+    piece_time: timedelta = Field(
+        default=timedelta(milliseconds=100),
+        gt=timedelta(0),
+        description="Time that a fused training pass, or a chunk of a prompt in the torch sampler, should take at most while "
+        "several tenants have work: who comes waits for the one under way. A pass has at least a quarter of its token "
+        "budget, though, and at least one sequence; a chunk has at least 256 tokens.",
     )
     adapter_memory_bytes: int | None = Field(
         default=None,
@@ -236,8 +246,8 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings):
     )
     swap_policy: Literal["continue", "finish"] = Field(
         default="continue",
-        description="What samples in flight of a live sampler do when a newer version is published: "
-        "`continue` on it, or `finish` on the old one.",
+        description="What samples in flight of a live sampler that has no policy of its own do when a newer version is "
+        "published: `continue` on it, or `finish` on the old one.",
     )
 
     pause_ttl: timedelta = Field(

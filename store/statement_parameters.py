@@ -26,7 +26,9 @@ def clean_parameters(engine: AsyncEngine) -> None:
     ) -> tuple[str, Any]:
         if not parameters:
             return statement, parameters
-        return statement, [_cleaned(one) for one in parameters] if many else _cleaned(parameters)
+        # Rows that are inserted by one statement and returned have their values in one sequence.
+        is_many = many and isinstance(parameters, list)
+        return statement, [_cleaned(one) for one in parameters] if is_many else _cleaned(parameters)
 
 
 def _cleaned(parameters: Any) -> Any:

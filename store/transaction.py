@@ -5,25 +5,71 @@ times what the statement does, and on SQLite the async wrapper costs as much aga
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Executable
 from sqlalchemy.engine import CursorResult
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+from store.statement_limit import cancelled_after, interrupted_after, statement_limit
+
+SQLITE_BUSY_SECONDS = 4
+"""Longest wait for another process, such as an admin command, to commit. It blocks the event loop."""
+_LOCKED_SECONDS = 0.05
+"""The same after a wait in vain: each task that writes would block the loop in its turn, and nobody be answered meanwhile."""
 
 
 class Transaction(AsyncSession):
-    """A session on one connection, for one transaction or for reading. The connection is the caller's."""
+    """A session on one connection, for one transaction or for reading. The connection is the caller's.
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        # Joined: objects are flushed into the connection's transaction, which ``commit`` ends.
-        super().__init__(connection, expire_on_commit=False, autoflush=False, join_transaction_mode="rollback_only")
+    SQLAlchemy's own part, which costs more than a short statement, is made when a mapped object first needs it.
+    """
+
+    def __init__(self, connection: AsyncConnection, *, seconds: float | None = None) -> None:
+        """``seconds``: the most that one statement may take, None for no limit here."""
         self._connection = connection
+        self._seconds = seconds
+        self._info: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Make SQLAlchemy's session, which has not been asked for before."""
+        if name not in ("sync_session", "_proxied"):
+            raise AttributeError(name)
+        # Joined: objects are flushed into the connection's transaction, which ``commit`` ends.
+        super().__init__(
+            self._connection, expire_on_commit=False, autoflush=False, join_transaction_mode="rollback_only"
+        )
+        return self.__dict__[name]
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """Notes of the transaction's users."""
+        return self._info
+
+    def get_bind(self, *_mapper: Any, **_options: Any) -> Connection:
+        """Return the connection, on which every statement runs."""
+        return _inline(self._connection)
+
+    def in_transaction(self) -> bool:
+        """Return whether SQLAlchemy's session has begun something, such as to write its objects."""
+        return self._has_session and super().in_transaction()
+
+    @property
+    def _has_session(self) -> bool:
+        return "sync_session" in self.__dict__
 
     async def execute(self, statement: Executable, params: Any = None, **options: Any) -> Any:
-        """Run ``statement`` and return its result, whose rows are in memory."""
+        """Run ``statement`` and return its result, whose rows are in memory. Raises ``Unavailable`` beyond the limit."""
+        if self._seconds is None:
+            return await self._execute(statement, params, options)
+        async with self._within(self._seconds):
+            return await self._execute(statement, params, options)
+
+    async def _execute(self, statement: Executable, params: Any, options: Mapping[str, Any]) -> Any:
         if options or _has_objects(statement):
             return await super().execute(statement, params, **options)
         return await self._run(statement, params)
@@ -44,7 +90,8 @@ class Transaction(AsyncSession):
 
     async def rollback(self) -> None:
         """Undo everything since the last commit."""
-        await super().rollback()
+        if self._has_session:
+            await super().rollback()
         await self._end(commits=False)
 
     async def close(self) -> None:
@@ -54,6 +101,9 @@ class Transaction(AsyncSession):
 
     async def _run(self, statement: Executable, params: Any) -> CursorResult[Any]:
         return await self._connection.execute(statement, params)
+
+    def _within(self, seconds: float) -> AbstractAsyncContextManager[None]:
+        return cancelled_after(seconds)
 
     async def _end(self, *, commits: bool) -> None:
         if not commits:
@@ -72,6 +122,11 @@ class InlineTransaction(Transaction):
 
     async def _run(self, statement: Executable, params: Any) -> CursorResult[Any]:
         return _inline(self._connection).execute(statement, params)
+
+    def _within(self, seconds: float) -> AbstractAsyncContextManager[None]:
+        driver = _inline(self._connection).connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        return interrupted_after(driver, seconds)
 
     async def _end(self, *, commits: bool) -> None:
         connection = _inline(self._connection)
@@ -95,7 +150,7 @@ class PooledConnections:
 
     def reading(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a session whose statements commit one by one."""
-        return self._session(self._reading)
+        return self._session(self._reading, statement_limit())
 
     def writing(self) -> AbstractAsyncContextManager[Transaction]:
         """Begin a transaction, which is rolled back unless it is committed."""
@@ -103,9 +158,9 @@ class PooledConnections:
 
     @staticmethod
     @asynccontextmanager
-    async def _session(engine: AsyncEngine) -> AsyncIterator[Transaction]:
+    async def _session(engine: AsyncEngine, seconds: float | None = None) -> AsyncIterator[Transaction]:
         async with engine.connect() as connection:
-            session = Transaction(connection)
+            session = Transaction(connection, seconds=seconds)
             try:
                 yield session
             finally:
@@ -122,11 +177,13 @@ class KeptConnections:
         self._engines = {"read": engine.execution_options(isolation_level="AUTOCOMMIT"), "write": engine}
         self._open: dict[str, AsyncConnection] = {}
         self._opening = asyncio.Lock()
+        self._is_locked = False
+        """True after a wait for another process's lock in vain, until a transaction begins again."""
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Transaction]:
         """Open a session. Each of its statements sees what is committed."""
-        session = InlineTransaction(await self._connection("read"))
+        session = InlineTransaction(await self._connection("read"), seconds=statement_limit())
         try:
             yield session
         finally:
@@ -137,8 +194,7 @@ class KeptConnections:
         """Begin a transaction, which is rolled back unless it is committed. The caller has no other one meanwhile."""
         connection = await self._connection("write")
         try:
-            # The driver would begin a deferred transaction, in which a write after a read can fail as busy.
-            _inline(connection).exec_driver_sql("BEGIN IMMEDIATE")
+            self._begin(_inline(connection))
             session = InlineTransaction(connection)
             try:
                 yield session
@@ -146,6 +202,19 @@ class KeptConnections:
                 await session.close()
         finally:
             _inline(connection).rollback()
+
+    def _begin(self, connection: Connection) -> None:
+        if self._is_locked:
+            _wait_at_most(connection, _LOCKED_SECONDS)
+        try:
+            # The driver would begin a deferred transaction, in which a write after a read can fail as busy.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except OperationalError:
+            self._is_locked = True
+            raise
+        if self._is_locked:
+            self._is_locked = False
+            _wait_at_most(connection, SQLITE_BUSY_SECONDS)
 
     async def _connection(self, use: str) -> AsyncConnection:
         if (kept := self._usable(use)) is not None:
@@ -163,6 +232,11 @@ class KeptConnections:
         """Close both connections."""
         while self._open:
             _inline(self._open.popitem()[1]).close()
+
+
+def _wait_at_most(connection: Connection, seconds: float) -> None:
+    """Set how long a statement waits for another process's lock."""
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={round(seconds * 1e3)}")
 
 
 def _inline(connection: AsyncConnection) -> Connection:

@@ -4,14 +4,20 @@ Alembic makes the schema (``migrations/``); ``tests/migrations`` proves that bot
 names it. Times are UTC. ``Base.metadata`` knows every table once this package is imported.
 """
 
+from store.tables.audit import AuditDigest, AuditEntry
 from store.tables.base import Base
 from store.tables.bases import BaseWeights
+from store.tables.client_exceptions import ClientException
 from store.tables.folders import CheckpointHold, DeletedCheckpoint, DiscardedFolder
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.jobs import WeightJob
+from store.tables.limits import Budget, BudgetAlert, Rate
 from store.tables.operations import Operation, OperationPayload, OperationResult
+from store.tables.operator_answers import OperatorAnswer
+from store.tables.operator_sessions import OperatorCode, OperatorSession
 from store.tables.points import RunMetric, RunPoint
-from store.tables.processes import PoolState, WorkerProcess
+from store.tables.prices import Price, TenantPrice
+from store.tables.processes import PoolState, ProcessKind, WorkerProcess
 from store.tables.projects import Project
 from store.tables.run_directives import DirectedRun
 from store.tables.run_events import RunEvent
@@ -26,27 +32,42 @@ from store.tables.sampling import (
     VersionCommand,
 )
 from store.tables.sessions import Sampler, Session
-from store.tables.tenancy import ApiKey, Tenant
+from store.tables.tenancy import ApiKey, OperatorKey, Tenant
 from store.tables.usage import StorageHour, UsageDay, UsageHour
+from store.tables.web_sessions import LoginCode, WebSession
+from store.tables.webhooks import Webhook, WebhookEvent
 
 __all__ = [
     "AdapterGate",
     "ApiKey",
+    "AuditDigest",
+    "AuditEntry",
     "Base",
     "BaseWeights",
+    "Budget",
+    "BudgetAlert",
     "Checkpoint",
     "CheckpointHold",
+    "ClientException",
     "DeletedCheckpoint",
     "DirectedReplica",
     "DirectedRun",
     "DiscardedFolder",
     "DownloadLink",
+    "LoginCode",
     "Operation",
     "OperationPayload",
     "OperationResult",
+    "OperatorAnswer",
+    "OperatorCode",
+    "OperatorKey",
+    "OperatorSession",
     "Placement",
     "PoolState",
+    "Price",
+    "ProcessKind",
     "Project",
+    "Rate",
     "Run",
     "RunEvent",
     "RunMetric",
@@ -62,9 +83,13 @@ __all__ = [
     "StepRun",
     "StorageHour",
     "Tenant",
+    "TenantPrice",
     "UsageDay",
     "UsageHour",
     "VersionCommand",
+    "WebSession",
+    "Webhook",
+    "WebhookEvent",
     "WeightJob",
     "WorkerProcess",
 ]

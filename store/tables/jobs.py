@@ -19,6 +19,8 @@ class WeightJob(Base):
     - ``taken_by``, ``taken_until``: attempt that works on the job, and the end of its lease. ``attempts`` counts them.
     - ``idempotency_key``: the tenant's own name for the request, by which a repeat of it is known.
     - ``cancelled_at``: when its tenant asked for its end.
+    - ``session_id``: session of the run that the job makes or adds to, whose project the job is in. None in rows of a
+      version before, which are in the default project.
     """
 
     __tablename__ = "weight_jobs"
@@ -43,10 +45,12 @@ class WeightJob(Base):
     error_code: Mapped[str | None] = mapped_column(String(64))
     error_message: Mapped[str | None] = mapped_column(Text)
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
+    session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.id"))
 
     __table_args__ = (
         Index("ix_weight_jobs_tenant_id_created_at", "tenant_id", "created_at"),
         Index("ix_weight_jobs_idempotency_key", "tenant_id", "idempotency_key", unique=True),
+        Index("ix_weight_jobs_session_id", "session_id"),
         partial_index("ix_weight_jobs_unfinished", "created_at", "id", where=IS_UNFINISHED),
         partial_index("ix_weight_jobs_finished", "finished_at", where=text("finished_at IS NOT NULL")),
     )

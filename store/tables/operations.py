@@ -33,6 +33,7 @@ class Operation(Base):
     - ``reserved_tokens``: tokens that a sample may take at most, its prompt and every sequence to ``max_tokens``.
     - ``tokens``: tokens of training data; of a sample its prompt's and, once it has ended, ``sampled_tokens``.
     - ``cached_tokens``: tokens of the prompt that the replica found in its cache.
+    - ``rate_mark``: place in the line of its tenant's rate, which it waits for; None: it was accepted without a rate.
     - ``told_as``: number under which the lane's clients are told that the sample has ended (``ledger.told_ends``).
     """
 
@@ -67,6 +68,7 @@ class Operation(Base):
     told_as: Mapped[int | None] = mapped_column(BigInteger)
     sampled_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    rate_mark: Mapped[int | None] = mapped_column(BigInteger)
 
     __table_args__ = (
         UniqueConstraint("lane", "seq_id"),

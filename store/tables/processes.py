@@ -3,10 +3,17 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import String
+from sqlalchemy import BigInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base
+
+
+class ProcessKind(StrEnum):
+    """Kind of work that a process does for its base model."""
+
+    TRAINER = "trainer"
+    POOL = "pool"
 
 
 class PoolState(StrEnum):
@@ -26,7 +33,9 @@ class WorkerProcess(Base):
     """A process that trains or samples ``base_model``. Its lease ends at ``expires_at``, by the database's clock.
 
     A trainer with ``drained_at`` gives up its runs and gets no new ones.
-    ``pool_state`` is a sampling process's ``PoolState``.
+    ``pool_state`` is a sampling process's ``PoolState``. ``capacity``: tokens of a trainer's pass, or samples that a sampling
+    process holds at once; None in rows of a version before. ``resident_runs``: runs whose adapters are in a trainer's memory;
+    None until it has told.
     """
 
     __tablename__ = "worker_processes"
@@ -41,3 +50,5 @@ class WorkerProcess(Base):
     drained_at: Mapped[datetime | None]
     drain_reason: Mapped[str | None] = mapped_column(String(500))
     pool_state: Mapped[str] = mapped_column(String(16), default=PoolState.WORKING, server_default=PoolState.WORKING)
+    capacity: Mapped[int | None] = mapped_column(BigInteger)
+    resident_runs: Mapped[list[str] | None]

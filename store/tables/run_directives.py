@@ -18,7 +18,7 @@ class DirectedRun(Base):
     __tablename__ = "directed_runs"
 
     run_id: Mapped[str] = mapped_column(String(100), primary_key=True)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
     wanted: Mapped[str] = mapped_column(String(8))
     target: Mapped[str | None] = mapped_column(String(64))
     reason: Mapped[str | None] = mapped_column(String(500))

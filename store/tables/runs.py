@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, text
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base, partial_index
@@ -40,6 +40,7 @@ class Run(Base):
     - ``trainer_id``: process that leases the run and alone may write its results.
     - ``lease_token``: fencing token; grows with every lease.
     - ``optimizer_steps``: steps that the run has taken.
+    - ``weight``: weight of its passes among the runs of its tenant.
     - ``metric_names``, ``metric_rows``: names of its user's own metrics, and the number of their values.
     """
 
@@ -67,6 +68,7 @@ class Run(Base):
     trainer_id: Mapped[str | None] = mapped_column(String(64), index=True)
     lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
     optimizer_steps: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    weight: Mapped[float] = mapped_column(Float, default=1.0, server_default="1")
     metric_names: Mapped[list[str] | None]
     metric_rows: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created_at: Mapped[datetime]
@@ -124,7 +126,7 @@ class DownloadLink(Base):
     __tablename__ = "download_links"
 
     secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
     checkpoint_id: Mapped[str] = mapped_column(String(32))
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -49,8 +49,9 @@ class Sampler(Base):
     - Neither set: from the bare base.
 
     ``publications`` counts the versions that a live sampler has followed. A live sampler's sample that falls more than
-    ``max_version_lag`` publications behind (None: no limit) is handled as ``on_stale`` says. ``copies`` counts the copies of
-    its client that have asked for a number.
+    ``max_version_lag`` publications behind (None: no limit) is handled as ``on_stale`` says. ``swap_policy`` says what a
+    publication does to its samples in flight; None: as the service's setting says. ``copies`` counts the copies of its
+    client that have asked for a number.
     """
 
     __tablename__ = "samplers"
@@ -67,6 +68,7 @@ class Sampler(Base):
     publications: Mapped[int] = mapped_column(BigInteger, server_default="0")
     max_version_lag: Mapped[int | None]
     on_stale: Mapped[str | None] = mapped_column(String(8))
+    swap_policy: Mapped[str | None] = mapped_column(String(8))
     copies: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
     __table_args__ = (UniqueConstraint("session_id", "sampling_session_seq_id"),)

@@ -6,7 +6,7 @@ Metrics are declared here and, by subject, in ``http``, ``training``, ``sampling
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import Pool
 
 from store.clock import Clock
 from telemetry.collectors import (
@@ -86,9 +86,9 @@ class Metrics:
         """Show housekeeping's steps as just read; None means that the database did not answer."""
         self._housekeeping.put(states)
 
-    def watch_database(self, engine: AsyncEngine) -> None:
-        """Show the connection pool of ``engine`` from now on."""
-        self._pool.watch(engine.pool)
+    def watch_pool(self, pool: Pool) -> None:
+        """Show the database's connection pool from now on."""
+        self._pool.watch(pool)
 
     def watch_replicas(self, base_model: str, replicas: Callable[[], Iterable[ReplicaState]]) -> None:
         """Show the replicas of ``base_model`` that ``replicas()`` returns at each scrape."""

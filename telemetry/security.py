@@ -30,14 +30,19 @@ class SecurityEvent(StrEnum):
     KEY_REFUSED = "key_refused"
     NOT_FOUND = "not_found"
     FOREIGN_ID = "foreign_id"
+    FORBIDDEN = "forbidden"
+    POLICY_VIOLATED = "policy_violated"
     KEY_CREATED = "key_created"
     KEY_REVOKED = "key_revoked"
     TENANT_CREATED = "tenant_created"
     TENANT_SUSPENDED = "tenant_suspended"
     TENANT_RESUMED = "tenant_resumed"
+    TENANT_MARKED = "tenant_marked_for_deletion"
+    TENANT_RESTORED = "tenant_restored"
     LINK_MADE = "download_link_made"
     DOWNLOADED = "downloaded"
     COMMAND = "operator_command"
+    AUDIT_DIGEST = "audit_digest"
 
 
 Outcome = Literal["done", "refused", "failed"]

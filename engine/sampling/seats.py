@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from contracts.turn_bounds import SAMPLE_QUANTUM
 from engine.round_robin import Fairness, HasCost, Verdict, take_turns
 
-QUANTUM = 64
-"""Tokens of one turn of a tenant of share 1: few, so that many short samples of one tenant do not take all seats at once."""
 _SPARE_PART = 8
 
 Item = TypeVar("Item", bound=HasCost)
@@ -88,5 +87,5 @@ def hand_out(
 
     if free <= 0:
         return given, fairness
-    quanta = {tenant: QUANTUM * shares.get(tenant, 1.0) for tenant in items}
+    quanta = {tenant: SAMPLE_QUANTUM * shares.get(tenant, 1.0) for tenant in items}
     return given, take_turns(items, fairness, quanta=quanta, offer=offer)

@@ -3,7 +3,7 @@
 Sequence i of the batch is row i of its tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +85,8 @@ class DecodeBatch:
         """Sequence of each row of the tensors; None in a hole."""
         self._live: Tensor | None = None
         """Numbers of the rows that are no holes, int64; None without holes."""
+        self._laid_out = 0
+        """Number of sequences for which a step is laid out."""
         self._cache = KvCache()
         self._mask: Tensor | None = None
         self._positions = torch.empty(0)
@@ -103,6 +105,16 @@ class DecodeBatch:
         """Number of sequences that have not ended."""
         return sum(sequence.runs for sequence in self.sequences)
 
+    def hand_over(self, leaves: Callable[[RunningSequence], bool]) -> list[Join]:
+        """Take the sequences that leave out of the batch, for another one. Call ``reform`` before the next step."""
+        rows = [row for row, one in enumerate(self._rows) if one is not None and one.runs and leaves(one)]
+        if not rows:
+            return []
+        leaving = [one for row in rows if (one := self._rows[row]) is not None]
+        for row in rows:
+            self._rows[row] = None
+        return [Join(leaving, self._cache, rows)]
+
     def reform(self, joins: Sequence[Join]) -> None:
         """Drop the ended sequences and add those of ``joins``, in one copy of the cache at most."""
         joining = [
@@ -112,7 +124,7 @@ class DecodeBatch:
             if sequence.runs
         ]
         kept = [row for row, sequence in enumerate(self._rows) if sequence is not None and sequence.runs]
-        if len(kept) == len(self.sequences) and not joining and not self._is_outgrown(kept):
+        if len(kept) == self._laid_out and not joining and not self._is_outgrown(kept):
             return
         if not kept and not joining:
             self.clear()
@@ -168,6 +180,7 @@ class DecodeBatch:
         device, sequences = self._forward.device, self.sequences
         live = [row for row, sequence in enumerate(self._rows) if sequence is not None]
         self._live = torch.tensor(live, device=device) if len(live) < len(self._rows) else None
+        self._laid_out = len(live)
         capacity = max(sequence.job.final_length for sequence in sequences)
         self._mask = left_padding(lengths, columns, capacity, device)
         self._positions = torch.tensor(lengths, device=device)[:, None]
@@ -190,6 +203,7 @@ class DecodeBatch:
         """Drop every sequence and free the cache."""
         self._rows = []
         self._live = None
+        self._laid_out = 0
         self._cache = KvCache()
         self._adapters.clear()
         self._active = []

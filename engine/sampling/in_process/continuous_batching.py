@@ -1,16 +1,19 @@
 """Scheduler of the in-process replica: runs chunks of prompts between decode steps, and drops ended sequences at once."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import TypeVar
 
 from engine.model.device import device_errors
+from engine.piece_size import PieceSize
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.in_process.batch import DecodeBatch, Join
 from engine.sampling.in_process.forward_pass import ForwardPass
-from engine.sampling.in_process.prefill import MAX_CELLS, Prefill, Prefilled
-from engine.sampling.in_process.sequences import Job
+from engine.sampling.in_process.prefill import CELLS_BESIDE_DECODING, MAX_CELLS, Prefill, Prefilled
+from engine.sampling.in_process.sequences import Job, RunningSequence
+from engine.sampling.in_process.time_turns import Division, Group, TimeTurns
 from engine.sampling.in_process.waiting_jobs import WaitingJobs
 
 T = TypeVar("T")
@@ -23,9 +26,20 @@ class ContinuousBatcher:
     One owner alone has at most ``max_sequences`` in the batch. An eighth more is kept for owners that come beside it.
     """
 
-    def __init__(self, forward: ForwardPass, max_sequences: int, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        forward: ForwardPass,
+        max_sequences: int,
+        cache_bytes: int,
+        *,
+        piece_seconds: float,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """``piece_seconds`` is the time that a chunk of prompts should take while several owners have work."""
         self._forward = forward
         self._cache_bytes = cache_bytes
+        self._clock = clock
+        self._size = PieceSize(piece_seconds, clock=clock)
         self._bytes_per_token: int | None = None
         """Cache memory of one token in bytes; None before the first prompt."""
         self._waiting = WaitingJobs(max_sequences)
@@ -33,57 +47,119 @@ class ContinuousBatcher:
         """Prompts under way. They take turns, a chunk each, so that a short prompt does not wait for a long one."""
         self._prefilled: dict[Job, Prefilled] = {}
         """Prompts in the cache whose sequences have not all begun."""
-        self._batch = DecodeBatch(forward)
+        self._division = Division(divides=forward.device.type == "cpu")
+        self._turns = TimeTurns()
+        self._waited = 0.0
+        """Longest wait of a job that has come since the last turn, in seconds."""
+        self._batches = {group: DecodeBatch(forward) for group in Group}
         self.failed_steps = 0
         """Steps that failed for all their jobs."""
 
     @property
     def busy(self) -> bool:
         """True while ``turn`` has work."""
-        return bool(self._batch.sequences or self._prefilled or self._prefills or self._waiting)
+        decodes = any(batch.sequences for batch in self._batches.values())
+        return bool(decodes or self._prefilled or self._prefills or self._waiting)
 
     @property
     def running(self) -> int:
         """Number of sequences that decode now."""
-        return self._batch.running
+        return sum(batch.running for batch in self._batches.values())
 
-    def submit(self, job: Job) -> None:
-        """Queue ``job``, whose adapter is loaded."""
+    def submit(self, job: Job, *, waited: float = 0.0) -> None:
+        """Queue ``job``, whose adapter is loaded, and which has ``waited`` so many seconds for the end of a turn."""
+        self._waited = max(self._waited, waited)
+        self._size.meet([job.request.turn_taker])
         self._waiting.add(job)
 
     def turn(self) -> None:
-        """Run at most one chunk of prompts and one decode step."""
+        """Run at most one chunk of prompts and one decode step, both of the group whose turn it is."""
+        began = self._clock()
         self._credit_ended()
+        self._drop_ended_prompts()
         if self._waiting:
             self._seat()
-        self._advance_prompts()
-        joins = self._begin_samples()
-        jobs = {one.job for one in self._batch.sequences} | {one.job for join in joins for one in join.sequences}
-        _contain(partial(self._decode, joins), partial(self._decoding_failed, list(jobs)))
+        held = self._held()
+        self._size.meet(owner for owner, number in held.items() if number)
+        is_divided_anew = self._division.renew(held)
+        shares = self._shares()
+        group = self._turns.choose(shares, waited=self._waited)
+        self._waited = 0.0
+        if group is not None:
+            self._advance_prompts(group)
+        joins = {one: self._moving_to(one) if is_divided_anew else [] for one in Group}
+        for join in self._begin_samples():
+            joins[self._group(join.sequences[0].job)].append(join)
+        for one, batch in self._batches.items():
+            self._decode(batch, joins[one], steps=one is group)
+        if group is not None:
+            self._turns.charge(group, self._clock() - began, shares[group])
 
-    def _decode(self, joins: Sequence[Join]) -> None:
-        self._batch.reform(joins)
-        if self._batch.sequences:
-            self._batch.step()
+    def _moving_to(self, group: Group) -> list[Join]:
+        """Return the sequences that decode in another batch than that of their owner's group ``group``."""
+        batches = [batch for one, batch in self._batches.items() if one is not group]
+        return [join for batch in batches for join in batch.hand_over(lambda one: self._group(one.job) is group)]
 
-    def _decoding_failed(self, jobs: Sequence[Job], error: Exception) -> None:
+    def _decode(self, batch: DecodeBatch, joins: Sequence[Join], *, steps: bool) -> None:
+        """Bring a batch up to date, and run a step of it if ``steps``."""
+
+        def reform_and_step() -> None:
+            batch.reform(joins)
+            if steps and batch.sequences:
+                batch.step()
+
+        jobs = {one.job for one in batch.sequences} | {one.job for join in joins for one in join.sequences}
+        _contain(reform_and_step, partial(self._decoding_failed, batch, list(jobs)))
+
+    def _decoding_failed(self, batch: DecodeBatch, jobs: Sequence[Job], error: Exception) -> None:
         self.failed_steps += 1
-        self._batch.clear()
+        batch.clear()
         _fail_all("decoding", jobs, error)
+
+    def _group(self, job: Job) -> Group:
+        return self._division.group_of(job.request.turn_taker)
+
+    def _running(self) -> Iterator[RunningSequence]:
+        """Yield the sequences of both batches, with those that have ended since the last ``reform``."""
+        for batch in self._batches.values():
+            yield from batch.sequences
+
+    def _starting(self) -> set[Job]:
+        """Return the jobs whose prompts are being read, or are in the cache while not all sequences have begun."""
+        return {job for prefill in self._prefills for job in prefill.jobs} | self._prefilled.keys()
+
+    def _held(self) -> Counter[str]:
+        """Return the seats that each owner holds."""
+        held = Counter(one.job.request.turn_taker for one in self._running() if one.runs)
+        for job in self._starting():
+            held[job.request.turn_taker] += job.seated
+        return held
+
+    def _shares(self) -> dict[Group, float]:
+        """Return the sum of the owners' shares in each group that has a prompt to read or a sequence to decode."""
+        found: dict[Group, dict[str, float]] = {}
+        reading = [job for prefill in self._prefills for job in prefill.jobs if job.live]
+        for job in [one.job for one in self._running() if one.runs] + reading:
+            found.setdefault(self._group(job), {})[job.request.turn_taker] = job.request.share
+        return {group: sum(shares.values()) for group, shares in found.items()}
 
     def _credit_ended(self) -> None:
         """Credit what ended sequences did not draw. The batch drops them before its next step."""
-        for sequence in self._batch.sequences:
+        for sequence in self._running():
             if not sequence.runs:
                 self._waiting.ended(sequence)
 
+    def _drop_ended_prompts(self) -> None:
+        """Drop the prompts under way whose jobs have all ended: no group has a turn for them."""
+        ended = [prefill for prefill in self._prefills if not any(job.live for job in prefill.jobs)]
+        for prefill in ended:
+            self._prefills.remove(prefill)
+
     def _seat(self) -> None:
         """Give free seats to waiting sequences, and begin the prompts that are not in the cache yet."""
-        running = [one.job for one in self._batch.sequences if one.runs]
-        starting = {job for prefill in self._prefills for job in prefill.jobs} | self._prefilled.keys()
-        held = Counter(job.request.turn_taker for job in running)
-        for job in starting:
-            held[job.request.turn_taker] += job.seated
+        running = [one.job for one in self._running() if one.runs]
+        starting = self._starting()
+        held = self._held()
         count = held.total()
         longest = max((job.final_length for job in (*running, *(job for job in starting if job.live))), default=0)
 
@@ -117,19 +193,28 @@ class ContinuousBatcher:
                 longest = job.prompt_length
         return [Prefill(block, self._forward) for block in blocks]
 
-    def _advance_prompts(self) -> None:
-        """Run one chunk of the prompts whose turn it is."""
-        while self._prefills:
-            prefill = self._prefills.popleft()
-            if not any(job.live for job in prefill.jobs):
+    def _advance_prompts(self, group: Group) -> None:
+        """Run one chunk of the group's prompts whose turn it is."""
+        for prefill in list(self._prefills):
+            if group not in (self._group(job) for job in prefill.jobs if job.live):
                 continue
+            self._prefills.remove(prefill)
             self._prefills.append(prefill)
-            chunk = partial(prefill.advance, beside_decoding=bool(self._batch.running))
-            prompts = _contain(chunk, partial(self._prefill_failed, prefill))
+            prompts = _contain(partial(self._chunk_of, prefill), partial(self._prefill_failed, prefill))
             if prompts is not None:
                 self._prefills.remove(prefill)
                 self._prefilled.update((prompt.job, prompt) for prompt in prompts)
             return
+
+    def _chunk_of(self, prefill: Prefill) -> list[Prefilled] | None:
+        """Run a chunk: a short one while sequences decode, and one of bounded time while other owners may come."""
+        cells = CELLS_BESIDE_DECODING
+        if not self.running:
+            cells = self._size.tokens(full=MAX_CELLS, least=CELLS_BESIDE_DECODING)
+        began, done = self._clock(), prefill.cells_done
+        prompts = prefill.advance(cells)
+        self._size.note(prefill.cells_done - done, self._clock() - began)
+        return prompts
 
     def _prefill_failed(self, prefill: Prefill, error: Exception) -> None:
         self._prefills.remove(prefill)

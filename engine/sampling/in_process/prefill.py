@@ -19,7 +19,7 @@ from engine.sampling.in_process.token_choice import ChoiceRules
 MAX_CELLS = 2048
 """Most tokens, padding included, in one forward pass."""
 CELLS_BESIDE_DECODING = 256
-"""Most of them while sequences decode: each of their tokens waits for a pass of a prompt."""
+"""Most of them while sequences decode: each of their tokens waits for a pass of a prompt. Less saves others little time."""
 MAX_SCORED_LOGITS = 1 << 24
 """Most logits of one forward pass that scores its prompts: 64 MiB in fp32."""
 
@@ -75,14 +75,18 @@ class Prefill:
         scored = [pad + job.scores.begin - 1 for pad, job in zip(self._padding, self.jobs, strict=True) if job.scores]
         self._first_scored = min(scored, default=self._columns)
 
-    def advance(self, *, beside_decoding: bool = False) -> list[Prefilled] | None:
-        """Run one chunk, a short one ``beside_decoding``. Return the prefilled prompts after the last chunk, else None.
+    @property
+    def cells_done(self) -> int:
+        """Number of tokens computed so far, padding included."""
+        return self._done * len(self.jobs)
+
+    def advance(self, cells: int) -> list[Prefilled] | None:
+        """Run one chunk of at most ``cells`` tokens, padding included. Return the prompts after the last chunk, else None.
 
         A job whose scored logits are not finite fails alone. Any other exception is raised and concerns all jobs.
         """
         rows, start = len(self.jobs), self._done
-        cells = CELLS_BESIDE_DECODING if beside_decoding else MAX_CELLS
-        end = min(self._columns, start + max(1, cells // rows))
+        end = min(self._columns, start + max(1, min(cells, MAX_CELLS) // rows))
         scores = start >= self._first_scored
         if scores:
             end = min(end, start + max(1, MAX_SCORED_LOGITS // (rows * self._forward.vocabulary_size)))

@@ -32,6 +32,7 @@ from engine.sampling.request_checks import check_request
 
 DEFAULT_CACHE_BYTES = 4 << 30
 DEFAULT_STALL_SECONDS = 600.0
+DEFAULT_PIECE_SECONDS = 0.1
 ONE_CORE_PARAMETERS = 100_000_000
 """Number of parameters below which a CPU decodes on one core. In so small a model the barriers of a step cost more than the
 other cores gain (``bench.sampling``), and the trainer can use those cores."""
@@ -54,10 +55,13 @@ class TorchReplica:
         max_adapters: int = 64,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         stall_seconds: float = DEFAULT_STALL_SECONDS,
+        piece_seconds: float = DEFAULT_PIECE_SECONDS,
     ) -> None:
+        """``piece_seconds`` is the time that a chunk of prompts should take while several owners have work."""
         self._base = base
         self._name = name or f"torch:{base.facts.name}"
         self._limits = (max_sequences, cache_bytes)
+        self._piece_seconds = piece_seconds
         self._forward = ForwardPass(base)
         self._batcher = self._new_batcher()
         self._adapters = AdapterStore(self._read, max_adapters)
@@ -181,10 +185,12 @@ class TorchReplica:
 
     def _submit(self, job: Job) -> None:
         if job.request.adapter is None:
-            self._call_worker(partial(self._add, job))
+            self._call_worker(partial(self._add, job, monotonic()))
             return
         job.pin = self._adapters.pin(job.request.adapter)
-        job.pin.weights.add_done_callback(lambda weights: self._call_worker(partial(self._add_adapted, job, weights)))
+        job.pin.weights.add_done_callback(
+            lambda weights: self._call_worker(partial(self._add_adapted, job, weights, monotonic()))
+        )
 
     def _call_worker(self, call: Callable[[], None]) -> None:
         """Have the worker's thread make ``call`` before its next turn. Callable from any thread."""
@@ -206,7 +212,7 @@ class TorchReplica:
             self._worker.join()
 
     def _new_batcher(self) -> ContinuousBatcher:
-        return ContinuousBatcher(self._forward, *self._limits)
+        return ContinuousBatcher(self._forward, *self._limits, piece_seconds=self._piece_seconds)
 
     # The methods below run on the worker's thread.
 
@@ -256,18 +262,18 @@ class TorchReplica:
             self._changed.wait_for(lambda: self._closing or self._calls or self._batcher.busy)
             return not self._closing
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: Job, came: float) -> None:
         if job.live:
             self._submitted.add(job)
-            self._batcher.submit(job)
+            self._batcher.submit(job, waited=monotonic() - came)
 
-    def _add_adapted(self, job: Job, weights: Future[LoraWeights]) -> None:
+    def _add_adapted(self, job: Job, weights: Future[LoraWeights], came: float) -> None:
         error = weights.exception()
         if error is not None:
             job.fail(as_weft_error(error, "loading an adapter"))
             return
         job.adapter = weights.result()
-        self._add(job)
+        self._add(job, came)
 
     def _ended(self, job: Job) -> None:
         self._submitted.discard(job)

@@ -18,6 +18,7 @@ from engine.sampling.vllm import guard as vllm_guard
 from engine.sampling.vllm.cores import bind_engine, one_process_variables
 from engine.sampling.vllm.http import UNIX, VllmHttp
 from engine.sampling.vllm.memory_claims import FOLDER_PREFIX, MemoryNote, give_memory, write_note
+from engine.sampling.vllm.server_log import MOST_BYTES, ServerLog
 from engine.sampling.vllm.server_memory import MemoryNeed, ServerMemory, is_sized_by_operator
 from engine.sampling.vllm.start_failures import explain_start_failure
 
@@ -53,7 +54,7 @@ class VllmProcessSettings:
     - Without ``head_adapters``, adapters may change ``target_modules`` only.
     - ``need``: what its memory is reckoned from. None, or options in ``extra`` that say a size: weft gives it none.
     - ``extra``: more arguments, such as ``--tensor-parallel-size``. ``environment`` is added to weft's own.
-    - ``log``: file that the server's output is appended to.
+    - ``log``: file that the server's output is appended to, looked at every ``log_look_s`` and moved aside beyond ``log_bytes``.
     """
 
     command: tuple[str, ...]
@@ -77,6 +78,8 @@ class VllmProcessSettings:
     api_key: str | None = field(default=None, repr=False)
     start_deadline_s: float = 900.0
     stop_grace_s: float = 15.0
+    log_bytes: int = MOST_BYTES
+    log_look_s: float = 60.0
 
     @property
     def tunes_cores(self) -> bool:
@@ -153,8 +156,7 @@ class VllmProcess:
         self._guard: asyncio.subprocess.Process | None = None
         self._group = 0
         self._folder: Path | None = None
-        self._log_start = 0
-        """Place in the log at which this run's output begins."""
+        self._log = ServerLog(settings.log, settings.log_bytes)
         self._watch: asyncio.Task[None] | None = None
         self.base_url = ""
         self.died = asyncio.Event()
@@ -206,10 +208,8 @@ class VllmProcess:
 
     async def _start_guard(self, socket: Path) -> None:
         self.base_url = f"{UNIX}{socket}"
-        self._settings.log.parent.mkdir(parents=True, exist_ok=True)
         guard = [sys.executable, "-I", vllm_guard.__file__, str(self._settings.stop_grace_s), str(socket.parent)]
-        with self._settings.log.open("ab") as log:
-            self._log_start = log.tell()
+        with self._log.open() as log:
             self._guard = await asyncio.create_subprocess_exec(
                 *guard,
                 *self._settings.arguments(socket, self.memory),
@@ -249,24 +249,30 @@ class VllmProcess:
 
     def log_tail(self) -> str:
         """Return the last 4,000 bytes of the log."""
-        return self._end_of_log(_TAIL_BYTES, 0)
-
-    def _end_of_log(self, size: int, start: int) -> str:
-        with self._settings.log.open("rb") as log:
-            log.seek(max(start, log.seek(0, os.SEEK_END) - size))
-            return log.read().decode(errors="replace")
+        return self._log.end(_TAIL_BYTES)
 
     async def _watch_over(self, guard: asyncio.subprocess.Process) -> None:
         if guard.stdout is not None:
             first = await guard.stdout.readline()
             self._group = int(first) if first.strip().isdigit() else 0
             self._note_memory(is_up=False)
-        self.exit_code = await guard.wait()
+        self.exit_code = await self._end_of(guard)
         # Needed only if the guard itself was killed: otherwise no process and no folder is left.
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self.died.set()
+
+    async def _end_of(self, guard: asyncio.subprocess.Process) -> int:
+        """Wait for the guard's end and return its status; keep the log within its bound till then."""
+        ended = asyncio.ensure_future(guard.wait())
+        while not (await asyncio.wait([ended], timeout=self._settings.log_look_s))[0]:
+            try:
+                await asyncio.to_thread(self._log.bound)
+            except OSError as error:
+                # The server runs on: a full disk is told by what needs it.
+                _log.warning("the log %s cannot be moved aside: %s", self._settings.log, error)
+        return await ended
 
     async def _wait_until_healthy(self) -> None:
         http = VllmHttp("starting", self.base_url, None, 1)
@@ -288,7 +294,7 @@ class VllmProcess:
             return False
 
     def _did_not_start(self, what: str) -> EngineFailure:
-        cause = explain_start_failure(self._end_of_log(_CAUSE_BYTES, self._log_start))
+        cause = explain_start_failure(self._log.end_of_run(_CAUSE_BYTES), is_sized_by_weft=self.memory is not None)
         if cause is not None:
             return EngineFailure(f"the vLLM server {what}: {cause} (its log: {self._settings.log})")
         return EngineFailure(f"the vLLM server {what}; the end of its log:\n{self.log_tail()}")

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -161,13 +161,13 @@ class VllmReplica:
         """
         await self._adapters.unload(name)
 
-    async def sleep(self, level: Literal[0, 1] = 1) -> None:
-        """See ``SamplerReplica.sleep``. At level 0 the memory is kept; new requests wait at both levels.
+    async def sleep(self) -> None:
+        """See ``SamplerReplica.sleep``. New requests wait. Level 1: level 2 would drop the weights.
 
         Raises ``InvalidRequest`` for a server that is not in development mode, ``EngineFailure`` for one that fails.
         """
         self._expect_aborts()
-        await self._operate(f"/sleep?level={level}", self._settings.load_deadline_s)
+        await self._operate("/sleep?level=1", self._settings.load_deadline_s)
 
     async def wake_up(self) -> None:
         """See ``SamplerReplica.wake_up``."""
@@ -203,7 +203,7 @@ class VllmReplica:
                 sequence.expect_abort()
 
     async def _wake_sleeper(self) -> None:
-        """Wake a server that an earlier weft has put to sleep: the warm-up would wait for ever."""
+        """Wake a server that an earlier weft, or somebody else, has put to sleep: the warm-up would wait for ever."""
         answer = await self._http.get("/is_sleeping", self._settings.health_deadline_s)
         if answer.ok and self._http.decode(answer.body, Sleeping).is_sleeping:
             await self.wake_up()

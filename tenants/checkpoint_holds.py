@@ -9,35 +9,49 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound
 from contracts.ids import CheckpointId, RequestId, RunId, TenantId
-from contracts.ledger_records import OperationState
+from contracts.ledger_records import NewOperation, OperationState
 from contracts.paths import CheckpointPath
 from store.clock import Clock
 from store.inserts import insert_unless_present
-from store.tables import CheckpointHold, Operation, Run, RunState
-from tenants.checkpoints import find_checkpoint
+from store.tables import Checkpoint, CheckpointHold, Operation, Run, RunState
 from tenants.runs import get_run
+from tenants.sharing import find_readable
 
 
-async def resolve_when_accepted(
-    transaction: AsyncSession, tenant: TenantId, operation: RequestId, path: CheckpointPath, clock: Clock
-) -> None:
-    """Hold the checkpoint that ``path`` names now, for an operation that was just recorded.
+async def resolve_when_accepted(transaction: AsyncSession, new: NewOperation, clock: Clock) -> None:
+    """Hold the checkpoint that an operation loads, as its path is understood now that the operation was just recorded.
 
     Nothing is held, and the name is resolved when the operation runs, in two cases:
 
     - There is no checkpoint that the operation could load. It fails when it runs, unless there is one by then.
     - The checkpoint is of the operation's own run, and operations before it have not run. One of them may save the name.
     """
-    lane = (await transaction.execute(select(Operation.lane, Operation.seq_id).where(Operation.id == operation))).one()
-    run = await get_run(transaction, tenant, lane.lane)
-    if path.run_id == run.id and run.next_seq_id != lane.seq_id:
+    path = new.loads
+    run = await get_run(transaction, new.tenant, new.lane)
+    if path is None or (new.granted is None and path.run_id == run.id and run.next_seq_id != new.seq_id):
         return
     try:
-        checkpoint, source = await find_checkpoint(transaction, tenant, path, clock)
+        checkpoint, source = await find_loaded(transaction, new.tenant, path, new.granted, clock)
     except NotFound:
         return
     if source.base_model == run.base_model:
-        await hold(transaction, tenant, operation, RunId(run.id), lane.seq_id, CheckpointId(checkpoint.id))
+        await hold(transaction, new.tenant, new.id, RunId(run.id), new.seq_id, CheckpointId(checkpoint.id))
+
+
+async def find_loaded(
+    session: AsyncSession, tenant: TenantId, path: CheckpointPath, granted: CheckpointId | None, clock: Clock
+) -> tuple[Checkpoint, Run]:
+    """Return the checkpoint ``granted`` when a load was accepted, else the one that ``path`` names now, and its run.
+
+    Raises ``NotFound``.
+    """
+    if granted is None:
+        return await find_readable(session, tenant, path, clock)
+    of_grant = select(Checkpoint, Run).join(Run, Run.id == Checkpoint.run_id).where(Checkpoint.id == granted)
+    row = (await session.execute(of_grant)).one_or_none()
+    if row is None:
+        raise NotFound(f"no checkpoint {str(path)[:400]!r}")
+    return row[0], row[1]
 
 
 async def hold(

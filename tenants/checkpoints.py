@@ -3,12 +3,12 @@
 The folders of deleted rows are discarded (``tenants.discarded_folders``).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
@@ -21,6 +21,11 @@ from tenants.discarded_folders import discard
 from tenants.reach import Owner, check_lane, tenant_of, within
 
 MAX_TTL = timedelta(days=3653)
+_MOST_OLDER = 1000
+"""Older checkpoints that one save lets expire."""
+_NEWEST_FIRST = (Checkpoint.created_at.desc(), Checkpoint.id)
+_PAGE = 128
+"""Checkpoints that are read at once where all of a run are wanted: made into objects they hold the event loop for 5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,14 @@ class NewCheckpoint:
     ttl_seconds: int | None
     listed: bool
     user_metadata: dict[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedFolder:
+    """Folder of a checkpoint, relative to the data folder, and its tenant."""
+
+    directory: str
+    tenant: TenantId
 
 
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
@@ -94,7 +107,8 @@ def _reached(owner: Owner) -> list[ColumnElement[bool]]:
     return [Checkpoint.run_id.in_(select(Run.id).where(*runs))] if runs else []
 
 
-def _unexpired(now: datetime) -> ColumnElement[bool]:
+def is_unexpired(now: datetime) -> ColumnElement[bool]:
+    """Return the condition on checkpoints that have not expired."""
     return or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
 
 
@@ -132,6 +146,36 @@ async def record_checkpoint(transaction: AsyncSession, tenant: TenantId, new: Ne
     await transaction.flush()
 
 
+async def let_expire(transaction: AsyncSession, checkpoints: Collection[str], at: datetime) -> None:
+    """Let the checkpoints expire at that time, unless they expire before."""
+    later = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > at)
+    if checkpoints:
+        await transaction.execute(
+            update(Checkpoint)
+            .where(Checkpoint.id.in_(checkpoints), later)
+            .values(expires_at=at)
+            .execution_options(synchronize_session=False)
+        )
+
+
+async def older_checkpoints(session: AsyncSession, new: NewCheckpoint, now: datetime, *, keep: int) -> Sequence[str]:
+    """Return the unexpired checkpoints with a name of the same run and segment, without the newest ``keep``."""
+    rows = await session.scalars(
+        select(Checkpoint.id)
+        .where(
+            Checkpoint.run_id == new.run_id,
+            Checkpoint.segment == new.segment,
+            Checkpoint.listed.is_(True),
+            is_unexpired(now),
+        )
+        # The new one may be of the same microsecond as another.
+        .order_by((Checkpoint.id == new.id).desc(), Checkpoint.created_at.desc(), Checkpoint.id.desc())
+        .offset(keep)
+        .limit(_MOST_OLDER)
+    )
+    return rows.all()
+
+
 async def find_checkpoint(
     session: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock
 ) -> tuple[Checkpoint, Run]:
@@ -145,16 +189,16 @@ async def find_checkpoint(
     return row[0], row[1]
 
 
-async def checkpoint_folder(session: AsyncSession, path: CheckpointPath) -> str:
-    """Return any tenant's checkpoint folder, relative to the data folder; for operators only. Raises ``NotFound``."""
-    found: str | None = await session.scalar(
-        select(Checkpoint.directory).where(
+async def checkpoint_folder(session: AsyncSession, path: CheckpointPath) -> OwnedFolder:
+    """Return any tenant's checkpoint folder; for operators only. Raises ``NotFound``."""
+    found = await session.execute(
+        select(Checkpoint.directory, Checkpoint.tenant_id).where(
             Checkpoint.run_id == path.run_id, Checkpoint.segment == path.segment, Checkpoint.name == path.name
         )
     )
-    if found is None:
+    if (row := found.one_or_none()) is None:
         raise NotFound(f"no checkpoint {str(path)[:400]!r}")
-    return found
+    return OwnedFolder(row.directory, TenantId(row.tenant_id))
 
 
 async def get_checkpoint(session: AsyncSession, tenant: TenantId, checkpoint_id: str, clock: Clock) -> Checkpoint:
@@ -173,7 +217,7 @@ async def newest_sampler_checkpoint(session: AsyncSession, tenant: TenantId, run
             Checkpoint.run_id == run,
             Checkpoint.tenant_id == tenant,
             Checkpoint.segment == Segment.SAMPLER_WEIGHTS,
-            _unexpired(clock()),
+            is_unexpired(clock()),
         )
         .order_by(Checkpoint.created_at.desc(), Checkpoint.id.desc())
         .limit(1)
@@ -190,22 +234,54 @@ async def list_checkpoints(
     clock: Clock,
     segments: Collection[Segment] = tuple(Segment),
     run_id: str | None = None,
+    name: str | None = None,
+    public: bool | None = None,
+    expires_before: datetime | None = None,
     limit: int | None = None,
     offset: int = 0,
 ) -> tuple[list[Checkpoint], int]:
-    """Return a page of listed, unexpired checkpoints, newest first, and their total; only of ``run_id`` if given."""
-    wanted = [
+    """Return a page of listed, unexpired checkpoints, newest first, and their total; only those that are so, if it is given."""
+    wanted = _wanted(owner, clock, segments)
+    if run_id is not None:
+        wanted.append(Checkpoint.run_id == run_id)
+    if name is not None:
+        wanted.append(Checkpoint.name == name)
+    if public is not None:
+        wanted.append(Checkpoint.public.is_(public))
+    if expires_before is not None:
+        wanted.append(Checkpoint.expires_at < expires_before)
+    total = await session.scalar(select(func.count()).select_from(Checkpoint).where(*wanted)) or 0
+    page = select(Checkpoint).where(*wanted).order_by(*_NEWEST_FIRST)
+    return list(await session.scalars(page.limit(limit).offset(offset))), total
+
+
+async def pages_of_run(
+    session: AsyncSession, owner: Owner, run_id: str, *, clock: Clock, segments: Collection[Segment]
+) -> AsyncIterator[Sequence[Checkpoint]]:
+    """Iterate over pages of all listed, unexpired checkpoints of the run, newest first. A run may have twenty thousand."""
+    wanted = [*_wanted(owner, clock, segments), Checkpoint.run_id == run_id]
+    last: Checkpoint | None = None
+    while True:
+        page = select(Checkpoint).where(*wanted).order_by(*_NEWEST_FIRST).limit(_PAGE)
+        if last is not None:
+            # In two conditions: the first one begins the walk over the index of times.
+            is_behind = or_(Checkpoint.created_at < last.created_at, Checkpoint.id > last.id)
+            page = page.where(Checkpoint.created_at <= last.created_at, is_behind)
+        rows = (await session.scalars(page)).all()
+        yield rows
+        if len(rows) < _PAGE:
+            return
+        last = rows[-1]
+
+
+def _wanted(owner: Owner, clock: Clock, segments: Collection[Segment]) -> list[ColumnElement[bool]]:
+    return [
         Checkpoint.tenant_id == tenant_of(owner),
         *_reached(owner),
         Checkpoint.listed.is_(True),
         Checkpoint.segment.in_(segments),
-        _unexpired(clock()),
+        is_unexpired(clock()),
     ]
-    if run_id is not None:
-        wanted.append(Checkpoint.run_id == run_id)
-    total = await session.scalar(select(func.count()).select_from(Checkpoint).where(*wanted)) or 0
-    page = select(Checkpoint).where(*wanted).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
-    return list(await session.scalars(page.limit(limit).offset(offset))), total
 
 
 async def latest_checkpoints(
@@ -222,7 +298,7 @@ async def latest_checkpoints(
             Checkpoint.tenant_id == tenant,
             Checkpoint.run_id.in_(run_ids),
             Checkpoint.listed.is_(True),
-            _unexpired(clock()),
+            is_unexpired(clock()),
         )
         .subquery()
     )
@@ -230,8 +306,8 @@ async def latest_checkpoints(
     return {(row.run_id, row.segment): row for row in await session.scalars(newest)}
 
 
-async def delete_checkpoint(transaction: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock) -> None:
-    """Delete the row, discard its folder and remember the deletion. A repeat of a remembered deletion does nothing.
+async def delete_checkpoint(transaction: AsyncSession, owner: Owner, path: CheckpointPath, clock: Clock) -> bool:
+    """Delete the row, discard its folder and remember the deletion. Return False for a repeat of a remembered deletion.
 
     Raises ``NotFound``.
     """
@@ -242,10 +318,36 @@ async def delete_checkpoint(transaction: AsyncSession, owner: Owner, path: Check
         await check_lane(transaction, owner, path.run_id, missing)
         if await transaction.get(DeletedCheckpoint, address) is None:
             raise
-        return
+        return False
     transaction.expunge(found)
-    await discard(transaction, [found.id], clock())
+    rows = await discard(transaction, [found.id], clock())
     await transaction.execute(replacing_insert(transaction, DeletedCheckpoint), {**address, "deleted_at": clock()})
+    return rows == 1
+
+
+async def delete_checkpoints(
+    transaction: AsyncSession, owner: Owner, paths: Collection[CheckpointPath], clock: Clock
+) -> list[CheckpointPath]:
+    """Delete those of the checkpoints that the owner has, as ``delete_checkpoint`` does; return the paths of the others."""
+    tenant, now = tenant_of(owner), clock()
+    addresses = sorted({(path.run_id, path.segment.value, path.name) for path in paths})
+    at = tuple_(Checkpoint.run_id, Checkpoint.segment, Checkpoint.name)
+    found = list(
+        await transaction.execute(
+            select(Checkpoint.id, Checkpoint.run_id, Checkpoint.segment, Checkpoint.name)
+            .where(Checkpoint.tenant_id == tenant, *_reached(owner), at.in_(addresses))
+            .order_by(Checkpoint.id)
+        )
+    )
+    await discard(transaction, [row.id for row in found], now)
+    deletions = [
+        {"tenant_id": tenant, "run_id": row.run_id, "segment": row.segment, "name": row.name, "deleted_at": now}
+        for row in found
+    ]
+    if deletions:
+        await transaction.execute(replacing_insert(transaction, DeletedCheckpoint), deletions)
+    gone = {(row.run_id, row.segment, row.name) for row in found}
+    return [path for path in paths if (path.run_id, path.segment.value, path.name) not in gone]
 
 
 async def forget_deletions(transaction: AsyncSession, *, before: datetime, most: int) -> int:
@@ -264,16 +366,6 @@ async def forget_deletions(transaction: AsyncSession, *, before: datetime, most:
         .execution_options(synchronize_session=False)
     )
     return len(gone.all())
-
-
-async def set_ttl(
-    transaction: AsyncSession, owner: Owner, path: CheckpointPath, *, ttl_seconds: int | None, clock: Clock
-) -> None:
-    """Set the checkpoint to expire ``ttl_seconds`` from now, or never. Raises ``NotFound``, ``InvalidRequest``."""
-    check_ttl(ttl_seconds)
-    found, _ = await find_checkpoint(transaction, owner, path, clock)
-    found.expires_at = None if ttl_seconds is None else clock() + timedelta(seconds=ttl_seconds)
-    await transaction.flush()
 
 
 async def is_path_taken(session: AsyncSession, tenant: TenantId, path: CheckpointPath) -> bool:

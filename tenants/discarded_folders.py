@@ -11,7 +11,8 @@ from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.inserts import insert_unless_present
-from store.tables import Checkpoint, DiscardedFolder
+from store.tables import Checkpoint, DiscardedFolder, Sampler
+from tenants.own_samplers import forget_own_samplers
 
 
 async def discard(transaction: AsyncSession, checkpoints: Sequence[str], now: datetime) -> int:
@@ -30,6 +31,7 @@ async def discard(transaction: AsyncSession, checkpoints: Sequence[str], now: da
     ]
     if rows:
         await transaction.execute(insert_unless_present(transaction, DiscardedFolder), rows)
+        await forget_own_samplers(transaction, Sampler.checkpoint_id.in_([row["checkpoint_id"] for row in rows]))
     return len(rows)
 
 

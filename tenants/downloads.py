@@ -13,7 +13,7 @@ from contracts.ids import TenantId
 from contracts.paths import CheckpointPath
 from store.clock import Clock
 from store.tables import ApiKey, Checkpoint, DownloadLink, Tenant
-from tenants.checkpoints import find_checkpoint
+from tenants.checkpoints import find_checkpoint, path_of
 from tenants.reach import Owner
 from tenants.rights import SuspendMode
 
@@ -32,11 +32,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class FollowedLink:
-    """A live link's ``directory``, relative to the data folder, its tenant, and the key that it was made with."""
+    """A live link's ``directory``, relative to the data folder, its checkpoint's path, its tenant, and its maker's key.
+
+    ``prefix`` and ``role`` are the key's; None for a link from before keys were noted.
+    """
 
     tenant: TenantId
     directory: str
+    path: CheckpointPath
     key_id: int | None
+    prefix: str | None
+    role: str | None
 
 
 async def make_link(
@@ -66,7 +72,7 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
     now = clock()
     row = (
         await session.execute(
-            select(Checkpoint.directory, Checkpoint.expires_at, DownloadLink.tenant_id, DownloadLink.key_id)
+            select(Checkpoint, DownloadLink.tenant_id, DownloadLink.key_id, ApiKey.prefix, ApiKey.role)
             .join(DownloadLink, DownloadLink.checkpoint_id == Checkpoint.id)
             .join(Tenant, Tenant.id == DownloadLink.tenant_id)
             .outerjoin(ApiKey, ApiKey.id == DownloadLink.key_id)
@@ -79,9 +85,12 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
             )
         )
     ).one_or_none()
-    if row is None or (row.expires_at is not None and row.expires_at <= now):
+    checkpoint: Checkpoint | None = None if row is None else row[0]
+    if row is None or checkpoint is None or (checkpoint.expires_at is not None and checkpoint.expires_at <= now):
         raise NotFound("this link has expired, or never was; ask for another")
-    return FollowedLink(TenantId(row.tenant_id), row.directory, row.key_id)
+    return FollowedLink(
+        TenantId(row.tenant_id), checkpoint.directory, path_of(checkpoint), row.key_id, row.prefix, row.role
+    )
 
 
 async def delete_expired_links(transaction: AsyncSession, *, now: datetime, most: int) -> int:

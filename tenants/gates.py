@@ -95,13 +95,15 @@ class Entered:
 class Pause:
     """A controller's request to close a gate. Every pause ends: by itself after ``ttl``, if nobody resumes before.
 
-    ``clear_cache``: what replicas have cached of prompts behind the gate is not read again.
+    ``clear_cache``: what replicas have cached of prompts behind the gate is not read again. ``generation``: the gate is closed
+    only if this is its generation; None: whatever it is.
     """
 
     mode: GateMode
     reason: str | None = None
     ttl: timedelta = timedelta(hours=1)
     clear_cache: bool = False
+    generation: int | None = None
 
 
 _LOCK = (
@@ -163,6 +165,15 @@ async def gate_of(session: AsyncSession, key: str, clock: Clock) -> Gate:
     return Gate() if row is None else _gate(row, clock())
 
 
+async def gates_of(session: AsyncSession, keys: Sequence[str], clock: Clock) -> dict[str, Gate]:
+    """Return the gates of these runs or base models by their keys, without those that have no row and so are open."""
+    now = clock()
+    rows = await session.scalars(
+        select(AdapterGate).where(AdapterGate.run_id.in_(few_lengths(keys))).execution_options(populate_existing=True)
+    )
+    return {row.run_id: _gate(row, now) for row in rows}
+
+
 async def closed_gates(session: AsyncSession, base_model: str, clock: Clock) -> dict[str, Gate]:
     """Return every closed gate of the base model by its key."""
     now = clock()
@@ -177,10 +188,14 @@ async def closed_gates(session: AsyncSession, base_model: str, clock: Clock) -> 
 async def pause_gate(
     transaction: AsyncSession, key: str, *, tenant: TenantId | None, base_model: str, pause: Pause, clock: Clock
 ) -> Gate:
-    """Close the gate. On a closed gate, replace mode, reason and expiry."""
+    """Close the gate. On a closed gate, replace mode, reason and expiry.
+
+    Raises ``InvalidRequest`` when the pause names a generation that is not the gate's.
+    """
     now = clock()
     await _insert_missing(transaction, {key: (tenant, base_model)}, now)
     row = await _locked(transaction, key)
+    _check_generation(pause.generation, row.generation)
     row.since = row.since if _gate(row, now).mode else now
     row.generation, row.mode, row.reason = row.generation + 1, pause.mode, pause.reason
     row.expires_at = now + pause.ttl
@@ -198,15 +213,19 @@ async def resume_gate(transaction: AsyncSession, key: str, *, generation: int | 
     if found is None:
         return Gate()
     gate = _gate(found, now)
-    if generation is not None and generation != gate.generation:
-        raise InvalidRequest(
-            f"generation is {generation}, but the gate is at {gate.generation}: another controller has changed it since"
-        )
+    _check_generation(generation, gate.generation)
     if found.mode is not None:
         found.generation, found.mode, found.reason = found.generation + 1, None, None
         found.since, found.expires_at = now, None
         await transaction.flush()
     return _gate(found, now)
+
+
+def _check_generation(asked: int | None, found: int) -> None:
+    if asked is not None and asked != found:
+        raise InvalidRequest(
+            f"generation is {asked}, but the gate is at {found}: another controller has changed it since"
+        )
 
 
 async def mark_in_flight(transaction: AsyncSession, dispatches: Sequence[Dispatch], clock: Clock) -> list[Entered]:
@@ -295,17 +314,23 @@ async def in_flight(session: AsyncSession, key: str) -> int:
     return await session.scalar(select(func.count()).select_from(SampleInFlight).where(where)) or 0
 
 
-async def versions_in_flight(session: AsyncSession, run: RunId) -> dict[str, list[str]]:
-    """Return the run's versions that have samples in flight, by the replica's name."""
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Samples of a run that one replica draws from one of its versions now; ``version`` None: not noted yet."""
+
+    run: RunId
+    replica: str
+    version: str | None
+    samples: int
+
+
+async def flights_of(session: AsyncSession, runs: Sequence[str]) -> list[Flight]:
+    """Return the samples of the runs that are in flight, by run, replica and version."""
+    by = (SampleInFlight.run_id, SampleInFlight.replica, SampleInFlight.version)
     rows = await session.execute(
-        select(SampleInFlight.replica, SampleInFlight.version)
-        .where(SampleInFlight.run_id == run, SampleInFlight.version.is_not(None))
-        .distinct()
+        select(*by, func.count()).where(SampleInFlight.run_id.in_(few_lengths(runs))).group_by(*by).order_by(*by)
     )
-    found: dict[str, list[str]] = {}
-    for replica, version in rows:
-        found.setdefault(replica, []).append(version or "")
-    return found
+    return [Flight(RunId(run or ""), replica, version, samples) for run, replica, version, samples in rows]
 
 
 async def open_expired(transaction: AsyncSession, clock: Clock) -> list[tuple[str, str]]:

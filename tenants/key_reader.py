@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import bindparam, select
@@ -23,26 +23,29 @@ CLIENT_TOKEN = "client"
 CLIENT_LIFETIME = timedelta(hours=1)
 
 _keys, _tenants = ApiKey.__table__, Tenant.__table__
+KEY_COLUMNS = (
+    _keys.c.id,
+    _keys.c.prefix,
+    _keys.c.tenant_id,
+    _keys.c.secret_hash,
+    _keys.c.revoked_at,
+    _keys.c.role,
+    _keys.c.scopes,
+    _keys.c.projects,
+    _keys.c.expires_at,
+    _keys.c.base_models,
+    _keys.c.max_rank,
+    _keys.c.networks,
+    _keys.c.last_used_at,
+    _keys.c.budget_key,
+    _tenants.c.suspended_at,
+    _tenants.c.suspend_mode,
+    _tenants.c.suspend_reason,
+)
+"""Columns of a key and its tenant that ``live_principal`` reads."""
 # Built once: every request begins with this query.
 _BY_PREFIX = (
-    select(
-        _keys.c.id,
-        _keys.c.prefix,
-        _keys.c.tenant_id,
-        _keys.c.secret_hash,
-        _keys.c.revoked_at,
-        _keys.c.role,
-        _keys.c.scopes,
-        _keys.c.projects,
-        _keys.c.expires_at,
-        _keys.c.base_models,
-        _keys.c.max_rank,
-        _keys.c.networks,
-        _keys.c.last_used_at,
-        _tenants.c.suspended_at,
-        _tenants.c.suspend_mode,
-        _tenants.c.suspend_reason,
-    )
+    select(*KEY_COLUMNS)
     .join_from(_keys, _tenants, _tenants.c.id == _keys.c.tenant_id)
     .where(_keys.c.prefix.in_(bindparam("prefixes", expanding=True)))
 )
@@ -59,8 +62,10 @@ class KeyReader:
         self._uses = uses
         self._rows: Batcher[str, Any] = Batcher(self._read)
 
-    async def authenticate(self, secret: str | None) -> Principal:
+    async def authenticate(self, secret: str | None, address: str | None = None) -> Principal:
         """Return the principal of the live key ``secret``, which may be a token that stands for one (``client_token``).
+
+        ``address`` is where the request came from.
 
         Raises ``Unauthenticated``, with one message for every cause but that the key has expired, which its holder reads.
         """
@@ -68,7 +73,7 @@ class KeyReader:
             claims = self._signer.claims(secret, purpose=CLIENT_TOKEN)
             if claims is None:
                 raise _refusal()
-            return await self.principal(claims["key"])
+            return await self.principal(claims["key"], address)
         if not secret or not secret.startswith(KEY_PREFIX) or is_mistyped(secret):
             raise _refusal()
         row = await self._rows.ask(shown_prefix(secret))
@@ -76,37 +81,45 @@ class KeyReader:
         matches = hmac.compare_digest(stored, hash_of(secret))
         if row is None or not matches:
             raise _refusal()
-        return self._living(row, Via.KEY)
+        return self._living(row, Via.KEY, address)
 
-    async def principal(self, prefix: str) -> Principal:
+    async def principal(self, prefix: str, address: str | None = None) -> Principal:
         """Return the principal of the live key with that shown prefix, which a signed token names. Raises ``Unauthenticated``."""
         row = await self._rows.ask(prefix)
         if row is None:
             raise _refusal()
-        return self._living(row, Via.TOKEN)
+        return self._living(row, Via.TOKEN, address)
 
-    def _living(self, row: Any, via: Via) -> Principal:
-        """Return the row's principal. Raises ``Unauthenticated`` for a revoked or expired key."""
+    def _living(self, row: Any, via: Via, address: str | None) -> Principal:
         now = self._clock()
-        if row.revoked_at is not None:
-            raise _refusal()
-        if row.expires_at is not None and row.expires_at <= now:
-            raise Unauthenticated(f"this API key expired at {row.expires_at:%Y-%m-%dT%H:%M:%SZ}; send another one")
+        principal = live_principal(row, via, address, now)
         self._uses.note(row.id, row.last_used_at, now)
-        return Principal(
-            tenant=TenantId(row.tenant_id),
-            key_id=row.id,
-            rights=rights_of(row),
-            via=via,
-            suspension=None if row.suspended_at is None else SuspendMode(row.suspend_mode or SuspendMode.HOLD),
-            reason=row.suspend_reason,
-        )
+        return principal
 
     async def _read(self, prefixes: Sequence[str]) -> list[Any]:
         async with self._database.read() as session:
             rows = await session.execute(_BY_PREFIX, {"prefixes": few_lengths(sorted(set(prefixes)))})
             found: dict[str, Any] = {row.prefix: row for row in rows}
         return [found.get(prefix) for prefix in prefixes]
+
+
+def live_principal(row: Any, via: Via, address: str | None, now: datetime) -> Principal:
+    """Return the principal of a row of ``KEY_COLUMNS``. Raises ``Unauthenticated`` for a revoked or expired key."""
+    if row.revoked_at is not None:
+        raise _refusal()
+    if row.expires_at is not None and row.expires_at <= now:
+        raise Unauthenticated(f"this API key expired at {row.expires_at:%Y-%m-%dT%H:%M:%SZ}; send another one")
+    return Principal(
+        tenant=TenantId(row.tenant_id),
+        key_id=row.id,
+        rights=rights_of(row),
+        prefix=row.prefix,
+        address=address,
+        via=via,
+        suspension=None if row.suspended_at is None else SuspendMode(row.suspend_mode or SuspendMode.HOLD),
+        reason=row.suspend_reason,
+        budget_key=row.budget_key,
+    )
 
 
 def rights_of(row: Any) -> KeyRights:

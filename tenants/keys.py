@@ -6,41 +6,54 @@ from datetime import datetime, timedelta
 from ipaddress import ip_network
 from uuid import uuid4
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict
 from contracts.ids import TenantId
 from store.clock import Clock
-from store.tables import ApiKey, Tenant
+from store.inserts import insert_unless_present
+from store.tables import ApiKey, LoginCode, Tenant, WebSession
 from tenants.key_reader import CLIENT_LIFETIME, CLIENT_TOKEN, rights_of
 from tenants.key_text import hash_of, key_text, new_prefix, new_secret, shown_prefix
+from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.rights import TENANT_ROLES, KeyRights
 from tenants.signed_tokens import TokenSigner
+from tenants.suspensions import check_stays
 
 LONGEST_GRACE = timedelta(days=30)
 """Longest time for which a rotated key goes on."""
 _MOST_VALUES = 50
 """Most values of one bound of a key."""
 _LONGEST_NOTE = 200
+MOST_KEYS = 2000
+"""Most keys of one tenant, ended ones included. Those that ended make room for new ones."""
+_KEPT_ENDED = timedelta(days=1)
+"""Time for which an ended key is kept at least: what it has begun ends by its row."""
+_FORGOTTEN_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A new key. ``secret`` is the whole ``tml-…`` string, shown only now; ``prefix`` names the key to people."""
+    """A new key. ``secret`` is the whole ``tml-…`` string, shown only now; ``prefix`` names the key to people.
+
+    ``is_repeat``: an earlier request has made it.
+    """
 
     id: int
     prefix: str
     secret: str
+    is_repeat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RevokedKey:
-    """A key that was revoked: its number, and the part of it that is no secret."""
+    """A key that was revoked: its number, and the part of it that is no secret. ``was_live``: it was not revoked before."""
 
     id: int
     prefix: str
     tenant: TenantId
+    was_live: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +81,11 @@ async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -
     """Create a tenant. Raises ``InvalidRequest`` when the name is empty, too long or taken."""
     if not 0 < len(name) <= 100:
         raise InvalidRequest("tenant name must have 1 to 100 characters")
-    if await transaction.scalar(select(Tenant.id).where(Tenant.name == name)):
+    row = insert_unless_present(transaction, Tenant).values(id=uuid4().hex, name=name, share=1.0, created_at=clock())
+    made = (await transaction.execute(row.returning(Tenant.id))).scalar_one_or_none()
+    if made is None:
         raise InvalidRequest(f"a tenant named {name!r} exists already; choose another name")
-    tenant = Tenant(id=uuid4().hex, name=name, share=1.0, created_at=clock())
-    transaction.add(tenant)
-    await transaction.flush()
-    return TenantId(tenant.id)
+    return TenantId(made)
 
 
 async def find_tenant(session: AsyncSession, *, name: str) -> TenantId:
@@ -102,10 +114,14 @@ async def create_key(
     clock: Clock,
     rights: KeyRights | None = None,
     repeatable: Repeatable | None = None,
+    defaults: Limits | None = None,
 ) -> NewKey:
     """Create an API key for ``tenant``, a member's without bounds if no rights are given.
 
-    A repeat of a ``repeatable`` request returns the first one's key. Raises ``InvalidRequest`` for bounds that make no sense,
+    A repeat of a ``repeatable`` request returns the first one's key. ``defaults`` are the limits of a tenant without own values;
+    without them the key is the service's to make, and its number of live keys is not bounded.
+
+    Raises ``InvalidRequest`` for bounds that make no sense, for a tenant that is to be deleted or has too many keys,
     ``SequenceConflict`` for a repeat that asks for another key.
     """
     rights = rights or KeyRights()
@@ -113,7 +129,11 @@ async def create_key(
     if repeatable is not None and (made := await _made_by(transaction, tenant, repeatable)) is not None:
         if rights_of(made) != rights or made.note != note[:_LONGEST_NOTE]:
             raise SequenceConflict("this Idempotency-Key has made a key with other rights; send another one")
-        return NewKey(made.id, made.prefix, key_text(made.prefix, repeatable.secret))
+        return _repeated(made, repeatable)
+    check_stays(await transaction.get_one(Tenant, tenant, populate_existing=True))
+    if defaults is not None:
+        await _check_room(transaction, tenant, defaults, clock())
+    await _make_room(transaction, tenant, clock())
     prefix = new_prefix()
     secret = key_text(prefix, new_secret() if repeatable is None else repeatable.secret)
     key = ApiKey(
@@ -136,6 +156,39 @@ async def create_key(
     return NewKey(key.id, prefix, secret)
 
 
+async def _make_room(transaction: AsyncSession, tenant: TenantId, now: datetime) -> None:
+    """Forget keys that ended first, if the tenant has as many as are kept. Raises ``InvalidRequest`` if none may go."""
+    kept = await transaction.scalar(select(func.count()).select_from(ApiKey).where(ApiKey.tenant_id == tenant)) or 0
+    if kept < MOST_KEYS:
+        return
+    if not await forget_ended_keys(transaction, now - _KEPT_ENDED, ApiKey.tenant_id == tenant, most=_FORGOTTEN_AT_ONCE):
+        raise InvalidRequest(
+            f"{kept} keys of yours are kept, which is the most; revoke some, and a day later they make room for new ones"
+        )
+
+
+async def forget_ended_keys(
+    transaction: AsyncSession, ended_before: datetime, *which: ColumnElement[bool], most: int
+) -> int:
+    """Delete at most ``most`` keys that ended before ``ended_before``, and no browser has; return how many."""
+    # SQLite would give the newest row's number to the next key.
+    newest = select(func.max(ApiKey.id)).scalar_subquery()
+    ended = (
+        select(ApiKey.id)
+        .where(
+            *which,
+            or_(ApiKey.revoked_at <= ended_before, ApiKey.expires_at <= ended_before),
+            ApiKey.id < newest,
+            ~exists().where(WebSession.key_id == ApiKey.id),
+            ~exists().where(LoginCode.key_id == ApiKey.id),
+        )
+        .order_by(ApiKey.id)
+        .limit(most)
+    )
+    gone = delete(ApiKey).where(ApiKey.id.in_(ended)).returning(ApiKey.id)
+    return len((await transaction.execute(gone.execution_options(synchronize_session=False))).all())
+
+
 def check_rights(rights: KeyRights, now: datetime) -> None:
     """Raise ``InvalidRequest`` for a role that no tenant's key has, and for bounds that make no sense."""
     if rights.role not in TENANT_ROLES:
@@ -156,27 +209,60 @@ def check_rights(rights: KeyRights, now: datetime) -> None:
 
 
 async def rotate_key(
-    transaction: AsyncSession, key: ApiKey, *, grace: timedelta, clock: Clock, repeatable: Repeatable | None = None
+    transaction: AsyncSession,
+    key: ApiKey,
+    *,
+    grace: timedelta,
+    clock: Clock,
+    repeatable: Repeatable | None = None,
+    defaults: Limits | None = None,
 ) -> NewKey:
     """Make a key with the rights of ``key``, which ends after ``grace``. A repeat returns the first one's key.
 
-    Raises ``InvalidRequest`` for a key that has ended, and for too long a grace.
+    Until then both count to the tenant's limit. Raises ``InvalidRequest`` for a key that has ended, for too long a grace, and as
+    ``create_key``.
     """
     tenant = TenantId(key.tenant_id)
     if repeatable is not None and (made := await _made_by(transaction, tenant, repeatable)) is not None:
-        return NewKey(made.id, made.prefix, key_text(made.prefix, repeatable.secret))
+        return _repeated(made, repeatable)
     if not timedelta() <= grace <= LONGEST_GRACE:
         raise InvalidRequest(f"grace must be 0 to {LONGEST_GRACE.days} days")
     now = clock()
     if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
         raise InvalidRequest(f"key {key.prefix} has ended; make a new one")
-    new = await create_key(
-        transaction, tenant=tenant, note=key.note, clock=clock, rights=rights_of(key), repeatable=repeatable
-    )
-    ends = now + grace
+    rights, ends = rights_of(key), now + grace
     key.expires_at = ends if key.expires_at is None else min(key.expires_at, ends)
     await transaction.flush()
+    new = await create_key(
+        transaction,
+        tenant=tenant,
+        note=key.note,
+        clock=clock,
+        rights=rights,
+        repeatable=repeatable,
+        defaults=defaults,
+    )
+    new_row = update(ApiKey).where(ApiKey.id == new.id)
+    await transaction.execute(new_row.values(budget_key=key.budget_key or key.id))
     return new
+
+
+async def live_keys(session: AsyncSession, tenant: TenantId, now: datetime) -> int:
+    """Return how many keys of the tenant's own have not ended. Keys of operators' looks are none of them."""
+    lives = and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now))
+    query = select(func.count()).where(ApiKey.tenant_id == tenant, ApiKey.operator.is_(None), lives)
+    return (await session.scalars(query)).one()
+
+
+async def _check_room(transaction: AsyncSession, tenant: TenantId, defaults: Limits, now: datetime) -> None:
+    """Raise ``InvalidRequest`` unless the tenant may have one more key. Processes that ask at once come one after the other."""
+    await hold_count(transaction, Counted.KEYS, [tenant])
+    used, most = await live_keys(transaction, tenant, now), (await limits_of(transaction, tenant, defaults)).keys
+    if used >= most:
+        raise InvalidRequest(
+            f"you have {used} keys that have not ended, and your limit is {most} (keys); revoke one that is not used, or rotate "
+            "another one without a grace"
+        )
 
 
 async def find_key(session: AsyncSession, tenant: TenantId, key_id: int) -> ApiKey:
@@ -201,6 +287,10 @@ async def _made_by(session: AsyncSession, tenant: TenantId, repeatable: Repeatab
     query = select(ApiKey).where(ApiKey.made_by == repeatable.id, ApiKey.tenant_id == tenant)
     found: ApiKey | None = await session.scalar(query)
     return found
+
+
+def _repeated(made: ApiKey, repeatable: Repeatable) -> NewKey:
+    return NewKey(made.id, made.prefix, key_text(made.prefix, repeatable.secret), is_repeat=True)
 
 
 def _list(values: frozenset[str] | None) -> list[str] | None:
@@ -229,18 +319,20 @@ async def describe_key(session: AsyncSession, tenant: TenantId, key_id: int | No
 async def revoke_key(transaction: AsyncSession, *, prefix: str, clock: Clock) -> RevokedKey:
     """Revoke a key at once, given its shown prefix or its whole secret. Raises ``NotFound``.
 
-    Revoking again does nothing. What the key has begun is ended by ``ledger.revocations``.
+    Revoking again does nothing. What the key has begun is ended by ``ledger.ended_keys``.
     """
     found = await named_key(transaction, prefix)
+    was_live = found.revoked_at is None
     await transaction.execute(
         update(ApiKey).where(ApiKey.id == found.id, ApiKey.revoked_at.is_(None)).values(revoked_at=clock())
     )
-    return RevokedKey(found.id, found.prefix, TenantId(found.tenant_id))
+    return RevokedKey(found.id, found.prefix, TenantId(found.tenant_id), was_live)
 
 
-async def keys_revoked_since(session: AsyncSession, since: datetime) -> set[int]:
-    """Return the numbers of all tenants' keys that were revoked after ``since``."""
-    return set(await session.scalars(select(ApiKey.id).where(ApiKey.revoked_at > since)))
+async def keys_ended_between(session: AsyncSession, since: datetime, now: datetime) -> set[int]:
+    """Return the numbers of all tenants' keys that were revoked after ``since``, or expired after it and by ``now``."""
+    has_expired = and_(ApiKey.expires_at > since, ApiKey.expires_at <= now)
+    return set(await session.scalars(select(ApiKey.id).where(or_(ApiKey.revoked_at > since, has_expired))))
 
 
 def client_token(signer: TokenSigner, key: ApiKey, tenant: Tenant) -> str:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.ids import TenantId
 from store.batcher import few_lengths
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
-from store.tables import Checkpoint, Operation, Run, SampleRecord, Session, Tenant
+from store.tables import Checkpoint, Operation, Project, Run, SampleRecord, Session, Tenant, Webhook
 from tenants.limits import Limits
 
 _operations = cast(Table, Operation.__table__)
@@ -19,7 +19,9 @@ _runs = cast(Table, Run.__table__)
 _sessions = cast(Table, Session.__table__)
 _checkpoints = cast(Table, Checkpoint.__table__)
 _records = cast(Table, SampleRecord.__table__)
+_projects = cast(Table, Project.__table__)
 _tenants = cast(Table, Tenant.__table__)
+_webhooks = cast(Table, Webhook.__table__)
 
 Column = ColumnElement[Any]
 SNAPSHOT_BYTES = "snapshot_bytes"
@@ -52,6 +54,14 @@ def _sample_use(owner: Column) -> dict[str, Column]:
     }
 
 
+LIMITED_PROJECTS = "limited_projects"
+"""Name of a use that is no limit: the tenant's projects that have limits of their own."""
+
+
+def _limited_projects(owner: Column) -> dict[str, Column]:
+    return {LIMITED_PROJECTS: _of(owner, _NUMBER, _projects, _projects.c.limits.is_not(None))}
+
+
 def _record_use(owner: Column) -> dict[str, Column]:
     # Rows of a version before have no size, and go within a day.
     return {"sample_record_bytes": _of(owner, _sum(_records.c.size_bytes), _records)}
@@ -78,6 +88,10 @@ def _storage_use(owner: Column) -> dict[str, Column]:
         "stored_bytes": _of(owner, _sum(_checkpoints.c.size_bytes), _checkpoints) + _snapshot_bytes(owner),
         "checkpoints": _of(owner, _NUMBER, _checkpoints),
     }
+
+
+def _webhook_use(owner: Column) -> dict[str, Column]:
+    return {"webhooks": _of(owner, _NUMBER, _webhooks)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +139,11 @@ class UseQuery:
 
 _owner = _tenants.c.id
 TRAINING_USE = UseQuery(training_use(_owner))
-SAMPLE_USE = UseQuery(_sample_use(_owner))
+SAMPLE_USE = UseQuery(_sample_use(_owner), _limited_projects(_owner))
 SESSION_USE = UseQuery(_session_use(_owner))
-RUN_USE = UseQuery(_run_use(_owner), {SNAPSHOT_BYTES: _snapshot_bytes(_owner)})
+RUN_USE = UseQuery(_run_use(_owner), {SNAPSHOT_BYTES: _snapshot_bytes(_owner)}, _limited_projects(_owner))
 STORAGE_USE = UseQuery(_storage_use(_owner))
+WEBHOOK_USE = UseQuery(_webhook_use(_owner))
 ALL_USE = UseQuery(
     training_use(_owner),
     _sample_use(_owner),
@@ -136,4 +151,5 @@ ALL_USE = UseQuery(
     _session_use(_owner),
     _run_use(_owner),
     _storage_use(_owner),
+    _webhook_use(_owner),
 )

@@ -6,17 +6,20 @@ request or transaction that they bound and are never cached, so a change holds f
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Self
+from typing import Any, Self
 
-from sqlalchemy import bindparam, select, text, update
+from sqlalchemy import bindparam, func, literal_column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
+from contracts.service_class import ServiceClass
+from store.clock import Clock, utc_now
 from store.limit_settings import LimitSettings
 from store.tables import Tenant
+from tenants.rates import Meter, Pace, set_pace
 
 MOST = 2**53
 """Largest value of a limit: every JSON reader holds it exactly."""
@@ -40,6 +43,14 @@ class Limits:
     session_samplers: int
     sample_record_bytes: int
     run_metrics: int
+    webhooks: int
+    keys: int
+    checkpoint_seconds: int
+    kept_checkpoints: int
+    train_tokens_per_minute: int
+    train_tokens_burst: int
+    sample_tokens_per_minute: int
+    sample_tokens_burst: int
 
     @classmethod
     def of(cls, settings: LimitSettings) -> Self:
@@ -50,12 +61,27 @@ class Limits:
         """Return these limits with a tenant's own values. A name that this weft does not know is left out."""
         return replace(self, **{name: own[name] for name in LIMIT_NAMES if name in own}) if own else self
 
+    def pace(self, meter: Meter) -> Pace | None:
+        """Return the rate of the meter, None for no rate. A burst that is not given is what a minute allows."""
+        a_minute, burst = getattr(self, f"{meter}_tokens_per_minute"), getattr(self, f"{meter}_tokens_burst")
+        return Pace(a_minute / 60, burst or a_minute) if a_minute else None
+
     def by_name(self) -> dict[str, int]:
         """Return every limit by its name."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in LIMIT_NAMES}
 
 
 LIMIT_NAMES = tuple(field.name for field in fields(Limits))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantChange:
+    """Own limits, share and class of a tenant, before and after they were set."""
+
+    tenant: TenantId
+    before: Mapping[str, object]
+    after: Mapping[str, object]
+
 
 _OWN = select(Tenant.limits).where(Tenant.id == bindparam("tenant"))
 
@@ -66,10 +92,18 @@ async def limits_of(session: AsyncSession, tenant: TenantId, defaults: Limits) -
 
 
 async def set_tenant(
-    transaction: AsyncSession, *, name: str, limits: Mapping[str, int | None], share: float | None = None
-) -> None:
-    """Give the tenant of that name own limits, and a share. A limit of None goes back to the default.
+    transaction: AsyncSession,
+    *,
+    name: str,
+    limits: Mapping[str, int | None],
+    share: float | None = None,
+    service_class: ServiceClass | None = None,
+    defaults: Limits | None = None,
+    clock: Clock = utc_now,
+) -> TenantChange:
+    """Give the tenant of that name own limits, a share and a class. A limit of None goes back to the default.
 
+    A changed rate holds for what waits already, too; ``defaults`` are the limits of a tenant without own values.
     Raises ``NotFound``, and ``InvalidRequest`` for an unknown limit or a value out of range.
     """
     for limit, value in limits.items():
@@ -80,13 +114,30 @@ async def set_tenant(
     if share is not None and not 0.001 <= share <= 1000:
         raise InvalidRequest(f"share must be 0.001 to 1000; got {share}")
     row = (
-        await transaction.execute(select(Tenant.id, Tenant.limits).where(Tenant.name == name).with_for_update())
+        await transaction.execute(
+            select(Tenant.id, Tenant.limits, Tenant.share, Tenant.service_class)
+            .where(Tenant.name == name)
+            # As weak as the change allows: work of the tenant that refers to the row goes on beside it.
+            .with_for_update(key_share=True)
+        )
     ).one_or_none()
     if row is None:
         raise NotFound(f"no tenant is named {name[:100]!r}; `weft tenant list` shows them")
     own = {limit: value for limit, value in {**(row.limits or {}), **limits}.items() if value is not None}
-    values: dict[str, object] = {"limits": own or None} | ({} if share is None else {"share": share})
+    given = {"share": share, "service_class": service_class}
+    values: dict[str, object] = {"limits": own or None} | {
+        key: value for key, value in given.items() if value is not None
+    }
     await transaction.execute(update(Tenant).where(Tenant.id == row.id).values(values))
+    for meter in Meter:
+        if any(limit.startswith(f"{meter}_tokens_") for limit in limits):
+            effective = (defaults or Limits.of(LimitSettings.model_construct())).with_own(own)
+            await set_pace(transaction, TenantId(row.id), meter, effective.pace(meter), clock())
+    return TenantChange(
+        TenantId(row.id),
+        {"limits": row.limits or {}, "share": row.share, "service_class": row.service_class},
+        {"limits": own, "share": share or row.share, "service_class": service_class or row.service_class},
+    )
 
 
 class Counted(IntEnum):
@@ -99,6 +150,11 @@ class Counted(IntEnum):
     STORAGE = 5_205
     SAMPLERS = 5_206
     RECORDS = 5_208
+    OPERATORS = 5_209
+    """The operators' lock: repeats of a request that makes a tenant come one after the other."""
+    CLIENT_EXCEPTIONS = 5_210
+    WEBHOOKS = 5_211
+    KEYS = 5_212
     TOLD_ENDS = 5_207
     """A lane's lock, not a tenant's (``ledger.told_ends``)."""
 
@@ -108,6 +164,14 @@ _LOCK = text(
     "SELECT pg_advisory_xact_lock(:space, number) FROM "
     "(SELECT DISTINCT hashtext(name) AS number FROM unnest(CAST(:tenants AS text[])) AS name ORDER BY 1) AS sorted"
 )
+
+
+def shared_count(counted: Counted, tenant: Any) -> Any:
+    """Return the expression, of PostgreSQL, that lets nobody ``hold_count`` this use until the transaction ends.
+
+    Others may share it. ``tenant`` is an expression for the tenant's id.
+    """
+    return func.pg_advisory_xact_lock_shared(literal_column(str(int(counted))), func.hashtext(tenant))
 
 
 async def hold_count(transaction: AsyncSession, counted: Counted, tenants: Collection[TenantId]) -> None:

@@ -1,11 +1,11 @@
 """Projects of tenants: made, listed, found by id or name, and given to sessions."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import uuid4
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Forbidden, InvalidRequest
@@ -13,36 +13,49 @@ from contracts.ids import TenantId
 from store.clock import Clock
 from store.tables import Project, Session
 from tenants.reach import Owner, Reach, default_project, tenant_of
-from tenants.sessions import get_session
+from tenants.rights import Principal
+from tenants.sessions import get_session, is_standing
 
 DEFAULT_NAME = "default"
 """Name of every tenant's default project, which has no row."""
 _ID_PREFIX = "proj-"
 _LONGEST_NAME = 100
+MOST_PROJECTS = 1000
+"""Most projects of one tenant beside the default one. They stay for good, and a list has them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectInfo:
-    """A project. ``created_at`` None: the default project, as old as its tenant."""
+    """A project. ``created_at`` None: the default project, as old as its tenant. ``is_new``: it was made just now."""
 
     id: str
     name: str
     created_at: datetime | None
+    is_new: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Limits of its own, by name (``tenants.project_limits``)."""
 
 
 async def create_project(transaction: AsyncSession, tenant: TenantId, name: str, clock: Clock) -> ProjectInfo:
-    """Make a project; one of that name is returned as it is. Raises ``InvalidRequest`` for a name that is none."""
+    """Make a project; one of that name is returned as it is.
+
+    Raises ``InvalidRequest`` for a name that is none, and for one project too many.
+    """
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise InvalidRequest(f"name: a project's name has 1 to {_LONGEST_NAME} characters, all printable")
     if name.startswith(_ID_PREFIX) or name in (DEFAULT_NAME, default_project(tenant)):
         raise InvalidRequest(f"name: {name!r} is the name of another project, or looks like an id; choose another name")
     query = select(Project).where(Project.tenant_id == tenant, Project.name == name)
     found = await transaction.scalar(query)
-    if found is None:
-        found = Project(id=f"{_ID_PREFIX}{uuid4().hex}", tenant_id=tenant, name=name, created_at=clock())
-        transaction.add(found)
-        await transaction.flush()
-    return _info(found)
+    if found is not None:
+        return _info(found)
+    kept = await transaction.scalar(select(func.count()).select_from(Project).where(Project.tenant_id == tenant)) or 0
+    if kept >= MOST_PROJECTS:
+        raise InvalidRequest(f"you have {kept} projects, and at most {MOST_PROJECTS} are kept; use one of them")
+    made = Project(id=f"{_ID_PREFIX}{uuid4().hex}", tenant_id=tenant, name=name, created_at=clock())
+    transaction.add(made)
+    await transaction.flush()
+    return ProjectInfo(made.id, made.name, made.created_at, is_new=True)
 
 
 async def list_projects(session: AsyncSession, owner: Owner) -> list[ProjectInfo]:
@@ -81,13 +94,33 @@ def stored_project(tenant: TenantId, project: str) -> str | None:
     return None if project == default_project(tenant) else project
 
 
-async def assign_project(transaction: AsyncSession, owner: Owner, session_id: str, named: str) -> None:
-    """Move a session, with its runs and samplers, to another project. Raises ``NotFound``, ``Forbidden`` for the project."""
+async def project_of_new(session: AsyncSession, caller: Principal, named: str | None) -> str | None:
+    """Return the project of a new session as its row has it: the named one, or the one that the key is for.
+
+    Raises ``Forbidden``.
+    """
+    if not named:
+        return caller.home_project
+    (project,) = await find_projects(session, caller.reach, [named])
+    return stored_project(caller.tenant, project)
+
+
+async def assign_project(transaction: AsyncSession, owner: Owner, session_id: str, named: str) -> tuple[str, str]:
+    """Move a session, with its runs and samplers, to a project; return the project before and that one.
+
+    Raises ``NotFound``, ``Forbidden`` for the project, ``InvalidRequest`` for a session of the service's own.
+    """
     found = await get_session(transaction, owner, session_id)
+    if is_standing(found):
+        raise InvalidRequest(
+            "this session serves OpenAI clients of its project, and stays there; move a session of your own"
+        )
+    before = found.project or default_project(tenant_of(owner))
     (project,) = await find_projects(transaction, owner, [named])
     moved = update(Session).where(Session.id == found.id).values(project=stored_project(tenant_of(owner), project))
     await transaction.execute(moved.execution_options(synchronize_session=False))
+    return before, project
 
 
 def _info(row: Project) -> ProjectInfo:
-    return ProjectInfo(row.id, row.name, row.created_at)
+    return ProjectInfo(row.id, row.name, row.created_at, limits=row.limits or {})

@@ -62,7 +62,12 @@ async def standing_directives(session: AsyncSession, base_model: str) -> dict[st
     rows = await session.scalars(
         select(DirectedReplica).where(DirectedReplica.base_model == base_model).order_by(DirectedReplica.replica)
     )
-    return {row.replica: StandingDirective(row.replica, _wanted(row), row.reason, row.since) for row in rows}
+    return {row.replica: standing_directive_of(row) for row in rows}
+
+
+def standing_directive_of(row: DirectedReplica) -> StandingDirective:
+    """Return the directive in a row."""
+    return StandingDirective(row.replica, _wanted(row), row.reason, row.since)
 
 
 def _wanted(row: DirectedReplica) -> ReplicaDirective:

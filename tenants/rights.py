@@ -27,6 +27,7 @@ class Scope(StrEnum):
     KEYS = "keys"
     AUDIT = "audit"
     PROJECTS = "projects"
+    WEBHOOKS = "webhooks"
 
 
 class Role(StrEnum):
@@ -130,25 +131,37 @@ class SuspendMode(StrEnum):
 
 
 class Via(StrEnum):
-    """Means by which a request has shown its key: the ``key`` itself, or a ``token`` that stands for it."""
+    """Means by which a request has shown its key: the ``key`` itself, a ``token`` that stands for it, or a ``ui`` session."""
 
     KEY = "key"
     TOKEN = "token"
+    UI = "ui"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Party that a request acts as: a tenant, by one of its keys, with the key's rights.
 
-    ``suspension`` is the mode in which the tenant is suspended, None if it is not; ``reason`` is what its clients read.
+    - ``prefix``: the key's first part, which is no secret. ``address``: where the request came from, None over a Unix socket.
+    - ``suspension``: mode in which the tenant is suspended, None if it is not; ``reason`` is what its clients read.
     """
 
     tenant: TenantId
     key_id: int
     rights: KeyRights
+    prefix: str
+    address: str | None = None
     via: Via = Via.KEY
     suspension: SuspendMode | None = None
     reason: str | None = None
+    pauses_unpaid: bool = True
+    """False for a client that takes 402 as final: its work is accepted and waits for the budget instead."""
+    budget_key: int | None = None
+
+    @property
+    def payer(self) -> int:
+        """Key of whose budgets the principal's work spends (``tenants.budgets.payer_of``)."""
+        return self.budget_key or self.key_id
 
     @property
     def role(self) -> Role:
@@ -182,13 +195,6 @@ class Principal:
             raise Forbidden("this key is for several projects; name one of them as project_id, or use a key for one")
         return min(self.projects)
 
-    def check_default_project(self) -> None:
-        """Raise ``Forbidden`` unless the key reaches what is in no other project, such as jobs."""
-        if self.projects is not None and default_project(self.tenant) not in self.projects:
-            raise Forbidden(
-                "jobs belong to the tenant's default project, which this key does not reach; use another key"
-            )
-
     def check(self, *any_of: Scope) -> None:
         """Raise ``Forbidden`` unless the key has one of the scopes; none named: every key may."""
         if any_of and self.scopes.isdisjoint(any_of):
@@ -198,10 +204,10 @@ class Principal:
                 f"this needs the scope {wanted}, and your key of role {self.role} has: {had}; use a key that has it"
             )
 
-    def check_address(self, address: str | None) -> None:
-        """Raise ``Forbidden`` unless the key may be used from ``address``."""
+    def check_address(self) -> None:
+        """Raise ``Forbidden`` unless the key may be used from the request's address."""
         networks = self.rights.networks
-        if networks is not None and not _is_from(address, networks):
+        if networks is not None and not _is_from(self.address, networks):
             raise Forbidden(f"this key may be used only from {', '.join(networks)}; send the request from there")
 
     def check_not_blocked(self) -> None:

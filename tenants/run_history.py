@@ -42,6 +42,7 @@ class RunEventKind(StrEnum):
 class PastEvent:
     """One event of a run's history."""
 
+    id: int
     kind: RunEventKind
     trainer: str | None
     lease_token: int
@@ -79,7 +80,7 @@ async def run_history(session: AsyncSession, run: str, *, most: int = MOST_EVENT
     rows = await session.scalars(
         select(RunEvent).where(RunEvent.run_id == run).order_by(RunEvent.id.desc()).limit(min(most, MOST_EVENTS))
     )
-    return [PastEvent(RunEventKind(row.kind), row.trainer, row.lease_token, row.detail, row.at) for row in rows]
+    return [PastEvent(row.id, RunEventKind(row.kind), row.trainer, row.lease_token, row.detail, row.at) for row in rows]
 
 
 async def was_restored(session: AsyncSession, run: str, lease_token: int) -> bool:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import Table, case, delete, func, or_, select, tuple_
+from sqlalchemy import Row, Select, Table, case, delete, func, literal_column, or_, select, tuple_, union_all
 from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
@@ -16,6 +16,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
+from store.batcher import few_lengths
 from store.tables import RunMetric, RunPoint
 
 MOST_POINTS = 2000
@@ -80,6 +81,7 @@ class PointPart:
         self.adapter_step = None if count is None else int(count)
 
 
+_PART_NAMES = tuple(field.name for field in fields(PointPart))
 _points = cast(Table, RunPoint.__table__)
 
 
@@ -105,34 +107,50 @@ class Point:
 async def add_parts(transaction: AsyncSession, parts: Sequence[PointPart]) -> None:
     """Add the parts to the points. Sorted, so that two transactions lock the rows in the same order."""
     ordered = sorted(parts, key=lambda part: (part.run_id, part.step))
-    await transaction.execute(_adding_insert(transaction.get_bind().dialect.name), [asdict(part) for part in ordered])
+    rows = [{name: getattr(part, name) for name in _PART_NAMES} for part in ordered]
+    await transaction.execute(_adding_insert(transaction.get_bind().dialect.name), rows)
 
 
 async def points_after(session: AsyncSession, run: str, step: int, *, most: int) -> list[Point]:
     """Return at most ``most`` ended points of the run after ``step``, in order."""
-    rows = await session.execute(
+    rows = await session.execute(_ended_points(run, step, min(most, MOST_POINTS)))
+    return [_point(row) for row in rows]
+
+
+async def points_of_many(session: AsyncSession, places: Sequence[tuple[str, int]]) -> list[list[Point]]:
+    """Return for each run and step at most ``MOST_POINTS`` ended points after it, in order, in one statement."""
+    asked = [_ended_points(run, step, MOST_POINTS).subquery() for run, step in few_lengths(places)]
+    numbered = [select(literal_column(str(number)).label("place"), one) for number, one in enumerate(asked)]
+    found: list[list[Point]] = [[] for _ in asked]
+    for row in await session.execute(union_all(*numbered)):
+        found[row.place].append(_point(row))
+    return [sorted(points, key=lambda point: point.step) for points in found[: len(places)]]
+
+
+def _ended_points(run: str, step: int, most: int) -> Select[Any]:
+    return (
         select(_points)
         .where(_points.c.run_id == run, _points.c.step > step, _points.c.at.is_not(None))
         .order_by(_points.c.step)
-        .limit(min(most, MOST_POINTS))
+        .limit(most)
     )
-    return [
-        Point(
-            step=row.step,
-            at=row.at,
-            mean_loss=_ratio(row.loss_sum, row.loss_weight),
-            loss_sum=row.loss_sum,
-            loss_weight=row.loss_weight,
-            loss_per=LossPer(row.loss_per),
-            tokens=row.tokens,
-            learning_rate=row.learning_rate,
-            grad_norm=row.grad_norm,
-            sampling_kl=_ratio(row.sampling_kl_sum, row.sampled_tokens),
-            sampled_tokens=row.sampled_tokens,
-            adapter_step=row.adapter_step,
-        )
-        for row in rows
-    ]
+
+
+def _point(row: Row[Any]) -> Point:
+    return Point(
+        step=row.step,
+        at=row.at,
+        mean_loss=_ratio(row.loss_sum, row.loss_weight),
+        loss_sum=row.loss_sum,
+        loss_weight=row.loss_weight,
+        loss_per=LossPer(row.loss_per),
+        tokens=row.tokens,
+        learning_rate=row.learning_rate,
+        grad_norm=row.grad_norm,
+        sampling_kl=_ratio(row.sampling_kl_sum, row.sampled_tokens),
+        sampled_tokens=row.sampled_tokens,
+        adapter_step=row.adapter_step,
+    )
 
 
 async def forget_points(transaction: AsyncSession, runs: Sequence[str], *, most: int) -> int:

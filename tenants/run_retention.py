@@ -9,11 +9,25 @@ from datetime import UTC, datetime
 from sqlalchemy import delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.ids import RunId
+from contracts.ids import RunId, TenantId
 from contracts.ledger_records import OperationState
-from store.tables import AdapterGate, Checkpoint, Operation, Placement, Run, RunState, Sampler, Session
+from store.tables import (
+    AdapterGate,
+    Checkpoint,
+    ClientException,
+    Operation,
+    Placement,
+    Run,
+    RunState,
+    Sampler,
+    Session,
+    WeightJob,
+)
 from store.tables.runs import HAS_FORGOTTEN_SNAPSHOT, IS_ENDED, IS_OPEN
 from store.walk import Place
+from tenants.audit import HOUSEKEEPING, record, session_of
+from tenants.audit_actions import Action
+from tenants.own_samplers import IS_OWN
 from tenants.run_points import forget_points
 from tenants.usage_hours import keep_projects
 
@@ -83,16 +97,18 @@ async def drop_snapshots(transaction: AsyncSession, *, most: int) -> list[str]:
     return [row.snapshot_dir for row in rows]
 
 
-async def forget_runs(transaction: AsyncSession, *, before: datetime, after: Place | None, most: int) -> Forgotten:
+async def forget_runs(
+    transaction: AsyncSession, *, before: datetime, now: datetime, after: Place | None, most: int
+) -> Forgotten:
     """Delete ended runs without a request since ``before`` that have neither checkpoints nor operations.
 
-    Their gates, points and metrics go with them.
+    Their gates, points and metrics go with them, and so do the samplers of OpenAI clients that followed them.
     Looks at the next ``most`` of them.
     """
     is_needed = (
         exists().where(Checkpoint.run_id == Run.id)
         | exists().where(Operation.lane == Run.id)
-        | exists().where(Sampler.live_run_id == Run.id)
+        | exists().where(Sampler.live_run_id == Run.id, ~IS_OWN)
     )
     query = (
         select(Run.id, Run.last_request_at, Run.snapshot_dir, is_needed.label("is_needed"))
@@ -110,7 +126,19 @@ async def forget_runs(transaction: AsyncSession, *, before: datetime, after: Pla
             return Forgotten(most, after or Place(datetime.min.replace(tzinfo=UTC), ""))
         await transaction.execute(delete(AdapterGate).where(AdapterGate.run_id.in_(needless)))
         await transaction.execute(delete(Placement).where(Placement.run_id.in_(needless)))
-        await transaction.execute(delete(Run).where(Run.id.in_(needless)))
+        await transaction.execute(delete(Sampler).where(Sampler.live_run_id.in_(needless), IS_OWN))
+        gone = delete(Run).where(Run.id.in_(needless)).returning(Run.id, Run.tenant_id, Run.last_request_at)
+        for row in await transaction.execute(gone.execution_options(synchronize_session=False)):
+            await record(
+                transaction,
+                HOUSEKEEPING,
+                Action.RUN_DELETE,
+                row.id,
+                tenant=TenantId(row.tenant_id),
+                now=now,
+                session_id=session_of(row.id),
+                before={"last_request_at": row.last_request_at},
+            )
     return Forgotten(len(needless), Place(seen[-1].last_request_at, seen[-1].id) if len(seen) == most else None)
 
 
@@ -145,20 +173,24 @@ async def forget_sessions(transaction: AsyncSession, *, before: datetime, after:
     if len(samplers) == most:
         # There may be more samplers: the same sessions come once more.
         return Forgotten(len(samplers), after or Place(datetime.min.replace(tzinfo=UTC), ""))
-    await keep_projects(transaction, ids)
-    sessions = (
-        await transaction.execute(
-            delete(Session)
-            .where(
-                Session.id.in_(ids),
-                # Again open: a session that serves clients without one is reopened by its name.
-                Session.ended_at < before,
-                ~exists().where(Run.session_id == Session.id),
-                ~exists().where(Sampler.session_id == Session.id),
-            )
-            .returning(Session.id)
-            .execution_options(synchronize_session=False)
-        )
-    ).all()
+    sessions = await _forget_needless(transaction, ids, before)
     last = seen[-1]
-    return Forgotten(len(samplers) + len(sessions), Place(last.ended_at, last.id) if len(seen) == most else None)
+    return Forgotten(len(samplers) + sessions, Place(last.ended_at, last.id) if len(seen) == most else None)
+
+
+async def _forget_needless(transaction: AsyncSession, ids: list[str], before: datetime) -> int:
+    """Delete those of the sessions that nothing names, with the exceptions of their scripts; return how many sessions."""
+    needless = select(Session.id).where(
+        Session.id.in_(ids),
+        # Again open: a session that serves clients without one is reopened by its name.
+        Session.ended_at < before,
+        ~exists().where(Run.session_id == Session.id),
+        ~exists().where(Sampler.session_id == Session.id),
+        ~exists().where(WeightJob.session_id == Session.id),
+    )
+    told = delete(ClientException).where(ClientException.session_id.in_(needless))
+    await transaction.execute(told.execution_options(synchronize_session=False))
+    await keep_projects(transaction, ids)
+    untold = ~exists().where(ClientException.session_id == Session.id)
+    gone = delete(Session).where(Session.id.in_(needless), untold).returning(Session.id)
+    return len((await transaction.execute(gone.execution_options(synchronize_session=False))).all())

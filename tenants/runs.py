@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import NotFound, RunUnloaded, SessionEnded
+from contracts.errors import InvalidRequest, NotFound, RunUnloaded, SessionEnded
 from contracts.ids import RunId, SessionId, TenantId
 from contracts.operations import LoraSettings, OptimizerName
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Run, RunState, Session, Tenant
+from tenants.audit import session_of
+from tenants.budgets import spent_budgets
 from tenants.limit_use import RUN_USE
 from tenants.limits import Counted, Limits, hold_count
-from tenants.reach import Owner, includes, tenant_of, within
+from tenants.project_limits import use_in_session
+from tenants.reach import Owner, default_project, includes, tenant_of, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,12 @@ def run_id_for(session_id: str, model_seq_id: int) -> RunId:
 
 async def create_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, clock: Clock) -> RunId:
     """Insert the run's row in state ``creating``, unless it exists. Its create operation is seq 0 of its lane."""
+    await insert_run(transaction, tenant, new, clock)
+    return run_id_for(new.session_id, new.model_seq_id)
+
+
+async def insert_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, clock: Clock) -> bool:
+    """Insert the run's row in state ``creating``. Return False, and leave it as it is, if it exists."""
     now = clock()
     if new.lora.seed is None:
         raise ValueError("resolve the seed first")
@@ -60,8 +70,8 @@ async def create_run(transaction: AsyncSession, tenant: TenantId, new: NewRun, c
         "created_at": now,
         "last_request_at": now,
     }
-    await transaction.execute(insert_unless_present(transaction, Run).values(values))
-    return run_id
+    inserted = insert_unless_present(transaction, Run).values(values).returning(Run.id)
+    return await transaction.scalar(inserted) is not None
 
 
 def lora_settings(run: Run) -> LoraSettings:
@@ -99,6 +109,10 @@ class RunStanding:
     own_limits: Mapping[str, int] | None
     """Limits that the tenant has of its own."""
     optimizer: OptimizerName
+    project: str
+    """Project that the run's session is in."""
+    spent_budgets: str | None
+    """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
 
     def check_open(self) -> None:
         """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run accepts work."""
@@ -121,6 +135,7 @@ _STANDING = (
         Session.__table__.c.end_reason,
         Session.__table__.c.project,
         Tenant.__table__.c.limits,
+        spent_budgets(Run.__table__.c.tenant_id).label("spent_budgets"),
     )
     .join_from(Run.__table__, Session.__table__, Session.__table__.c.id == Run.__table__.c.session_id)
     .join(Tenant.__table__, Tenant.__table__.c.id == Run.__table__.c.tenant_id)
@@ -128,9 +143,10 @@ _STANDING = (
 )
 
 
-async def run_standing(session: AsyncSession, owner: Owner, run_id: str) -> RunStanding:
+async def run_standing(session: AsyncSession, owner: Owner, run_id: str, now: datetime) -> RunStanding:
     """Return the state of the owner's run. Raises ``NotFound``."""
-    row = (await session.execute(_STANDING, {"run": run_id, "tenant": tenant_of(owner)})).one_or_none()
+    keys = {"run": run_id, "tenant": tenant_of(owner), "budget_now": now}
+    row = (await session.execute(_STANDING, keys)).one_or_none()
     if row is None or not includes(owner, row.project):
         raise NotFound(f"no model {run_id[:150]!r}")
     return RunStanding(
@@ -142,6 +158,8 @@ async def run_standing(session: AsyncSession, owner: Owner, run_id: str) -> RunS
         next_seq_id=row.next_seq_id,
         own_limits=row.limits,
         optimizer=OptimizerName(row.optimizer),
+        project=row.project or default_project(tenant_of(owner)),
+        spent_budgets=row.spent_budgets,
     )
 
 
@@ -157,9 +175,12 @@ async def open_runs(session: AsyncSession, base_model: str) -> int:
 
 
 async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run_id: str, defaults: Limits) -> bool:
-    """Make the tenant's run ready, unless the tenant may open none more now: return False."""
+    """Make the tenant's run ready, unless the tenant or the run's project may open none more now: return False."""
     await hold_count(transaction, Counted.RUNS, [tenant])
     if not (await RUN_USE.of(transaction, tenant, defaults)).may_open_run:
+        return False
+    project = await use_in_session(transaction, tenant, session_of(run_id), ["open_runs"])
+    if project is not None and not project.has_room("open_runs"):
         return False
     await set_run_state(transaction, tenant, run_id, RunState.READY)
     return True
@@ -176,3 +197,16 @@ async def list_runs(session: AsyncSession, owner: Owner, *, limit: int, offset: 
 async def set_run_state(transaction: AsyncSession, tenant: TenantId, run_id: str, state: RunState) -> None:
     """Write the state of the tenant's run."""
     await transaction.execute(update(Run).where(Run.id == run_id, Run.tenant_id == tenant).values(state=state))
+
+
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 100.0
+
+
+async def weigh_run(transaction: AsyncSession, run: Run, weight: float) -> float:
+    """Give the run a weight among its tenant's runs, and return the one that it had. Raises ``InvalidRequest``."""
+    if not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+        raise InvalidRequest(f"weight must be {_LEAST_WEIGHT} to {_MOST_WEIGHT:.0f}; got {weight}")
+    before = run.weight
+    run.weight = weight
+    await transaction.flush()
+    return before

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RequestId, TenantId
 from contracts.sample_progress import SampleProgress, SavedProgress, decode_progress, encode_progress
-from store.inserts import replacing_insert
+from store.inserts import insert_unless_present, replacing_insert
 from store.tables import SampleInFlight
 from store.tables import SampleProgress as Row
 
@@ -38,6 +38,18 @@ async def mark_stale(transaction: AsyncSession, process: str) -> None:
     )
     columns = ["operation_id", "tenant_id", "body", "is_stale"]
     await transaction.execute(insert(_rows).from_select(columns, unknown))
+
+
+async def mark_unsaved(transaction: AsyncSession, samples: Sequence[tuple[TenantId, RequestId]]) -> None:
+    """Mark samples as those of a process that has died are marked: it had tokens that it could not save."""
+    if not samples:
+        return
+    known = _rows.c.operation_id.in_([operation for _, operation in samples])
+    await transaction.execute(update(_rows).where(known).values(is_stale=true()))
+    rows = [
+        {"operation_id": operation, "tenant_id": tenant, "body": b"", "is_stale": True} for tenant, operation in samples
+    ]
+    await transaction.execute(insert_unless_present(transaction, Row), rows)
 
 
 async def saved_progress(session: AsyncSession, operation: RequestId) -> SavedProgress | None:

@@ -3,12 +3,12 @@
 A sampler is pinned to a checkpoint, follows a run's newest version (live), or samples the bare base model.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from sqlalchemy import Table, and_, bindparam, exists, func, or_, select, update
+from sqlalchemy import Table, and_, bindparam, exists, func, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
@@ -18,6 +18,9 @@ from store.clock import Clock
 from store.database import Database
 from store.inserts import insert_unless_present
 from store.tables import Checkpoint, Sampler, Session
+from tenants.audit import Actor, record
+from tenants.audit_actions import Action
+from tenants.budgets import spent_budgets
 from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.reach import Owner, includes, tenant_of, within
 from tenants.sessions import live_session
@@ -28,6 +31,13 @@ class OnStale(StrEnum):
 
     FAIL = "fail"
     RESTART = "restart"
+
+
+class SwapPolicy(StrEnum):
+    """Fate of a live sampler's samples in flight when a version is published: ``continue`` on it, or ``finish`` on theirs."""
+
+    CONTINUE = "continue"
+    FINISH = "finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +61,6 @@ class NewSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledVersion:
-    """Version that a sampler samples now. ``checkpoint`` None means the bare base.
-
-    ``is_live``: the sampler follows its run's newest version. ``publications``: how many versions it has followed.
-    ``directory``: the version's folder, relative to the data folder.
-    """
-
-    checkpoint: CheckpointId | None
-    run: RunId | None
-    directory: str | None
-    is_live: bool
-    publications: int
-    staleness: Staleness | None
-
-
-@dataclass(frozen=True, slots=True)
 class SamplerStanding:
     """State of a sampler, as far as a request needs it.
 
@@ -78,6 +72,8 @@ class SamplerStanding:
     obstacle: SessionEnded | NotFound | None
     project: str | None
     """Project of the sampler's session, as its row has it."""
+    spent_budgets: str | None = None
+    """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
 
 
 _IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
@@ -92,29 +88,18 @@ _STANDING = (
         Session.end_reason,
         Session.project,
         Checkpoint.id.label("unexpired_checkpoint"),
+        spent_budgets(Sampler.tenant_id.expression).label("spent_budgets"),
     )
     .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
     .outerjoin(
         Checkpoint,
-        and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_UNEXPIRED),
+        and_(
+            Checkpoint.id == Sampler.checkpoint_id,
+            or_(Checkpoint.tenant_id == Sampler.tenant_id, Checkpoint.public == true()),
+            _IS_UNEXPIRED,
+        ),
     )
     .where(Sampler.id.in_(bindparam("ids", expanding=True)))
-)
-_SAMPLERS = select(
-    Sampler.id,
-    Sampler.tenant_id,
-    Sampler.checkpoint_id,
-    Sampler.live_run_id,
-    Sampler.publications,
-    Sampler.max_version_lag,
-    Sampler.on_stale,
-).where(Sampler.id.in_(bindparam("ids", expanding=True)))
-_SAMPLERS_LOCKED = _SAMPLERS.order_by(Sampler.id).with_for_update(read=True, skip_locked=True)
-_CHECKPOINTS = select(Checkpoint.id, Checkpoint.tenant_id, Checkpoint.run_id, Checkpoint.directory).where(
-    Checkpoint.id.in_(bindparam("ids", expanding=True)), _IS_UNEXPIRED
-)
-_FOLLOWED = _SAMPLERS.add_columns(Checkpoint.run_id, Checkpoint.directory).join(
-    Checkpoint, and_(Checkpoint.id == Sampler.checkpoint_id, Checkpoint.tenant_id == Sampler.tenant_id, _IS_UNEXPIRED)
 )
 # Locked in the same order as dispatches lock them, which prevents deadlocks.
 _BEHIND = (
@@ -152,7 +137,7 @@ async def get_sampler(session: AsyncSession, owner: Owner, sampler_id: str) -> S
     own = (Sampler.tenant_id == tenant_of(owner), *within(owner, Sampler.session_id))
     found = await session.scalar(select(Sampler).where(Sampler.id == sampler_id, *own))
     if found is None:
-        raise _missing(sampler_id)
+        raise missing_sampler(sampler_id)
     return found
 
 
@@ -167,7 +152,7 @@ async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str)
     )
     found = (await transaction.execute(counted)).one_or_none()
     if found is None:
-        raise _missing(sampler_id)
+        raise missing_sampler(sampler_id)
     await live_session(transaction, owner, found.session_id)
     return int(found.copies)
 
@@ -184,19 +169,27 @@ class SamplerReader:
         """Return the state of the owner's sampler. Raises ``NotFound``."""
         found = await self._batcher.ask((tenant_of(owner), sampler_id))
         if not includes(owner, found.project):
-            raise _missing(sampler_id)
+            raise missing_sampler(sampler_id)
         return found
 
     async def _read(self, asked: Sequence[tuple[TenantId, str]]) -> list[SamplerStanding | WeftError]:
-        keys = {"ids": few_lengths(sorted({sampler_id for _, sampler_id in asked})), "now": self._clock()}
+        now = self._clock()
+        ids = few_lengths(sorted({sampler_id for _, sampler_id in asked}))
+        keys = {"ids": ids, "now": now, "budget_now": now}
         async with self._database.read() as session:
             rows = await session.execute(_STANDING, keys)
             found = {(row.tenant_id, row.id): _standing(row) for row in rows}
-        return [found.get(key) or _missing(key[1]) for key in asked]
+        return [found.get(key) or missing_sampler(key[1]) for key in asked]
 
 
-def _missing(sampler_id: str) -> NotFound:
+def missing_sampler(sampler_id: str) -> NotFound:
+    """Return the error of a sampler that its caller does not have."""
     return NotFound(f"no sampling session {sampler_id[:150]!r}")
+
+
+def gone_checkpoint() -> NotFound:
+    """Return the error of a sampler whose checkpoint is no more to be had."""
+    return NotFound("the checkpoint was deleted, has expired or is not shared any more; make a sampler from another")
 
 
 def _standing(row: Any) -> SamplerStanding:
@@ -204,16 +197,22 @@ def _standing(row: Any) -> SamplerStanding:
     if row.ended_at is not None:
         obstacle = SessionEnded(f"session {row.session_id} has ended ({row.end_reason}); open a new one")
     elif row.checkpoint_id is not None and row.unexpired_checkpoint is None:
-        obstacle = NotFound("the checkpoint was deleted or has expired; make a sampler from another")
-    return SamplerStanding(SamplerId(row.id), row.base_model, obstacle, row.project)
+        obstacle = gone_checkpoint()
+    return SamplerStanding(SamplerId(row.id), row.base_model, obstacle, row.project, row.spent_budgets)
 
 
 async def create_sampler(
-    transaction: AsyncSession, tenant: TenantId, new: NewSampler, clock: Clock, defaults: Limits | None = None
+    transaction: AsyncSession,
+    tenant: TenantId,
+    new: NewSampler,
+    clock: Clock,
+    defaults: Limits | None = None,
+    actor: Actor | None = None,
 ) -> SamplerId:
     """Insert the sampler and return its id. Repeating is allowed; other content raises ``SequenceConflict``.
 
-    With ``defaults``, raises ``InvalidRequest`` for one more than the tenant may have in the session.
+    With ``defaults``, raises ``InvalidRequest`` for one more than the tenant may have in the session. With ``actor``, whose
+    request it is, the audit log tells of a new one; those that come with training or samples have none.
     """
     sampler_id = sampler_id_for(new.session_id, new.sampling_session_seq_id)
     values = {
@@ -231,6 +230,18 @@ async def create_sampler(
     if await transaction.scalar(inserted) is not None:
         if defaults is not None:
             await _check_samplers(transaction, tenant, new.session_id, defaults)
+        if actor is not None:
+            told = {"base_model": new.base_model, "model_path": new.model_path}
+            await record(
+                transaction,
+                actor,
+                Action.SAMPLER_CREATE,
+                sampler_id,
+                tenant=tenant,
+                now=clock(),
+                session_id=new.session_id,
+                after=told,
+            )
         return sampler_id
     existing = await get_sampler(transaction, tenant, sampler_id)
     same = (existing.base_model, existing.model_path, existing.live_run_id) == (
@@ -279,6 +290,18 @@ async def version_published(
     return None if found is None else CheckpointId(found)
 
 
+async def count_samplers(session: AsyncSession, owner: Owner, checkpoints: Collection[str]) -> dict[str, int]:
+    """Return how many of the owner's samplers, of sessions that have not ended, sample each of the checkpoints."""
+    own = (Sampler.tenant_id == tenant_of(owner), *within(owner, Sampler.session_id))
+    rows = await session.execute(
+        select(Sampler.checkpoint_id, func.count())
+        .join(Session, Session.id == Sampler.session_id)
+        .where(Sampler.checkpoint_id.in_(few_lengths(sorted(checkpoints))), *own, Session.ended_at.is_(None))
+        .group_by(Sampler.checkpoint_id)
+    )
+    return {checkpoint or "": samplers for checkpoint, samplers in rows}
+
+
 async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> bool:
     """Point one live sampler at ``version``. Return False if the sampler was there already."""
     moved = await transaction.execute(
@@ -290,78 +313,21 @@ async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, versio
     return moved.first() is not None
 
 
-async def bound_staleness(transaction: AsyncSession, owner: Owner, sampler_id: str, bound: Staleness | None) -> Sampler:
-    """Set or remove a live sampler's bound. Raises ``NotFound``, and ``InvalidRequest`` for a pinned sampler."""
+async def bound_staleness(
+    transaction: AsyncSession, owner: Owner, sampler_id: str, bound: Staleness | None, swap_policy: SwapPolicy | None
+) -> Sampler:
+    """Set a live sampler's bound and swap policy, or remove them (None).
+
+    Raises ``NotFound``, and ``InvalidRequest`` for a pinned sampler.
+    """
     sampler = await get_sampler(transaction, owner, sampler_id)
     if sampler.live_run_id is None:
         raise InvalidRequest("this sampler is pinned to its version: its samples never fall behind")
     sampler.max_version_lag = bound.max_version_lag if bound else None
     sampler.on_stale = bound.on_stale if bound else None
+    sampler.swap_policy = swap_policy
     await transaction.flush()
     return sampler
-
-
-async def sampled_versions(
-    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock
-) -> list[SampledVersion | NotFound]:
-    """Return for each (tenant, sampler) the version that it samples now, in order.
-
-    ``NotFound`` stands for an unknown sampler, or one whose checkpoint was deleted or has expired.
-    """
-    return await _versions_of(session, asked, clock, await _samplers_of(session, asked, _SAMPLERS))
-
-
-async def held_versions(
-    transaction: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock
-) -> list[SampledVersion | NotFound | None]:
-    """Return as ``sampled_versions`` does, and lock the samplers: no version is published to them before the transaction ends.
-
-    None stands for a sampler that another transaction has locked. It is not waited for.
-    """
-    held = await _samplers_of(transaction, asked, _SAMPLERS_LOCKED)
-    found: list[SampledVersion | NotFound | None] = [*await _versions_of(transaction, asked, clock, held)]
-    missing = [key for key in asked if key not in held]
-    locked = await _samplers_of(transaction, missing, _SAMPLERS) if missing else {}
-    return [None if key in locked.keys() - held.keys() else version for key, version in zip(asked, found, strict=True)]
-
-
-async def _samplers_of(
-    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], statement: Any
-) -> dict[tuple[str, str], Any]:
-    rows = await session.execute(statement, {"ids": few_lengths(sorted({sampler for _, sampler in asked}))})
-    return {(row.tenant_id, row.id): row for row in rows}
-
-
-async def _versions_of(
-    session: AsyncSession, asked: Sequence[tuple[TenantId, str]], clock: Clock, found: Mapping[tuple[str, str], Any]
-) -> list[SampledVersion | NotFound]:
-    # Two queries, not a join: a sampler that was locked may be newer than what a join's snapshot shows of the other table.
-    drawn = sorted({row.checkpoint_id for row in found.values() if row.checkpoint_id is not None})
-    checkpoints = {}
-    if drawn:
-        rows = await session.execute(_CHECKPOINTS, {"ids": few_lengths(drawn), "now": clock()})
-        checkpoints = {(row.tenant_id, row.id): row for row in rows}
-    return [_sampled(row, checkpoints) if (row := found.get(key)) else _missing(key[1]) for key in asked]
-
-
-def _sampled(sampler: Any, checkpoints: Mapping[tuple[str, str], Any]) -> SampledVersion | NotFound:
-    if sampler.checkpoint_id is None:
-        return SampledVersion(None, None, None, is_live=False, publications=0, staleness=None)
-    checkpoint = checkpoints.get((sampler.tenant_id, sampler.checkpoint_id))
-    if checkpoint is None:
-        return NotFound("the checkpoint was deleted or has expired; make a sampler from another")
-    return _version_of(sampler, checkpoint)
-
-
-def _version_of(sampler: Any, checkpoint: Any) -> SampledVersion:
-    return SampledVersion(
-        checkpoint=CheckpointId(sampler.checkpoint_id),
-        run=RunId(checkpoint.run_id),
-        directory=checkpoint.directory,
-        is_live=sampler.live_run_id is not None,
-        publications=sampler.publications,
-        staleness=staleness_of(sampler),
-    )
 
 
 def staleness_of(sampler: Sampler) -> Staleness | None:
@@ -369,11 +335,3 @@ def staleness_of(sampler: Sampler) -> Staleness | None:
     if sampler.max_version_lag is None:
         return None
     return Staleness(sampler.max_version_lag, OnStale(sampler.on_stale or OnStale.FAIL))
-
-
-async def versions_followed(
-    session: AsyncSession, samplers: Collection[str], clock: Clock
-) -> dict[str, SampledVersion]:
-    """Return the version that each sampler samples now, leaving out the bare base and versions that are gone."""
-    rows = await session.execute(_FOLLOWED, {"ids": few_lengths(sorted(set(samplers))), "now": clock()})
-    return {row.id: _version_of(row, row) for row in rows}

@@ -1,25 +1,34 @@
 """Sessions of SDK clients: opened, kept alive by heartbeats, and ended."""
 
+import asyncio
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 from uuid import uuid4
 
-from sqlalchemy import Table, bindparam, select, update
+from sqlalchemy import Row, Table, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import HeartbeatRefused, InvalidRequest, NotFound, SessionEnded, TooManySessions
 from contracts.ids import SessionId, TenantId
+from contracts.webhooks import EventKind
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Run, Sampler, Session
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
-from tenants.reach import Owner, Reach, reached_sessions, tenant_of
+from tenants.project_limits import use_of_project
+from tenants.reach import Owner, Reach, default_project, reached_sessions, tenant_of
+from tenants.webhook_events import TenantEvent, tell
 
-_OWN_KEYS = ("standing/", "import/")
+TIMED_OUT = "timed_out"
+"""Reason of the end of a session whose heartbeats stopped."""
+_OWN_KEYS = ("standing/", "import/", "copy/")
 """Beginnings of the keys under which the service opens sessions of its own."""
+_MEMBERS_AT_ONCE = 2000
+"""Samplers that one statement reads: a session may have tens of thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ async def create_session(
 ) -> SessionId:
     """Open a session. If the SDK repeats the request with the same ``idempotency_key``, return the tenant's first session."""
     now = clock()
-    session_id = uuid4().hex if idempotency_key is None else _derived_id(tenant, idempotency_key)
+    session_id = uuid4().hex if idempotency_key is None else derived_session_id(tenant, idempotency_key)
     values = {
         "id": session_id,
         "tenant_id": tenant,
@@ -84,12 +93,21 @@ async def create_limited_session(
     await hold_count(transaction, Counted.SESSIONS, [tenant])
     use = await SESSION_USE.of(transaction, tenant, defaults)
     if use.room("sessions") < 1:
-        earlier = None if idempotency_key is None else SessionId(_derived_id(tenant, idempotency_key))
+        earlier = None if idempotency_key is None else SessionId(derived_session_id(tenant, idempotency_key))
         if earlier is not None and await transaction.get(Session, earlier) is not None:
             return earlier
         raise TooManySessions(
             f"{use.used['sessions']} sessions are open, and your limit is {use.limits.sessions}; close one, or wait until a "
             "silent one is ended"
+        )
+    project = await use_of_project(transaction, tenant, new.project, ["sessions"])
+    if project is not None and not project.has_room("sessions"):
+        earlier = None if idempotency_key is None else SessionId(derived_session_id(tenant, idempotency_key))
+        if earlier is not None and await transaction.get(Session, earlier) is not None:
+            return earlier
+        raise TooManySessions(
+            f"{project.used['sessions']} sessions are open in project {project.name!r}, and its limit is "
+            f"{project.limits['sessions']}; close one, or wait until a silent one is ended"
         )
     return await create_session(transaction, tenant, new, clock, idempotency_key=idempotency_key)
 
@@ -120,14 +138,21 @@ def check_client_key(idempotency_key: str | None) -> None:
 
 def standing_session_id(tenant: TenantId, name: str, project: str | None = None) -> SessionId:
     """Return the id of ``standing_session``."""
-    return SessionId(_derived_id(tenant, _standing_key(name, project)))
+    return SessionId(derived_session_id(tenant, _standing_key(name, project)))
+
+
+def is_standing(session: Session) -> bool:
+    """Return whether the session is a ``standing_session``, whose id comes from its name and its project."""
+    name, tenant = session.display_name, TenantId(session.tenant_id)
+    return name is not None and session.id == standing_session_id(tenant, name, session.project)
 
 
 def _standing_key(name: str, project: str | None) -> str:
     return f"standing/{name}" if project is None else f"standing/{name}/{project}"
 
 
-def _derived_id(tenant: TenantId, idempotency_key: str) -> str:
+def derived_session_id(tenant: TenantId, idempotency_key: str) -> str:
+    """Return the id of the session that the tenant opens under the key."""
     return hashlib.blake2b(f"{tenant}\0{idempotency_key}".encode(), digest_size=16).hexdigest()
 
 
@@ -170,15 +195,17 @@ async def keep_session_alive(session: AsyncSession, sampler: str, clock: Clock) 
 
 async def finish_session(
     transaction: AsyncSession, owner: Owner, session_id: str, *, reason: str, detail: str | None, clock: Clock
-) -> None:
-    """End a session. If it has ended already, the first reason stays. Raises ``NotFound``."""
+) -> bool:
+    """End a session; return False if it has ended already, with the first reason. Raises ``NotFound``."""
     found = await get_session(transaction, owner, session_id)
     # The statement itself checks ``ended_at``: two concurrent calls may both have read the session as open.
-    await transaction.execute(
+    ended = (
         update(Session)
         .where(Session.id == found.id, Session.ended_at.is_(None))
         .values(ended_at=clock(), end_reason=reason[:32], end_detail=detail)
+        .returning(Session.id)
     )
+    return await transaction.scalar(ended.execution_options(synchronize_session=False)) is not None
 
 
 async def end_silent_sessions(transaction: AsyncSession, *, silent_since: datetime, now: datetime, most: int) -> int:
@@ -194,11 +221,34 @@ async def end_silent_sessions(transaction: AsyncSession, *, silent_since: dateti
         update(Session)
         # Asked again: a heartbeat may have come between the two reads of the row.
         .where(Session.id.in_(silent), Session.ended_at.is_(None), Session.last_seen_at < silent_since)
-        .values(ended_at=now, end_reason="timed_out")
-        .returning(Session.id)
+        .values(ended_at=now, end_reason=TIMED_OUT)
+        .returning(Session.id, Session.tenant_id, Session.project, Session.last_seen_at)
         .execution_options(synchronize_session=False)
     )
-    return len(ended.all())
+    rows = ended.all()
+    await tell(transaction, [_lost(row) for row in rows], now)
+    return len(rows)
+
+
+def _lost(row: Row[*tuple[Any, ...]]) -> TenantEvent:
+    """Return the event about a session that was ended for its silence."""
+    tenant = TenantId(row.tenant_id)
+    told = {
+        "session_id": row.id,
+        "project_id": row.project or default_project(tenant),
+        "last_seen_at": row.last_seen_at,
+    }
+    return TenantEvent(tenant, EventKind.SESSION_LOST, row.id, told)
+
+
+async def list_lost_sessions(
+    session: AsyncSession, owner: Owner, *, session_id: str | None = None, most: int
+) -> Sequence[Session]:
+    """Return the owner's sessions that were ended for their silence, the last ended first; of one id if it is given."""
+    query = select(Session).where(*reached_sessions(owner), Session.end_reason == TIMED_OUT)
+    if session_id is not None:
+        query = query.where(Session.id == session_id)
+    return (await session.scalars(query.order_by(Session.ended_at.desc(), Session.id).limit(most))).all()
 
 
 async def list_sessions(session: AsyncSession, owner: Owner, *, limit: int, offset: int) -> list[str]:
@@ -208,13 +258,25 @@ async def list_sessions(session: AsyncSession, owner: Owner, *, limit: int, offs
 
 
 async def session_members(session: AsyncSession, tenant: TenantId, session_id: str) -> tuple[list[str], list[str]]:
-    """Return the session's run ids and sampler ids, each in order of creation."""
+    """Return the session's run ids and sampler ids, each in order of creation. Other tasks have turns meanwhile."""
     runs = await session.scalars(
         select(Run.id).where(Run.tenant_id == tenant, Run.session_id == session_id).order_by(Run.model_seq_id)
     )
-    samplers = await session.scalars(
-        select(Sampler.id)
-        .where(Sampler.tenant_id == tenant, Sampler.session_id == session_id)
-        .order_by(Sampler.sampling_session_seq_id)
-    )
-    return list(runs), list(samplers)
+    samplers: list[str] = []
+    after: int | None = None
+    while True:
+        page = (
+            select(Sampler.id, Sampler.sampling_session_seq_id)
+            .where(Sampler.tenant_id == tenant, Sampler.session_id == session_id)
+            .order_by(Sampler.sampling_session_seq_id)
+            .limit(_MEMBERS_AT_ONCE)
+        )
+        rows = (
+            await session.execute(page if after is None else page.where(Sampler.sampling_session_seq_id > after))
+        ).all()
+        samplers += [row.id for row in rows]
+        if len(rows) < _MEMBERS_AT_ONCE:
+            return list(runs), samplers
+        after = rows[-1].sampling_session_seq_id
+        # SQLite waits for nothing.
+        await asyncio.sleep(0)

@@ -1,15 +1,23 @@
 """Standing of a tenant: each of its limits, how much of it is used, and what happens beyond it."""
 
 from dataclasses import dataclass
+from datetime import datetime
+from math import ceil
 from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
+from contracts.service_class import ServiceClass, known_class
 from store.tables import Tenant
+from tenants.budget_settings import Alert, BudgetStanding, alerts_of, budgets_of
+from tenants.keys import live_keys
 from tenants.limit_use import ALL_USE
 from tenants.limits import LIMIT_NAMES, Limits
+from tenants.project_limits import ProjectUse, uses_of_tenant
+from tenants.rates import Meter, RateState, rate_states
+from tenants.reach import Owner
 
 _REASONS: Final = {
     "pending_operations": "a training request beyond it waits, then is answered 429 and sent again by the SDK",
@@ -24,7 +32,15 @@ _REASONS: Final = {
     "sample_tokens": "asample beyond it is answered 429 and sent again by the SDK",
     "session_samplers": "a sampler beyond it in one session is refused; another session takes it",
     "sample_record_bytes": "the oldest records of samples are forgotten; training that names one fails and says so",
+    "checkpoint_seconds": "a checkpoint that is saved to be kept longer, or for ever, expires then",
+    "kept_checkpoints": "the oldest of a model's checkpoints of one kind expires when another is saved",
     "run_metrics": "values of own metrics beyond it in one model are refused",
+    "webhooks": "a webhook beyond it is refused",
+    "keys": "a key beyond it is refused. Revoke one that is not used",
+    "train_tokens_per_minute": "training beyond it is accepted and waits; 0: no rate",
+    "train_tokens_burst": "training tokens that may run at once under the rate; 0: those of a minute",
+    "sample_tokens_per_minute": "samples beyond it are accepted and wait; on OpenAI's routes 429. 0: no rate",
+    "sample_tokens_burst": "tokens of samples that may run at once under the rate; 0: those of a minute",
     "sample_work": "a sample with a larger num_samples x max_tokens x topk is refused",
 }
 
@@ -46,28 +62,98 @@ class LimitStanding:
 
 
 @dataclass(frozen=True, slots=True)
+class RateStanding:
+    """A rate: ``waiting`` tokens are charged and not worked off, ``remaining`` may run now, all are back in ``seconds``."""
+
+    meter: Meter
+    per_minute: int
+    burst: int
+    waiting: int
+    remaining: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectLimitStanding:
+    """A project's own limit. ``used`` is None for a limit of single requests."""
+
+    name: str
+    value: int
+    used: int | None
+
+    @property
+    def is_reached(self) -> bool:
+        """True when there is no room left."""
+        return self.used is not None and self.used >= self.value
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectStanding:
+    """A project with limits of its own, which hold beside its tenant's."""
+
+    id: str
+    name: str
+    limits: list[ProjectLimitStanding]
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
-    """A tenant's share of passes, and its limits."""
+    """A tenant's share, its class, its limits, rates and budgets, its latest alerts, and its projects with limits."""
 
     share: float
+    service_class: ServiceClass
     limits: list[LimitStanding]
+    rates: list[RateStanding]
+    budgets: list[BudgetStanding]
+    alerts: list[Alert]
+    projects: list[ProjectStanding]
 
 
-async def standing(session: AsyncSession, tenant: TenantId, defaults: Limits) -> Standing:
-    """Return where ``tenant`` stands, counted as the limits are enforced."""
+def rate_standing(meter: Meter, state: RateState, now: datetime) -> RateStanding:
+    """Return where a rate stands."""
+    debt = max(0.0, state.debt(now))
+    return RateStanding(
+        meter=meter,
+        per_minute=round(state.pace.per_second * 60),
+        burst=state.pace.burst,
+        waiting=ceil(debt),
+        remaining=max(0, int(state.pace.burst - debt)),
+        seconds=debt / state.pace.per_second,
+    )
+
+
+async def standing(
+    session: AsyncSession, tenant: TenantId, defaults: Limits, now: datetime, owner: Owner | None = None
+) -> Standing:
+    """Return where ``tenant`` stands, counted as the limits are enforced; with ``owner`` only the projects that it reaches."""
     use = await ALL_USE.of(session, tenant, defaults)
-    row = (await session.execute(select(Tenant.share, Tenant.limits).where(Tenant.id == tenant))).one()
-    values = use.limits.by_name()
+    row = (
+        await session.execute(select(Tenant.share, Tenant.service_class, Tenant.limits).where(Tenant.id == tenant))
+    ).one()
+    values, used = use.limits.by_name(), {**use.used, "keys": await live_keys(session, tenant, now)}
+    charged = await rate_states(session, [tenant])
+    paces = {meter: pace for meter in Meter if (pace := use.limits.pace(meter)) is not None}
+    states = {meter: charged.get((tenant, meter)) or RateState.fresh(pace, now) for meter, pace in paces.items()}
     return Standing(
         share=row.share,
+        service_class=known_class(row.service_class),
         limits=[
             LimitStanding(
                 name=name,
                 value=values[name],
-                used=use.used.get(name),
+                used=used.get(name),
                 is_own=name in (row.limits or {}),
                 reason=_REASONS[name],
             )
             for name in LIMIT_NAMES
         ],
+        rates=[rate_standing(meter, state, now) for meter, state in states.items()],
+        budgets=await budgets_of(session, owner or tenant, now),
+        alerts=await alerts_of(session, owner or tenant),
+        projects=[_of_project(use) for use in await uses_of_tenant(session, owner or tenant)],
     )
+
+
+def _of_project(use: ProjectUse) -> ProjectStanding:
+    limits = [ProjectLimitStanding(name, value, use.used.get(name)) for name, value in sorted(use.limits.items())]
+    return ProjectStanding(use.id, use.name, limits)

@@ -113,6 +113,17 @@ async def meter_storage(transaction: AsyncSession, walk: StorageWalk, *, most: i
     return storing, None
 
 
+async def stored_hours(session: AsyncSession, owner: Owner, *, since: datetime, before: datetime) -> list[datetime]:
+    """Return the hours from ``since`` on and before ``before`` in which the owner's tenant stored anything, in order."""
+    found = await session.scalars(
+        select(StorageHour.hour)
+        .where(StorageHour.tenant_id == tenant_of(owner), StorageHour.hour >= since, StorageHour.hour < before)
+        .distinct()
+        .order_by(StorageHour.hour)
+    )
+    return list(found)
+
+
 async def storage_lines(
     session: AsyncSession, owner: Owner, *, since: datetime, before: datetime, limit: int
 ) -> list[StorageLine]:

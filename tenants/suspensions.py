@@ -9,10 +9,12 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import NotFound
+from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
+from contracts.webhooks import EventKind
 from store.tables import Tenant
 from tenants.rights import SuspendMode
+from tenants.webhook_events import TenantEvent, tell
 
 MOST_CHARACTERS = 500
 """Longest reason."""
@@ -35,22 +37,39 @@ async def suspend_tenant(
     now: datetime,
     mode: SuspendMode = SuspendMode.HOLD,
 ) -> TenantId:
-    """Suspend the named tenant, or give its suspension another mode and reason. Raises ``NotFound``."""
+    """Suspend the named tenant, or give its suspension another mode and reason.
+
+    Raises ``NotFound``, ``InvalidRequest`` for a tenant that is to be deleted.
+    """
     tenant = await _named(transaction, name)
     tenant.suspended_at = tenant.suspended_at or now
     tenant.suspend_reason = None if reason is None else reason[:MOST_CHARACTERS]
     tenant.suspend_mode = mode
     await transaction.flush()
+    await tell_suspension(transaction, tenant, now)
     return TenantId(tenant.id)
 
 
-async def resume_tenant(transaction: AsyncSession, *, name: str) -> TenantId:
-    """End the named tenant's suspension, if there is one. Raises ``NotFound``."""
+async def tell_suspension(transaction: AsyncSession, tenant: Tenant, now: datetime) -> None:
+    """Tell the tenant's webhooks how it is suspended."""
+    id = TenantId(tenant.id)
+    told = {"mode": tenant.suspend_mode, "reason": tenant.suspend_reason, "deleted_at": tenant.delete_at}
+    await tell(transaction, [TenantEvent(id, EventKind.TENANT_SUSPENDED, id, told)], now)
+
+
+async def resume_tenant(transaction: AsyncSession, *, name: str, now: datetime) -> TenantId:
+    """End the named tenant's suspension, if there is one.
+
+    Raises ``NotFound``, ``InvalidRequest`` for a tenant that is to be deleted.
+    """
     tenant = await _named(transaction, name)
+    was_suspended, id = tenant.suspended_at is not None, TenantId(tenant.id)
     await transaction.execute(
-        update(Tenant).where(Tenant.id == tenant.id).values(suspended_at=None, suspend_reason=None, suspend_mode=None)
+        update(Tenant).where(Tenant.id == id).values(suspended_at=None, suspend_reason=None, suspend_mode=None)
     )
-    return TenantId(tenant.id)
+    if was_suspended:
+        await tell(transaction, [TenantEvent(id, EventKind.TENANT_RESUMED, id, {})], now)
+    return id
 
 
 async def suspension_of(session: AsyncSession, tenant: TenantId) -> Suspension | None:
@@ -69,8 +88,18 @@ async def suspensions(session: AsyncSession) -> dict[TenantId, Suspension]:
     return {TenantId(row.id): Suspension(row.suspended_at, row.suspend_reason) for row in rows}
 
 
+def check_stays(tenant: Tenant) -> None:
+    """Raise ``InvalidRequest`` for a tenant that is to be deleted, or is."""
+    if tenant.deleted_at is not None:
+        raise InvalidRequest(f"tenant {tenant.name!r} is deleted; make another one")
+    if tenant.delete_at is not None:
+        raise InvalidRequest(f"tenant {tenant.name!r} is to be deleted; restore it first (`weft tenant restore`)")
+
+
 async def _named(session: AsyncSession, name: str) -> Tenant:
-    found = await session.scalar(select(Tenant).where(Tenant.name == name))
+    """Return the tenant of that name, locked: its deletion and its suspension change one after the other."""
+    found = await session.scalar(select(Tenant).where(Tenant.name == name).with_for_update())
     if found is None:
         raise NotFound(f"no tenant is named {name[:100]!r}; `weft tenant list` shows them")
+    check_stays(found)
     return found

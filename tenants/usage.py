@@ -4,11 +4,11 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal_column, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Cancelled
@@ -99,45 +99,37 @@ async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
 
 async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
     """Return every tenant's usage from ``since`` on, including operations that are not pruned yet."""
-    added = await session.execute(
-        select(Tenant.name, UsageDay)
-        .join(Tenant, Tenant.id == UsageDay.tenant_id)
-        .where(UsageDay.day >= since.isoformat())
-    )
-    lines = [
-        UsageLine(name, date.fromisoformat(row.day), row.base_model, row.kind, row.operations, row.tokens)
-        for name, row in added
-    ]
     day = _DAYS[session.get_bind().dialect.name]
-    recent = await session.execute(
+    added = select(
+        UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind, UsageDay.operations, UsageDay.tokens
+    ).where(UsageDay.day >= since.isoformat())
+    recent = (
         select(
-            Tenant.name,
+            Operation.tenant_id,
+            day.label("day"),
             Operation.base_model,
             Operation.kind,
-            day.label("day"),
             func.sum(case((_IS_DONE, 1), else_=0)).label("operations"),
             func.sum(Operation.tokens).label("tokens"),
         )
-        .join(Tenant, Tenant.id == Operation.tenant_id)
         .where(
             Operation.finished_at.is_not(None),
             Operation.pruned_at.is_(None),
             _IS_METERED,
             day >= since.isoformat(),
         )
-        .group_by(Tenant.name, Operation.base_model, Operation.kind, literal_column("day"))
+        .group_by(Operation.tenant_id, literal_column("2"), Operation.base_model, Operation.kind)
     )
-    lines += [
+    # One statement sees one state: what is pruned meanwhile is in one of the two.
+    both = union_all(added, recent).subquery()
+    names = (Tenant.name, both.c.day, both.c.base_model, both.c.kind)
+    rows = await session.execute(
+        select(*names, func.sum(both.c.operations).label("operations"), func.sum(both.c.tokens).label("tokens"))
+        .join(both, Tenant.id == both.c.tenant_id)
+        .group_by(*names)
+        .order_by(*names)
+    )
+    return [
         UsageLine(row.name, date.fromisoformat(row.day), row.base_model, row.kind, int(row.operations), int(row.tokens))
-        for row in recent
+        for row in rows
     ]
-    return _summed(lines)
-
-
-def _summed(lines: Iterable[UsageLine]) -> list[UsageLine]:
-    found: dict[tuple[str, date, str, str], tuple[int, int]] = {}
-    for line in lines:
-        key = (line.tenant, line.day, line.base_model, line.kind)
-        operations, tokens = found.get(key, (0, 0))
-        found[key] = (operations + line.operations, tokens + line.tokens)
-    return [UsageLine(*key, *found[key]) for key in sorted(found)]

@@ -6,7 +6,7 @@ counts nothing; a prompt counts once for each request, not for each of its seque
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
@@ -17,6 +17,7 @@ from sqlalchemy import (
     Row,
     Select,
     String,
+    Subquery,
     Table,
     and_,
     case,
@@ -46,7 +47,7 @@ from store.tables import Operation, Session, StorageHour, UsageHour
 from store.tables.base import UtcDateTime
 from tenants.reach import Owner, Reach, default_project, tenant_of
 
-_SUMS = ("operations", "failed", "train_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
+SUMS = ("operations", "failed", "train_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
 _hours = cast(Table, UsageHour.__table__)
 
 
@@ -90,6 +91,15 @@ class UsageLine:
     sampled_tokens: int
 
 
+def recounted(since: datetime, before: datetime) -> Select[Any]:
+    """Return a query for the sums of each tenant's pruned operations that ended in that time: what was rolled up of it."""
+    return (
+        select(Operation.tenant_id, *_sums())
+        .where(Operation.finished_at >= since, Operation.finished_at < before, Operation.pruned_at.is_not(None))
+        .group_by(Operation.tenant_id)
+    )
+
+
 async def add_hours(transaction: AsyncSession, ended: Sequence[Row[*tuple[Any, ...]]]) -> None:
     """Add ended operations, rows with the columns that ``tenants.usage`` reads, to the usage of their hours."""
     found: dict[tuple[object, ...], list[int]] = {}
@@ -98,7 +108,7 @@ async def add_hours(transaction: AsyncSession, ended: Sequence[Row[*tuple[Any, .
         hour = row.finished_at.replace(minute=0, second=0, microsecond=0)
         run = "" if is_sample else row.lane
         key = (row.tenant_id, hour, row.lane.split(":", 1)[0], run, row.key_id or 0, row.base_model, row.kind)
-        sums = found.setdefault(key, [0] * len(_SUMS))
+        sums = found.setdefault(key, [0] * len(SUMS))
         sums[0] += row.state == OperationState.DONE
         sums[1] += row.state != OperationState.DONE
         if not row.is_metered:
@@ -112,11 +122,72 @@ async def add_hours(transaction: AsyncSession, ended: Sequence[Row[*tuple[Any, .
     names = [column.name for column in _hours.primary_key.columns]
     # Sorted, so that two transactions lock the rows in the same order and cannot deadlock.
     rows = [
-        dict(zip(names, key, strict=True)) | dict(zip(_SUMS, sums, strict=True))
+        dict(zip(names, key, strict=True)) | dict(zip(SUMS, sums, strict=True))
         for key, sums in sorted(found.items(), key=lambda item: tuple(map(str, item[0])))
     ]
     if rows:
         await transaction.execute(_adding_insert(transaction.get_bind().dialect.name), rows)
+
+
+class UsageRows:
+    """Rows of an owner's usage, rolled up and not, in the hours that begin from ``since`` on and before ``before``."""
+
+    def __init__(self, dialect: str, owner: Owner, *, since: datetime, before: datetime) -> None:
+        tenant, self._rules = tenant_of(owner), _RULES[dialect]
+        since, before = next_hour(since), next_hour(before)
+        both = _both([tenant], since, before, self._rules)
+        project = func.coalesce(Session.project, both.c.project, default_project(tenant))
+        self._both = both
+        self._joined = both.outerjoin(Session, Session.id == both.c.session_id)
+        self._where = [project.in_(sorted(owner.projects))] if isinstance(owner, Reach) else []
+        self._dimensions: dict[Dimension, ColumnElement[Any]] = {
+            Dimension.PROJECT: project,
+            Dimension.SESSION: both.c.session_id,
+            Dimension.RUN: both.c.run_id,
+            Dimension.KEY: both.c.key_id,
+            Dimension.BASE_MODEL: both.c.base_model,
+            Dimension.KIND: both.c.kind,
+        }
+
+    def start(self, width: BucketWidth) -> ColumnElement[Any]:
+        """Return the column of the bucket in which a row's hour is."""
+        hour: ColumnElement[Any] = self._both.c.hour
+        return hour if width is BucketWidth.HOUR else self._rules.day(hour)
+
+    def dimension(self, one: Dimension) -> ColumnElement[Any]:
+        """Return the column of that property. It is never null."""
+        return self._dimensions[one]
+
+    def sum(self, name: str) -> ColumnElement[Any]:
+        """Return the sum of one of ``SUMS``."""
+        return func.sum(self._both.c[name]).label(name)
+
+    def is_after(self, line: UsageLine, by: Collection[Dimension], width: BucketWidth) -> ColumnElement[bool]:
+        """Return the condition that a row belongs to a line behind this one."""
+        keys = self.keys(by, width)
+        return tuple_(*keys) > place_of(keys, line, by)
+
+    def keys(self, by: Collection[Dimension], width: BucketWidth) -> list[ColumnElement[Any]]:
+        """Return the columns by which rows are joined to lines, in the lines' order."""
+        return [self.start(width), *(self.dimension(one) for one in Dimension if one in by)]
+
+    def query(self, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return a query for ``columns`` of the rows."""
+        return select(*columns).select_from(self._joined).where(*self._where)
+
+
+def key_of(line: UsageLine, by: Collection[Dimension]) -> tuple[object, ...]:
+    """Return the values that the rows of a line have in ``UsageRows.keys``."""
+    # Rows have no nulls: a sample's run is empty, and an unknown key is 0.
+    absent = {Dimension.RUN: "", Dimension.KEY: 0}
+    values = ((one, getattr(line, one.value)) for one in Dimension if one in by)
+    return (line.start, *(absent.get(one) if value is None else value for one, value in values))
+
+
+def place_of(keys: Sequence[ColumnElement[Any]], line: UsageLine, by: Collection[Dimension]) -> ColumnElement[Any]:
+    """Return the place of a line in the order of ``keys``."""
+    values = zip(keys, key_of(line, by), strict=True)
+    return tuple_(*(literal(value, column.type) for column, value in values))
 
 
 async def usage_lines(
@@ -129,50 +200,69 @@ async def usage_lines(
     width: BucketWidth = BucketWidth.HOUR,
     limit: int,
     offset: int = 0,
+    after: UsageLine | None = None,
 ) -> list[UsageLine]:
-    """Return the owner's usage of the hours that begin from ``since`` on and before ``before``, in order of time."""
-    tenant = tenant_of(owner)
-    since, before = _next_hour(since), _next_hour(before)
-    rules = _RULES[session.get_bind().dialect.name]
-    both = union_all(_rolled(tenant, since, before), _unrolled(tenant, since, before, rules)).subquery()
-    project = func.coalesce(Session.project, both.c.project, default_project(tenant))
-    values: dict[Dimension, ColumnElement[Any]] = {
-        Dimension.PROJECT: project,
-        Dimension.SESSION: both.c.session_id,
-        Dimension.RUN: both.c.run_id,
-        Dimension.KEY: both.c.key_id,
-        Dimension.BASE_MODEL: both.c.base_model,
-        Dimension.KIND: both.c.kind,
-    }
-    start = both.c.hour if width is BucketWidth.HOUR else rules.day(both.c.hour)
-    columns = [start.label("start")]
-    columns += [(values[one] if one in by else null()).label(one.value) for one in Dimension]
+    """Return the owner's usage of the hours that begin from ``since`` on and before ``before``, in order of time.
+
+    ``after`` is the last line of the page before, of the same arguments.
+    """
+    since = since if after is None else max(since, after.start)
+    rows = UsageRows(session.get_bind().dialect.name, owner, since=since, before=before)
+    columns = [rows.start(width).label("start")]
+    columns += [(rows.dimension(one) if one in by else null()).label(one.value) for one in Dimension]
     groups: list[ColumnElement[Any]] = [
         literal_column("1"),
         *(literal_column(str(place + 2)) for place, one in enumerate(Dimension) if one in by),
     ]
     query = (
-        select(*columns, *(func.sum(both.c[name]).label(name) for name in _SUMS))
-        .select_from(both.outerjoin(Session, Session.id == both.c.session_id))
-        .where(*([project.in_(sorted(owner.projects))] if isinstance(owner, Reach) else []))
+        rows.query(*columns, *(rows.sum(name) for name in SUMS))
+        .where(*([] if after is None else [rows.is_after(after, by, width)]))
         .group_by(*groups)
         .order_by(*groups)
         .limit(limit)
         .offset(offset)
     )
-    return [
-        UsageLine(
-            start=row.start,
-            project=row.project,
-            session=row.session,
-            run=row.run or None,
-            key=row.key or None,
-            base_model=row.base_model,
-            kind=row.kind,
-            **{name: int(getattr(row, name)) for name in _SUMS},
-        )
-        for row in await session.execute(query)
+    return [_line(row) for row in await session.execute(query)]
+
+
+async def usage_of_tenants(
+    session: AsyncSession, tenants: Collection[TenantId], *, since: datetime, before: datetime
+) -> dict[TenantId, list[UsageLine]]:
+    """Return usage by hour, project, key and base model, of those tenants that have some; with one statement."""
+    rules = _RULES[session.get_bind().dialect.name]
+    both = _both(tenants, next_hour(since), next_hour(before), rules)
+    columns = [
+        both.c.tenant_id,
+        both.c.hour.label("start"),
+        func.coalesce(Session.project, both.c.project).label("project"),
+        both.c.key_id.label("key"),
+        both.c.base_model,
     ]
+    absent = [null().label(one.value) for one in (Dimension.SESSION, Dimension.RUN, Dimension.KIND)]
+    query = (
+        select(*columns, *absent, *(func.sum(both.c[name]).label(name) for name in SUMS))
+        .select_from(both.outerjoin(Session, Session.id == both.c.session_id))
+        .group_by(*(literal_column(str(place + 1)) for place in range(len(columns))))
+    )
+    found: dict[TenantId, list[UsageLine]] = {}
+    for row in await session.execute(query):
+        tenant = TenantId(row.tenant_id)
+        line = _line(row)
+        found.setdefault(tenant, []).append(replace(line, project=line.project or default_project(tenant)))
+    return found
+
+
+def _line(row: Row[*tuple[Any, ...]]) -> UsageLine:
+    return UsageLine(
+        start=row.start,
+        project=row.project,
+        session=row.session,
+        run=row.run or None,
+        key=row.key or None,
+        base_model=row.base_model,
+        kind=row.kind,
+        **{name: int(getattr(row, name)) for name in SUMS},
+    )
 
 
 async def forget_usage(transaction: AsyncSession, *, before: datetime, most: int) -> int:
@@ -231,13 +321,21 @@ class _TimeRules:
 _RULES = {"sqlite": _TimeRules(is_sqlite=True), "postgresql": _TimeRules(is_sqlite=False)}
 
 
-def _rolled(tenant: TenantId, since: datetime, before: datetime) -> Select[Any]:
-    columns = [column for column in _hours.columns if column.name != "tenant_id"]
-    return select(*columns).where(_hours.c.tenant_id == tenant, _hours.c.hour >= since, _hours.c.hour < before)
+def _both(tenants: Collection[TenantId], since: datetime, before: datetime, rules: _TimeRules) -> Subquery:
+    """Return the tenants' usage in these hours, rolled up and not."""
+    return union_all(_rolled(tenants, since, before), _unrolled(tenants, since, before, rules)).subquery()
 
 
-def _unrolled(tenant: TenantId, since: datetime, before: datetime, rules: _TimeRules) -> Select[Any]:
-    """Return the usage of operations that have ended and are not pruned, in the columns of ``_rolled``."""
+def _is_of(column: ColumnElement[Any], tenants: Collection[TenantId]) -> ColumnElement[bool]:
+    return column.in_(tenants) if len(tenants) > 1 else column == next(iter(tenants))
+
+
+def _rolled(tenants: Collection[TenantId], since: datetime, before: datetime) -> Select[Any]:
+    return select(_hours).where(_is_of(_hours.c.tenant_id, tenants), _hours.c.hour >= since, _hours.c.hour < before)
+
+
+def _sums() -> list[ColumnElement[Any]]:
+    """Return ``SUMS`` of operations that have ended, as columns of a query that groups them."""
     is_done, is_sample = Operation.state == OperationState.DONE, Operation.kind == OperationKind.SAMPLE
     is_metered = or_(is_done, and_(Operation.error_code == Cancelled.code, Operation.tokens > 0))
 
@@ -245,10 +343,6 @@ def _unrolled(tenant: TenantId, since: datetime, before: datetime, rules: _TimeR
         return func.sum(case((and_(*conditions), value), else_=0))
 
     one = literal(1)
-    hour = rules.hour(Operation.finished_at.expression).label("hour")
-    run = case((is_sample, ""), else_=Operation.lane).label("run_id")
-    session = rules.session(Operation.lane.expression).label("session_id")
-    key = func.coalesce(Operation.key_id, 0).label("key_id")
     sums = {
         "operations": sum_where(one, is_done),
         "failed": sum_where(one, ~is_done),
@@ -257,11 +351,20 @@ def _unrolled(tenant: TenantId, since: datetime, before: datetime, rules: _TimeR
         "cached_prompt_tokens": sum_where(Operation.cached_tokens.expression, is_metered, is_sample),
         "sampled_tokens": sum_where(Operation.sampled_tokens.expression, is_metered, is_sample),
     }
-    dimensions = (hour, session, run, key, Operation.base_model, Operation.kind)
+    return [sums[name].label(name) for name in SUMS]
+
+
+def _unrolled(tenants: Collection[TenantId], since: datetime, before: datetime, rules: _TimeRules) -> Select[Any]:
+    """Return the usage of operations that have ended and are not pruned, in the columns of ``_rolled``."""
+    hour = rules.hour(Operation.finished_at.expression).label("hour")
+    run = case((Operation.kind == OperationKind.SAMPLE, ""), else_=Operation.lane).label("run_id")
+    session = rules.session(Operation.lane.expression).label("session_id")
+    key = func.coalesce(Operation.key_id, 0).label("key_id")
+    dimensions = (Operation.tenant_id, hour, session, run, key, Operation.base_model, Operation.kind)
     return (
-        select(*dimensions, type_coerce(null(), String).label("project"), *(sums[name].label(name) for name in _SUMS))
+        select(*dimensions, type_coerce(null(), String).label("project"), *_sums())
         .where(
-            Operation.tenant_id == tenant,
+            _is_of(Operation.tenant_id.expression, tenants),
             Operation.finished_at >= since,
             Operation.finished_at < before,
             Operation.finished_at.is_not(None),
@@ -271,7 +374,7 @@ def _unrolled(tenant: TenantId, since: datetime, before: datetime, rules: _TimeR
     )
 
 
-def _next_hour(time: datetime) -> datetime:
+def next_hour(time: datetime) -> datetime:
     """Return the beginning of the first hour that does not begin before ``time``."""
     floor = time.replace(minute=0, second=0, microsecond=0)
     return time if floor == time or time.year == datetime.max.year else floor + timedelta(hours=1)
@@ -282,5 +385,5 @@ def _adding_insert(dialect: str) -> SqliteInsert | PostgresInsert:
     insert = sqlite_insert(_hours) if dialect == "sqlite" else postgres_insert(_hours)
     return insert.on_conflict_do_update(
         index_elements=list(_hours.primary_key.columns),
-        set_={name: _hours.c[name] + insert.excluded[name] for name in _SUMS},
+        set_={name: _hours.c[name] + insert.excluded[name] for name in SUMS},
     )

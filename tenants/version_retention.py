@@ -10,9 +10,13 @@ from sqlalchemy import ColumnElement, and_, exists, func, literal_column, or_, s
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from contracts.ids import TenantId
 from store.pending_operations import IS_PENDING, IS_SAMPLE
 from store.tables import Checkpoint, Operation, SampleInFlight, Sampler, Session
 from store.walk import Place
+from tenants.audit import HOUSEKEEPING, record, session_of
+from tenants.audit_actions import Action
+from tenants.checkpoints import path_of
 from tenants.discarded_folders import discard
 
 
@@ -42,8 +46,25 @@ class Retired:
 
 async def delete_expired(transaction: AsyncSession, *, now: datetime, most: int) -> int:
     """Delete at most ``most`` checkpoints whose time to live is over. Return how many."""
-    expired = select(Checkpoint.id).where(Checkpoint.expires_at <= now).order_by(Checkpoint.expires_at).limit(most)
-    return await discard(transaction, list(await transaction.scalars(expired)), now)
+    expired = select(Checkpoint).where(Checkpoint.expires_at <= now).order_by(Checkpoint.expires_at).limit(most)
+    # Locked: two processes that expire the same checkpoint tell of it once.
+    expired = expired.with_for_update(skip_locked=True)
+    rows = list(await transaction.scalars(expired))
+    for row in rows:
+        transaction.expunge(row)
+        if row.listed:
+            path, told = str(path_of(row)), {"expires_at": row.expires_at, "size_bytes": row.size_bytes}
+            await record(
+                transaction,
+                HOUSEKEEPING,
+                Action.CHECKPOINT_EXPIRE,
+                path,
+                tenant=TenantId(row.tenant_id),
+                now=now,
+                session_id=session_of(row.run_id),
+                before=told,
+            )
+    return await discard(transaction, [row.id for row in rows], now)
 
 
 async def retire_versions(

@@ -1,0 +1,103 @@
+"""Reads of the audit log: pages of entries, the newest first, and the view that a tenant has of them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, literal, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import InvalidRequest
+from contracts.ids import TenantId
+from store.tables import AuditEntry
+from store.tables.base import UtcDateTime
+from tenants.audit import Door
+from tenants.reach import Owner, Reach, tenant_of
+
+_MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OPERATORS = (Door.CLI, Door.ADMIN)
+OPERATOR = "operator"
+"""Name by which tenants are told of an operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Choice of entries; None takes any. ``key`` is a key's first part.
+
+    - ``owner``: tenant who reads, or its projects; None: operators, who read every tenant's and the service's own.
+    - ``tenant``: tenant that the entries are about, for operators.
+    """
+
+    owner: Owner | None
+    tenant: TenantId | None = None
+    actions: Collection[str] | None = None
+    resources: Collection[str] | None = None
+    key: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Entries, and the cursor of the next page; None on the last one."""
+
+    entries: list[AuditEntry]
+    next: str | None
+
+
+async def read_entries(
+    session: AsyncSession, which: AuditFilter, *, most: int, cursor: str | None = None, oldest_first: bool = False
+) -> AuditPage:
+    """Return a page of entries, the newest first unless ``oldest_first``. Raises ``InvalidRequest`` for a wrong cursor."""
+    place = (AuditEntry.at, AuditEntry.id)
+    conditions = _conditions(which)
+    if cursor is not None:
+        at, id = _parsed(cursor)
+        last = tuple_(literal(at, UtcDateTime()), literal(id))
+        conditions.append(tuple_(*place) > last if oldest_first else tuple_(*place) < last)
+    order = [column.asc() if oldest_first else column.desc() for column in place]
+    rows = list(await session.scalars(select(AuditEntry).where(*conditions).order_by(*order).limit(most + 1)))
+    return AuditPage(rows[:most], _cursor(rows[most - 1]) if len(rows) > most else None)
+
+
+def told_actor(entry: AuditEntry) -> tuple[str, int | None, str | None]:
+    """Return an entry's actor, key and address as tenants are told them: an operator's are the service's own."""
+    return (OPERATOR, None, None) if entry.door in _OPERATORS else (entry.actor, entry.key_id, entry.address)
+
+
+def _conditions(which: AuditFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if which.owner is not None:
+        conditions.append(AuditEntry.tenant_id == tenant_of(which.owner))
+    if which.tenant is not None:
+        conditions.append(AuditEntry.tenant_id == which.tenant)
+    if isinstance(which.owner, Reach):
+        conditions.append(AuditEntry.project.in_(sorted(which.owner.projects)))
+    if which.actions is not None:
+        conditions.append(AuditEntry.action.in_(sorted(which.actions)))
+    if which.resources is not None:
+        conditions.append(AuditEntry.resource.in_(sorted(which.resources)))
+    if which.key is not None:
+        conditions.append(AuditEntry.actor == which.key)
+        if which.owner is not None:
+            # Tenants are not told operators' names, so they find none by them.
+            conditions.append(AuditEntry.door.not_in([Door.CLI, Door.ADMIN]))
+    if which.since is not None:
+        conditions.append(AuditEntry.at >= which.since)
+    if which.until is not None:
+        conditions.append(AuditEntry.at < which.until)
+    return conditions
+
+
+def _cursor(entry: AuditEntry) -> str:
+    return f"{(entry.at - _EPOCH) // _MICROSECOND}-{entry.id}"
+
+
+def _parsed(cursor: str) -> tuple[datetime, int]:
+    at, _, id = cursor.partition("-")
+    parts: list[Any] = [part for part in (at, id) if part.isascii() and part.isdigit() and len(part) <= 18]
+    if len(parts) != 2 or int(at) > 10**17:
+        raise InvalidRequest("cursor: send the `next_cursor` of an earlier answer, as it is")
+    return _EPOCH + int(at) * _MICROSECOND, int(id)

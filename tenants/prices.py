@@ -1,0 +1,180 @@
+"""Prices of tokens and storage, and what a quantity costs in the hour in which it was used.
+
+A price holds from a whole hour on until a later one of the same meter and base model. It is never changed, and none begins
+before the hour that runs, so what a past hour cost stays what it was. A tenant may have prices of its own, which go before
+those of the service. Amounts are exact decimals.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Context, Decimal
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import select, union_all
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import TenantId
+from store.batcher import few_lengths
+from store.tables import Price, TenantPrice
+from store.tables.prices import PRICE_PLACES
+
+ANY_BASE: Final = ""
+HOURS_OF_A_MONTH: Final = 720
+"""Hours of one GB-month, as the SDK counts them."""
+_COST_PLACES: Final = PRICE_PLACES + 6
+EXACT: Final = Context(prec=80)
+
+
+class Meter(StrEnum):
+    """Quantity that has a price: tokens by the million, or storage by the GB-month (10^9 bytes for 720 hours).
+
+    ``prompt_tokens`` prices those that came from no cache; a cached one without a price of its own costs the same.
+    """
+
+    TRAIN_TOKENS = "train_tokens"
+    PROMPT_TOKENS = "prompt_tokens"
+    CACHED_PROMPT_TOKENS = "cached_prompt_tokens"
+    SAMPLED_TOKENS = "sampled_tokens"
+    STORAGE = "storage"
+
+
+_UNITS: Final[Mapping[Meter, Decimal]] = {
+    **dict.fromkeys(Meter, Decimal(10**6)),
+    Meter.STORAGE: Decimal(10**9 * HOURS_OF_A_MONTH),
+}
+"""Tokens, or byte-hours, that an amount is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceLine:
+    """One price: ``amount`` for a million tokens, or for a GB-month. ``base_model`` is None for every other base."""
+
+    base_model: str | None
+    meter: Meter
+    amount: Decimal
+    currency: str
+    valid_from: datetime
+
+
+_Book = Mapping[tuple[Meter, str | None], list[PriceLine]]
+
+
+class Tariff:
+    """Prices of the service, and one tenant's own, which go before them. Without prices nothing has a cost."""
+
+    def __init__(self, lines: Iterable[PriceLine] = (), own: Iterable[PriceLine] = ()) -> None:
+        self.lines = tuple(sorted(lines, key=lambda line: line.valid_from))
+        """Prices of the service, the oldest first."""
+        self.own = tuple(sorted(own, key=lambda line: line.valid_from))
+        """The tenant's own prices, the oldest first."""
+        self._books = (_book(self.own), _book(self.lines))
+
+    @property
+    def currency(self) -> str | None:
+        """Currency of all prices, None without any."""
+        return next((line.currency for line in (*self.lines, *self.own)), None)
+
+    def changes(self, after: datetime, before: datetime) -> list[datetime]:
+        """Return the times between the two at which any price begins, in order."""
+        return sorted({line.valid_from for line in (*self.lines, *self.own) if after < line.valid_from < before})
+
+    def rate(self, meter: Meter, base_model: str | None, hour: datetime) -> Decimal | None:
+        """Return the price of the meter for that base model in the hour that begins at ``hour``; None if it has none."""
+        rates = (_rate(book, meter, base_model, hour) for book in self._books)
+        return next((rate for rate in rates if rate is not None), None)
+
+    def cost(self, meter: Meter, quantity: int, base_model: str | None, hour: datetime) -> Decimal | None:
+        """Return what a quantity cost in that hour; None if it has no price. ``quantity``: tokens, or byte-hours."""
+        rate = self.rate(meter, base_model, hour)
+        # Storage is by 720 hours, which no decimal divides exactly.
+        return None if rate is None else EXACT.divide(EXACT.multiply(rate, Decimal(quantity)), _UNITS[meter])
+
+    def known_cost(
+        self, quantities: Mapping[Meter, int], base_model: str | None, hour: datetime
+    ) -> tuple[Decimal, int]:
+        """Return what the quantities that have a price cost together, and the number of tokens that have none."""
+        costs = {meter: self.cost(meter, count, base_model, hour) for meter, count in quantities.items() if count}
+        unpriced = sum(quantities[meter] for meter, cost in costs.items() if cost is None)
+        return sum_of(cost for cost in costs.values() if cost is not None) or Decimal(0), unpriced
+
+    def total(self, quantities: Mapping[Meter, int], base_model: str | None, hour: datetime) -> Decimal | None:
+        """Return what all the quantities cost together; None if one of them has no price. Nothing costs nothing."""
+        return sum_of(self.cost(meter, count, base_model, hour) for meter, count in quantities.items() if count)
+
+
+def _book(lines: Iterable[PriceLine]) -> _Book:
+    book: dict[tuple[Meter, str | None], list[PriceLine]] = {}
+    for line in lines:
+        book.setdefault((line.meter, line.base_model), []).append(line)
+    return book
+
+
+def _rate(book: _Book, meter: Meter, base_model: str | None, hour: datetime) -> Decimal | None:
+    for base in (base_model, None):
+        lines = book.get((meter, base), [])
+        if place := bisect_right(lines, hour, key=lambda line: line.valid_from):
+            return lines[place - 1].amount
+    return _rate(book, Meter.PROMPT_TOKENS, base_model, hour) if meter is Meter.CACHED_PROMPT_TOKENS else None
+
+
+def sum_of(costs: Iterable[Decimal | None]) -> Decimal | None:
+    """Return the sum; None if one of the costs is unknown."""
+    total = Decimal(0)
+    for cost in costs:
+        if cost is None:
+            return None
+        total = EXACT.add(total, cost)
+    return total
+
+
+def told(cost: Decimal | None) -> str | None:
+    """Return a cost as text: exact for tokens, to 16 places for storage."""
+    if cost is None:
+        return None
+    places = cost.quantize(Decimal(1).scaleb(-_COST_PLACES), context=EXACT)
+    return f"{places.normalize(EXACT):f}"
+
+
+async def tariff(session: AsyncSession, tenant: TenantId | None = None) -> Tariff:
+    """Return the prices of the service, with the tenant's own before them."""
+    lines = [_line(row) for row in await session.execute(select(*_columns(Price)).order_by(Price.id))]
+    if tenant is None:
+        return Tariff(lines)
+    own = select(*_columns(TenantPrice)).where(TenantPrice.tenant_id == tenant).order_by(TenantPrice.id)
+    return Tariff(lines, [_line(row) for row in await session.execute(own)])
+
+
+async def tariffs(
+    session: AsyncSession, tenants: Collection[TenantId], base_models: Collection[str]
+) -> dict[TenantId, Tariff]:
+    """Return each tenant's prices of those base models."""
+    bases = few_lengths(sorted({*base_models, ANY_BASE}))
+    general = select(*_columns(Price)).where(Price.base_model.in_(bases)).order_by(Price.id)
+    lines = [_line(row) for row in await session.execute(general)]
+    owns = (
+        select(*_columns(TenantPrice), TenantPrice.tenant_id)
+        .where(TenantPrice.tenant_id.in_(few_lengths(sorted(tenants))), TenantPrice.base_model.in_(bases))
+        .order_by(TenantPrice.id)
+    )
+    own: dict[str, list[PriceLine]] = {}
+    for row in await session.execute(owns):
+        own.setdefault(row.tenant_id, []).append(_line(row))
+    return {tenant: Tariff(lines, own.get(tenant, ())) for tenant in tenants}
+
+
+async def currency_of(session: AsyncSession) -> str | None:
+    """Return the currency of all prices, None without any."""
+    either = union_all(select(Price.currency), select(TenantPrice.currency)).limit(1)
+    found: str | None = await session.scalar(either)
+    return found
+
+
+def _columns(table: type[Price] | type[TenantPrice]) -> list[Any]:
+    return [table.base_model, table.meter, table.amount, table.currency, table.valid_from]
+
+
+def _line(row: Any) -> PriceLine:
+    return PriceLine(row.base_model or None, Meter(row.meter), row.amount, row.currency, row.valid_from)

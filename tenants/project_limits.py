@@ -1,0 +1,187 @@
+"""Limits of projects, within those of their tenant: which of them a project has of its own, and how much of each it uses.
+
+A project's limit is counted over the sessions that are in it now, where its tenant's is counted and under the same lock. What
+a tenant may not use, none of its projects may: the smaller limit wins. The default project has its tenant's limits alone.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, select, update
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.errors import InvalidRequest, NotFound
+from contracts.ids import TenantId
+from store.batcher import few_lengths
+from store.pending_operations import IS_PENDING, IS_SAMPLE
+from store.tables import Checkpoint, Operation, Project, Run, RunState, Sampler, Session
+from tenants.limits import MOST
+from tenants.reach import Owner, Reach, tenant_of
+
+COUNTED = ("sessions", "open_runs", "pending_samples", "stored_bytes", "checkpoints")
+"""Limits that are counted over a project's sessions."""
+PROJECT_LIMITS = (*COUNTED, "checkpoint_seconds", "kept_checkpoints")
+"""Limits that a project may have of its own, named as its tenant's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectUse:
+    """A project that has limits of its own, and how much of them it uses, by name. Only what was asked for is counted."""
+
+    id: str
+    name: str
+    limits: Mapping[str, int]
+    used: dict[str, int]
+
+    def has_room(self, name: str, coming: int = 1) -> bool:
+        """Tell whether ``coming`` more fit."""
+        return name not in self.limits or self.used[name] + coming <= self.limits[name]
+
+
+def smaller(tenants: int, projects: int | None) -> int:
+    """Return the smaller of two bounds, of which 0 is none."""
+    return min((bound for bound in (tenants, projects or 0) if bound), default=0)
+
+
+_PROJECT = Session.project == bindparam("project", unique=False)
+
+
+def _sum(column: Any) -> ColumnElement[int]:
+    return sql_cast(func.coalesce(func.sum(column), 0), BigInteger)
+
+
+def _runs(counted: Any) -> Select[Any]:
+    return select(counted).select_from(Run).join(Session, Session.id == Run.session_id).where(_PROJECT)
+
+
+def _checkpoints(counted: Any) -> Select[Any]:
+    return _runs(counted).join(Checkpoint, Checkpoint.run_id == Run.id)
+
+
+_LANE_IS_IN_PROJECT = (
+    select(Sampler.id)
+    .join(Session, Session.id == Sampler.session_id)
+    .where(Sampler.id == Operation.lane, _PROJECT)
+    .correlate(Operation)
+    .exists()
+)
+_COUNTS: Mapping[str, Any] = {
+    "sessions": select(func.count()).select_from(Session).where(_PROJECT, Session.ended_at.is_(None)).scalar_subquery(),
+    "open_runs": _runs(func.count()).where(Run.state == RunState.READY, Session.ended_at.is_(None)).scalar_subquery(),
+    # Counted from the tenant's pending samples: a sampler's lane holds every operation that is kept.
+    "pending_samples": select(func.count())
+    .select_from(Operation)
+    .where(Operation.tenant_id == bindparam("tenant", unique=False), IS_PENDING, IS_SAMPLE, _LANE_IS_IN_PROJECT)
+    .scalar_subquery(),
+    "stored_bytes": _checkpoints(_sum(Checkpoint.size_bytes)).scalar_subquery()
+    + _runs(_sum(Run.snapshot_bytes)).where(Run.snapshot_dir.is_not(None)).scalar_subquery(),
+    "checkpoints": _checkpoints(func.count()).scalar_subquery(),
+}
+_HAS_LIMITS = (Project.tenant_id == bindparam("tenant"), Project.limits.is_not(None))
+_COLUMNS = (Project.id, Project.tenant_id, Project.name, Project.limits)
+_OF_SESSION = (
+    select(*_COLUMNS)
+    .join(Session, Session.project == Project.id)
+    .where(Session.id == bindparam("session_id"), *_HAS_LIMITS)
+)
+_OF_PROJECT = select(*_COLUMNS).where(Project.id == bindparam("project"), *_HAS_LIMITS)
+_OF_SAMPLERS = (
+    select(Sampler.id.label("lane"), *_COLUMNS)
+    .join(Session, Session.id == Sampler.session_id)
+    .join(Project, Project.id == Session.project)
+    .where(Sampler.id.in_(bindparam("lanes", expanding=True)), Project.limits.is_not(None))
+)
+_OF_SESSIONS = (
+    select(Session.id.label("session_id"), *_COLUMNS)
+    .join(Project, Project.id == Session.project)
+    .where(Session.id.in_(bindparam("sessions", expanding=True)), Project.limits.is_not(None))
+)
+_OF_TENANT = select(*_COLUMNS).where(*_HAS_LIMITS).order_by(Project.id)
+
+
+async def use_in_session(
+    session: AsyncSession, tenant: TenantId, session_id: str, names: Collection[str]
+) -> ProjectUse | None:
+    """Return the use of the project that a session is in, None where that has no limits of its own."""
+    row = (await session.execute(_OF_SESSION, {"tenant": tenant, "session_id": session_id})).one_or_none()
+    return None if row is None else await _counted(session, row, names)
+
+
+async def use_of_project(
+    session: AsyncSession, tenant: TenantId, project: str | None, names: Collection[str]
+) -> ProjectUse | None:
+    """Return the use of a project, None where it has no limits of its own."""
+    if project is None:
+        return None
+    row = (await session.execute(_OF_PROJECT, {"tenant": tenant, "project": project})).one_or_none()
+    return None if row is None else await _counted(session, row, names)
+
+
+async def uses_of_samplers(session: AsyncSession, lanes: Collection[str]) -> dict[str, ProjectUse]:
+    """Return the use of the samplers' projects by sampler, of those projects that bound pending samples."""
+    rows = (await session.execute(_OF_SAMPLERS, {"lanes": few_lengths(sorted(lanes))})).all()
+    found = {row.id: row for row in rows if "pending_samples" in row.limits}
+    uses = {id: await _counted(session, row, ["pending_samples"]) for id, row in sorted(found.items())}
+    return {row.lane: uses[row.id] for row in rows if row.id in uses}
+
+
+async def uses_of_sessions(
+    session: AsyncSession, sessions: Collection[str], names: Collection[str]
+) -> dict[str, ProjectUse]:
+    """Return the use of the sessions' projects by session, leaving out projects without limits of their own."""
+    rows = (await session.execute(_OF_SESSIONS, {"sessions": few_lengths(sorted(sessions))})).all()
+    found = {row.id: row for row in rows}
+    uses = {id: await _counted(session, row, names) for id, row in sorted(found.items())}
+    return {row.session_id: uses[row.id] for row in rows}
+
+
+async def uses_of_tenant(session: AsyncSession, owner: Owner) -> list[ProjectUse]:
+    """Return each project with limits of its own that the owner reaches, with all its use."""
+    rows = (await session.execute(_OF_TENANT, {"tenant": tenant_of(owner)})).all()
+    reached = [row for row in rows if not isinstance(owner, Reach) or row.id in owner.projects]
+    return [await _counted(session, row, COUNTED) for row in reached]
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectChange:
+    """A project whose limits were set: those before and after."""
+
+    id: str
+    name: str
+    created_at: datetime
+    before: Mapping[str, int]
+    limits: Mapping[str, int]
+
+
+async def set_project_limits(
+    transaction: AsyncSession, tenant: TenantId, project: str, limits: Mapping[str, int | None]
+) -> ProjectChange:
+    """Give a project, named by its id or name, limits of its own, None for none. They hold from its next request on.
+
+    Raises ``NotFound`` for a project that is not there or is the default one, ``InvalidRequest`` for a limit that is none.
+    """
+    for name, value in limits.items():
+        if name not in PROJECT_LIMITS:
+            raise InvalidRequest(f"no limit of projects is named {name[:50]!r}; those are {', '.join(PROJECT_LIMITS)}")
+        if value is not None and not 1 <= value <= MOST:
+            raise InvalidRequest(f"{name} must be 1 to {MOST}, or none; got {value}")
+    which = select(Project).where(Project.tenant_id == tenant, (Project.id == project) | (Project.name == project))
+    found = (await transaction.scalars(which.with_for_update())).one_or_none()
+    if found is None:
+        raise NotFound(f"no project {project[:100]!r}; the default project has its tenant's limits alone")
+    before = dict(found.limits or {})
+    after = {name: value for name, value in {**before, **limits}.items() if value is not None}
+    await transaction.execute(update(Project).where(Project.id == found.id).values(limits=after or None))
+    return ProjectChange(found.id, found.name, found.created_at, before, after)
+
+
+async def _counted(session: AsyncSession, row: Any, names: Collection[str]) -> ProjectUse:
+    counted = [name for name in names if name in row.limits and name in _COUNTS]
+    used: dict[str, int] = {}
+    if counted:
+        query = select(*(_COUNTS[name].label(name) for name in counted))
+        used = dict((await session.execute(query, {"project": row.id, "tenant": row.tenant_id})).one()._mapping)
+    return ProjectUse(row.id, row.name, row.limits, used)

@@ -1,0 +1,74 @@
+"""Holds of accepted work by its tenant's rate or by a spent budget: whether an operation is held, why, and until when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import ceil
+from typing import Any, cast
+
+from sqlalchemy import Select, Table, bindparam, case, literal_column, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contracts.ids import RequestId
+from contracts.operations import OperationKind
+from contracts.waiting import WaitReason
+from store.batcher import few_lengths
+from store.pending_operations import IS_PENDING
+from store.tables import Operation
+from tenants.budgets import first_spent, payer_of, project_of, spent_budgets
+from tenants.rates import COLUMNS, Meter, rates, seconds_to_wait
+
+_operations = cast(Table, Operation.__table__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Hold of an operation. ``until``: when it ends by itself; None where only a raise ends it."""
+
+    reason: WaitReason
+    told: str
+    until: datetime | None
+
+
+_METER = case((_operations.c.kind == literal_column("'sample'"), Meter.SAMPLE.value), else_=Meter.TRAIN.value)
+_HELD: Select[Any] = (
+    select(
+        _operations.c.id,
+        _operations.c.kind,
+        payer_of(_operations.c.key_id).label("payer"),
+        project_of(_operations.c.tenant_id, _operations.c.lane).label("project"),
+        _operations.c.tokens,
+        _operations.c.reserved_tokens,
+        _operations.c.rate_mark,
+        _operations.c.taken_by,
+        spent_budgets(_operations.c.tenant_id).label("spent_budgets"),
+        *COLUMNS,
+    )
+    .select_from(_operations)
+    .outerjoin(rates, (rates.c.tenant_id == _operations.c.tenant_id) & (rates.c.meter == _METER))
+    .where(_operations.c.id.in_(bindparam("ids", expanding=True)), IS_PENDING)
+)
+
+
+async def holds_of(session: AsyncSession, operations: Sequence[str], now: datetime) -> dict[RequestId, Hold]:
+    """Return what holds each of the pending operations, leaving out those that nothing holds."""
+    rows = await session.execute(_HELD, {"ids": few_lengths(operations), "budget_now": now})
+    found = {RequestId(row.id): _hold(row, now) for row in rows}
+    return {operation: hold for operation, hold in found.items() if hold is not None}
+
+
+def _hold(row: Any, now: datetime) -> Hold | None:
+    is_sample = row.kind == OperationKind.SAMPLE
+    cost = row.reserved_tokens if is_sample else row.tokens
+    if not cost or row.taken_by is not None:
+        return None
+    spent = first_spent(row.spent_budgets, row.payer, row.project)
+    if spent is not None:
+        return Hold(WaitReason.BUDGET, spent.told(now), spent.period.end(now))
+    seconds = seconds_to_wait(row, cost, now)
+    if not seconds:
+        return None
+    a_minute = round(row.rate_per_second * 60)
+    kind = "samples" if is_sample else "training"
+    text = f"your rate of {a_minute} tokens of {kind} a minute is used up; this request runs in about {ceil(seconds)} s"
+    return Hold(WaitReason.RATE_LIMIT, text, now + timedelta(seconds=seconds))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Row, Table, select, update
+from sqlalchemy import ColumnElement, Row, Table, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Cancelled, RunUnloaded, WeftError
@@ -25,10 +25,12 @@ from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind, known_kind
 from ledger import statements as sql
 from ledger.rows import error_columns
+from ledger.settlement import Charged, settle_cancelled
 from ledger.statements import operations, runs
 from ledger.turns import advance
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import ApiKey, RunState, Sampler, Session
+from tenants.webhook_events import tell_failed_run
 
 _AT_ONCE = 500
 """Operations ended by one statement: bounds its parameters."""
@@ -80,11 +82,13 @@ class OfEndedSessions:
 
 
 @dataclass(frozen=True, slots=True)
-class OfRevokedKeys:
-    """Selects the operations of all revoked API keys: a net for those accepted while their key was revoked."""
+class OfEndedKeys:
+    """Selects the operations of all API keys that have ended by ``now``: a net for those accepted while their key ended."""
+
+    now: datetime
 
 
-Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey | OfEndedSessions | OfRevokedKeys
+Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey | OfEndedSessions | OfEndedKeys
 """Selects pending operations by one of their owners."""
 
 
@@ -159,22 +163,29 @@ async def _fail(
 ) -> list[str]:
     """Fail those of the operations that are pending still, and return their ids. ``ids`` are sorted, as locks need it."""
     failed: list[str] = []
+    ended: list[Charged] = []
     for some in _parts(ids):
-        pending = list((await transaction.execute(sql.STILL_PENDING, {"ids": some})).scalars())
+        rows = (await transaction.execute(sql.STILL_PENDING, {"ids": some})).all()
+        pending = [row.id for row in rows]
         if pending:
             failing = update(operations).where(operations.c.id.in_(pending))
             columns = {"state": OperationState.FAILED, "finished_at": now, **error_columns(error), **values}
             await transaction.execute(failing.values(**columns))
             await transaction.execute(sql.DROP_PAYLOADS, {"ids": pending})
         failed += pending
+        ended += rows
+    # Rates are locked after all operations, as when operations are completed.
+    if ended:
+        await settle_cancelled(transaction, ended)
     return failed
 
 
 async def _fail_run(transaction: AsyncSession, run: RunId, error: WeftError, now: datetime) -> list[EndedOperation]:
     """Mark a run as never made, and fail what waits in its lane."""
-    await transaction.execute(
-        update(runs).where(runs.c.id == run, runs.c.state == RunState.CREATING).values(state=RunState.FAILED)
-    )
+    failed = update(runs).where(runs.c.id == run, runs.c.state == RunState.CREATING).values(state=RunState.FAILED)
+    tenant = await transaction.scalar(failed.returning(runs.c.tenant_id))
+    if tenant is not None:
+        await tell_failed_run(transaction, TenantId(tenant), run, error, now)
     waiting = select(*_COLUMNS).where(
         IS_PENDING, IS_TRAINING, operations.c.lane == run, operations.c.kind != OperationKind.UNLOAD_MODEL
     )
@@ -206,8 +217,8 @@ def _samples_of(selection: Selection) -> list[ColumnElement[bool]]:
         case OfEndedSessions():
             ended = select(_samplers.c.id).join_from(_samplers, _sessions, _sessions.c.id == _samplers.c.session_id)
             return [ended.where(_samplers.c.id == operations.c.lane, _sessions.c.ended_at.is_not(None)).exists()]
-        case OfRevokedKeys():
-            return [_is_of_revoked_key()]
+        case OfEndedKeys(now):
+            return [_is_of_ended_key(now)]
 
 
 def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
@@ -227,12 +238,13 @@ def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
         case OfEndedSessions():
             ended = select(_sessions.c.id).where(_sessions.c.id == runs.c.session_id, _sessions.c.ended_at.is_not(None))
             return [ended.exists()]
-        case OfRevokedKeys():
-            return [_is_of_revoked_key()]
+        case OfEndedKeys(now):
+            return [_is_of_ended_key(now)]
 
 
-def _is_of_revoked_key() -> ColumnElement[bool]:
-    return select(_keys.c.id).where(_keys.c.id == operations.c.key_id, _keys.c.revoked_at.is_not(None)).exists()
+def _is_of_ended_key(now: datetime) -> ColumnElement[bool]:
+    has_ended = or_(_keys.c.revoked_at.is_not(None), _keys.c.expires_at <= now)
+    return select(_keys.c.id).where(_keys.c.id == operations.c.key_id, has_ended).exists()
 
 
 def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -7,14 +7,13 @@ and its client goes on with the next ``seq_id``. So the number counts as failed 
 import logging
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
-from contracts.ids import TenantId
+from contracts.ids import RunId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, OperationState, RejectedOperation
 from contracts.operations import OperationKind
 from ledger import statements as sql
@@ -22,7 +21,6 @@ from ledger.rows import new_row
 from ledger.statements import operations, runs
 from ledger.turns import advance, lock_runs
 from ledger.wakeups import Wakeups, placements_topic, trainer_topic
-from store.database import after_commit
 from store.pending_operations import IS_PENDING, IS_TRAINING
 from store.tables import RunState
 
@@ -56,14 +54,11 @@ _FORSAKEN = (
     .order_by(runs.c.id)
     .limit(_MOST_RUNS)
 )
-_GAP = select(runs.c.next_seq_id).where(
-    runs.c.id == bindparam("lane"), runs.c.tenant_id == bindparam("tenant"), _HAS_GAP
-)
 
 
-async def awaited_seq_id(session: AsyncSession, tenant: TenantId, run: str) -> int | None:
-    """Return the ``seq_id`` that has not come and that the run's pending operations wait for, None if there is none."""
-    return await session.scalar(_GAP, {"lane": run, "tenant": tenant})
+async def closes_gap(session: AsyncSession, run: RunId, seq_id: int) -> bool:
+    """Return whether accepted operations of the run wait for this number."""
+    return await session.scalar(sql.CLOSES_GAP, {"lane": run, "seq_id": seq_id}) is not None
 
 
 async def close_gaps(transaction: AsyncSession, wakeups: Wakeups, *, quiet_since: datetime, now: datetime) -> int:
@@ -82,7 +77,7 @@ async def close_gaps(transaction: AsyncSession, wakeups: Wakeups, *, quiet_since
     await advance(transaction, lanes, now)
     for run in found:
         topic = placements_topic(run.base_model) if run.trainer_id is None else trainer_topic(run.trainer_id)
-        after_commit(transaction, partial(wakeups.announce, topic))
+        wakeups.announce_after_commit(transaction, topic)
         log.warning("run=%s: seq_id %d never came, and counts as failed", run.id, run.next_seq_id)
     return len(found)
 

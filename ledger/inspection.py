@@ -1,56 +1,28 @@
-"""Inspection of operations for operators: which there are, in what state, and what a pending one waits for."""
+"""Inspection of operations, for operators and their tenants: which there are, in what state, and what a pending one waits for."""
 
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Row, Select, func, literal_column, select, union_all
+from sqlalchemy import ColumnElement, Row, Select, func, literal_column, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from contracts.errors import NotFound
 from contracts.ids import RequestId
-from contracts.ledger_records import UNLOAD_SEQ_ID, OperationState
+from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
+from contracts.waiting import Wait
+from ledger.waiting import Waits
 from store.batcher import few_lengths
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
-from store.tables import (
-    AdapterGate,
-    Checkpoint,
-    Operation,
-    Run,
-    SampleInFlight,
-    Sampler,
-    Tenant,
-    WorkerProcess,
-)
+from store.tables import Operation, Run, Sampler, Tenant
+from tenants.reach import Owner, tenant_of, within
 
 MOST_OPERATIONS = 500
 """Operations that one query returns at most."""
 SEARCHED = 10_000
 """Operations accepted last, among which done ones are looked for: no index finds those of one tenant or kind."""
-
-
-class WaitReason(StrEnum):
-    """Reason for which a pending operation does not run now."""
-
-    SUSPENDED = "suspended"
-    GATE_CLOSED = "gate_closed"
-    BEHIND_OTHERS = "behind_others"
-    NO_TRAINER = "no_trainer"
-    TRAINER_GONE = "trainer_gone"
-    IN_FLIGHT = "in_flight"
-    CLAIMED = "claimed"
-    ITS_TURN = "its_turn"
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A pending operation's wait: the reason, and a text that names what is waited for."""
-
-    reason: WaitReason
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,86 +48,78 @@ class InspectedOperation:
 
 @dataclass(frozen=True, slots=True)
 class OperationFilter:
-    """Choice of operations; None takes any. ``tenant`` is a name, ``lane`` the id of a run or sampler."""
+    """Choice of operations; None takes any. ``tenant`` is a name, ``lane`` the id of a run or sampler.
+
+    ``after`` is the last operation of the page before. ``owner`` has no operations but its own.
+    """
 
     state: OperationState = OperationState.PENDING
     tenant: str | None = None
     lane: str | None = None
     kind: OperationKind | None = None
+    after: str | None = None
+    owner: Owner | None = None
 
 
-_trainer = aliased(WorkerProcess)
-_run_gate, _pool_gate = aliased(AdapterGate), aliased(AdapterGate)
-
-
-def _query() -> Any:
-    """Return the query for operations with everything that they may wait for; every join is by a primary key."""
-    sampled_run = func.coalesce(Sampler.live_run_id, Checkpoint.run_id)
-    return (
-        select(
-            Operation,
-            Tenant.name.label("tenant"),
-            Tenant.suspended_at,
-            Tenant.suspend_reason,
-            Run.next_seq_id,
-            Run.trainer_id,
-            _trainer.expires_at.label("trainer_expires_at"),
-            SampleInFlight.replica,
-            SampleInFlight.since,
-            _run_gate.mode.label("run_mode"),
-            _run_gate.expires_at.label("run_expires_at"),
-            _run_gate.reason.label("run_reason"),
-            _pool_gate.mode.label("pool_mode"),
-            _pool_gate.expires_at.label("pool_expires_at"),
-            _pool_gate.reason.label("pool_reason"),
-        )
-        .join(Tenant, Tenant.id == Operation.tenant_id)
-        .join(Run, Run.id == Operation.lane, isouter=True)
-        .join(_trainer, _trainer.id == Run.trainer_id, isouter=True)
-        .join(SampleInFlight, SampleInFlight.operation_id == Operation.id, isouter=True)
-        .join(Sampler, Sampler.id == Operation.lane, isouter=True)
-        .join(Checkpoint, Checkpoint.id == Sampler.checkpoint_id, isouter=True)
-        .join(_run_gate, _run_gate.run_id == sampled_run, isouter=True)
-        .join(_pool_gate, _pool_gate.run_id == "pool:" + Operation.base_model, isouter=True)
-    )
-
-
-_QUERY: Select[Any] = _query()
+_COLUMNS: tuple[Any, ...] = (Operation, Tenant.name.label("tenant"))
+_QUERY: Select[Any] = select(*_COLUMNS).join(Tenant, Tenant.id == Operation.tenant_id)
 
 
 async def list_operations(
-    session: AsyncSession, which: OperationFilter, *, most: int, now: datetime
+    session: AsyncSession, which: OperationFilter, *, most: int, waits: Waits
 ) -> list[InspectedOperation]:
-    """Return at most ``most`` operations: pending ones oldest first, others newest first. ``now`` is the database's time.
+    """Return at most ``most`` operations: pending ones oldest first, others newest first.
 
-    Done operations are looked for in the lane, or else among the ``SEARCHED`` that were accepted last.
+    Done operations are looked for in the lane, or else among the ``SEARCHED`` that were accepted last. Raises ``NotFound`` for
+    an ``after`` that is no operation.
     """
+    last = None if which.after is None else await _position(session, which.after, which.owner)
     most = min(most, MOST_OPERATIONS)
     oldest_first = which.state is OperationState.PENDING
-    found = sorted(await session.scalars(_chosen(which, most)), reverse=not oldest_first)
+    found = sorted(await session.scalars(_chosen(which, most, last)), reverse=not oldest_first)
     if not found:
         return []
     # Two queries: a plan of both together may read whole tables to join them.
-    rows = await session.execute(_QUERY.where(Operation.position.in_(few_lengths(found[:most]))))
-    inspected = {row[0].position: _inspected(row, now) for row in rows}
+    rows = (await session.execute(_QUERY.where(Operation.position.in_(few_lengths(found[:most]))))).all()
+    pending = [RequestId(row[0].id) for row in rows if row[0].state == OperationState.PENDING]
+    why = await waits.of_all(session, pending)
+    inspected = {row[0].position: _inspected(row, why.get(row[0].id)) for row in rows}
     return [inspected[position] for position in found if position in inspected]
 
 
-def _chosen(which: OperationFilter, most: int) -> Any:
+async def _position(session: AsyncSession, operation: str, owner: Owner | None) -> int:
+    own = [] if owner is None else [Operation.tenant_id == tenant_of(owner)]
+    position = await session.scalar(select(Operation.position).where(Operation.id == operation, *own))
+    if position is None:
+        raise _no_operation(operation)
+    return position
+
+
+def _chosen(which: OperationFilter, most: int, last: int | None) -> Any:
     """Return the query for positions of the operations; each part of it reads an index of just such operations."""
     if which.state is OperationState.PENDING:
         # An expression: an index of positions would be walked past all that is not pending.
-        oldest = _matching(which).where(IS_PENDING).order_by(Operation.position + 0).limit(most)
+        place = Operation.position + 0
+        oldest = (
+            _matching(which).where(IS_PENDING, *([] if last is None else [place > last])).order_by(place).limit(most)
+        )
         return union_all(*(oldest.where(kinds).subquery().select() for kinds in (IS_SAMPLE, IS_TRAINING)))
     # A literal, as in the partial indexes.
     is_in_state: Any = literal_column(f"'{which.state.value}'")
     if which.lane is not None:
-        return _matching(which).where(Operation.state == is_in_state).order_by(Operation.seq_id.desc()).limit(most)
+        of_lane = _matching(which).where(Operation.state == is_in_state, *_before(Operation, last))
+        return of_lane.order_by(Operation.seq_id.desc()).limit(most)
     if which.state is OperationState.FAILED:
-        return _matching(which).where(Operation.state == is_in_state).order_by(Operation.position.desc()).limit(most)
+        failed = _matching(which).where(Operation.state == is_in_state, *_before(Operation, last))
+        return failed.order_by(Operation.position.desc()).limit(most)
     # Read whole before any is chosen. A condition on the position would be estimated as a third of the table.
     newest = aliased(Operation, select(Operation).order_by(Operation.position.desc()).limit(SEARCHED).subquery())
-    return _matching(which, newest).where(newest.state == is_in_state).order_by(newest.position.desc()).limit(most)
+    done = _matching(which, newest).where(newest.state == is_in_state, *_before(newest, last))
+    return done.order_by(newest.position.desc()).limit(most)
+
+
+def _before(table: type[Operation], last: int | None) -> list[ColumnElement[bool]]:
+    return [] if last is None else [table.position < last]
 
 
 def _matching(which: OperationFilter, table: type[Operation] = Operation) -> Select[Any]:
@@ -165,15 +129,38 @@ def _matching(which: OperationFilter, table: type[Operation] = Operation) -> Sel
         query = query.where(table.tenant_id == select(Tenant.id).where(Tenant.name == which.tenant).scalar_subquery())
     if which.lane is not None:
         query = query.where(table.lane == which.lane)
+    if which.owner is not None:
+        query = query.where(table.tenant_id == tenant_of(which.owner), *lanes_within(which.owner, table))
     return query if which.kind is None else query.where(table.kind == which.kind)
 
 
-async def inspect_operation(session: AsyncSession, operation: str, *, now: datetime) -> InspectedOperation:
+def lanes_within(owner: Owner, table: type[Operation] = Operation) -> list[ColumnElement[bool]]:
+    """Return the conditions under which the operations of the owner's tenant are in the owner's projects."""
+    runs, samplers = within(owner, Run.session_id), within(owner, Sampler.session_id)
+    if not runs:
+        return []
+    return [or_(table.lane.in_(select(Run.id).where(*runs)), table.lane.in_(select(Sampler.id).where(*samplers)))]
+
+
+async def inspect_operation(session: AsyncSession, operation: str, *, waits: Waits) -> InspectedOperation:
     """Return one operation. Raises ``NotFound``."""
     row = (await session.execute(_QUERY.where(Operation.id == operation))).one_or_none()
     if row is None:
-        raise NotFound(f"no operation {operation[:100]!r}; `weft operation list` shows those that wait")
-    return _inspected(row, now)
+        raise _no_operation(operation)
+    why = await waits.of_all(session, [RequestId(row[0].id)])
+    return _inspected(row, why.get(row[0].id))
+
+
+async def front_of_run(session: AsyncSession, run: Run) -> RequestId | None:
+    """Return the run's pending operation that was sent first, by its number; None if nothing of it is pending."""
+    # All before ``next_seq_id`` is final: naming it spares a read of the whole lane.
+    which = (Operation.lane == run.id, Operation.seq_id >= run.next_seq_id, IS_PENDING)
+    found = await session.scalar(select(Operation.id).where(*which).order_by(Operation.seq_id).limit(1))
+    return None if found is None else RequestId(found)
+
+
+def _no_operation(operation: str) -> NotFound:
+    return NotFound(f"no operation {operation[:100]!r}; `weft operation list` shows those that wait")
 
 
 async def count_pending(session: AsyncSession, run: str) -> int:
@@ -182,7 +169,7 @@ async def count_pending(session: AsyncSession, run: str) -> int:
     return await session.scalar(pending) or 0
 
 
-def _inspected(row: Row[Any], now: datetime) -> InspectedOperation:
+def _inspected(row: Row[Any], wait: Wait | None) -> InspectedOperation:
     found: Operation = row[0]
     return InspectedOperation(
         id=RequestId(found.id),
@@ -199,36 +186,5 @@ def _inspected(row: Row[Any], now: datetime) -> InspectedOperation:
         trace_id=found.trace_id,
         error_code=found.error_code,
         error_message=found.error_message,
-        wait=_wait(found, row, now) if found.state == OperationState.PENDING else None,
+        wait=wait,
     )
-
-
-def _wait(found: Operation, row: Row[Any], now: datetime) -> Wait:
-    if row.suspended_at is not None:
-        return Wait(WaitReason.SUSPENDED, f"its tenant is suspended: {row.suspend_reason or 'no reason given'}")
-    if found.kind == OperationKind.SAMPLE:
-        return _wait_of_sample(found, row, now)
-    if found.seq_id not in (row.next_seq_id, UNLOAD_SEQ_ID):
-        return Wait(WaitReason.BEHIND_OTHERS, f"seq_id {row.next_seq_id} of its run comes first")
-    if row.trainer_id is None:
-        return Wait(WaitReason.NO_TRAINER, "no trainer has its run yet")
-    if row.trainer_expires_at is None or row.trainer_expires_at <= now:
-        return Wait(
-            WaitReason.TRAINER_GONE, f"its trainer {row.trainer_id} is not heard of; another takes the run over"
-        )
-    return Wait(WaitReason.ITS_TURN, f"trainer {row.trainer_id} has it, or runs it in its turn")
-
-
-def _wait_of_sample(found: Operation, row: Row[Any], now: datetime) -> Wait:
-    if row.replica is not None:
-        return Wait(WaitReason.IN_FLIGHT, f"replica {row.replica} draws it since {row.since:%Y-%m-%d %H:%M:%S}")
-    gates = (
-        ("its adapter's", row.run_mode, row.run_expires_at, row.run_reason),
-        ("its base model's", row.pool_mode, row.pool_expires_at, row.pool_reason),
-    )
-    for name, mode, expires_at, reason in gates:
-        if mode is not None and (expires_at is None or expires_at > now):
-            return Wait(WaitReason.GATE_CLOSED, f"{name} gate is paused: {reason or 'no reason given'}")
-    if found.taken_by is not None:
-        return Wait(WaitReason.CLAIMED, f"sampling process {found.taken_by} has claimed it")
-    return Wait(WaitReason.ITS_TURN, "it waits for its turn, or for a sampling process of its base model")

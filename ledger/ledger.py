@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -55,41 +56,46 @@ from ledger.rows import (
     payload_row,
     pending_operation,
     ready_operations,
+    starts_at,
     status_of,
+    tokens_used,
 )
+from ledger.settlement import count_cut, insert_operation, settle, settle_cancelled
 from ledger.step_points import GatheredPoints
 from ledger.turns import advance, lock_runs
 from ledger.wakeups import (
     Wakeups,
     cancelled_samples_topic,
-    cleared_samples_topic,
     ended_samples_topic,
-    gates_topic,
     operation_topic,
     placements_topic,
     recalls_topic,
     sampling_topic,
     trainer_topic,
-    versions_topic,
 )
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
-from store.database import Database, after_commit
+from store.database import Database, after_commit, undo
 from store.repeat import wait_for
 from store.tables import Operation, Run
 from telemetry.telemetry import Telemetry
 from tenants.checkpoint_holds import resolve_when_accepted
+from tenants.rates import Pace, RateState
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Id of an accepted request. For new training also the pending training of its tenant, counted with this one."""
+    """Id of an accepted request. For new training also the pending training of its tenant, counted with this one.
+
+    ``rate`` is its tenant's rate after it, None without one and for a repeat.
+    """
 
     id: RequestId
     operations: int = 0
     nbytes: int = 0
+    rate: RateState | None = None
 
 
 class Ledger:
@@ -120,17 +126,19 @@ class Ledger:
         """Record ``new`` and return its request id; a repeated request gets its first id. Raises ``SequenceConflict``."""
         return (await self.accept_counted(transaction, new)).id
 
-    async def accept_counted(self, transaction: AsyncSession, new: NewOperation) -> Accepted:
-        """Record ``new`` and count its tenant's pending training, this operation included."""
+    async def accept_counted(self, transaction: AsyncSession, new: NewOperation, pace: Pace | None = None) -> Accepted:
+        """Record ``new``, charged at its tenant's ``pace``, and count the tenant's pending training with it.
+
+        A repeat of one that is charged undoes the transaction.
+        """
         started = time()
-        accepted = await self._insert(transaction, new)
-        request_id = accepted.id
+        request_id = (accepted := await self._insert(transaction, new, pace if new.tokens else None)).id
         if new.kind is OperationKind.SAMPLE:
-            after_commit(transaction, lambda: self.wakeups.announce(sampling_topic(new.base_model)))
+            self.wakeups.announce_after_commit(transaction, sampling_topic(new.base_model))
         else:
             await self._announce_training(transaction, new)
         if new.loads is not None and request_id == new.id:
-            await resolve_when_accepted(transaction, new.tenant, request_id, new.loads, self._clock)
+            await resolve_when_accepted(transaction, new, self._clock)
         if self._telemetry.traces.is_on:
             after_commit(transaction, partial(self._telemetry.accepted, request_id, new.kind, started=started))
         return accepted
@@ -144,7 +152,7 @@ class Ledger:
             values = {"run_id": new.lane, "tenant_id": new.tenant, "base_model": new.base_model}
             placement = sql.PLACE_UNLESS_PRESENT[transaction.get_bind().dialect.name]
             await transaction.execute(placement, {**values, "created_at": self._clock()})
-        after_commit(transaction, partial(self.wakeups.announce, topic))
+        self.wakeups.announce_after_commit(transaction, topic)
 
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a training operation as failed, so that later seq_ids of its run can run. Raises ``SequenceConflict``."""
@@ -154,14 +162,18 @@ class Ledger:
         await self._announce_training(transaction, rejected)
         return request_id
 
-    async def _insert(self, transaction: AsyncSession, new: NewOperation | RejectedOperation) -> Accepted:
+    async def _insert(
+        self, transaction: AsyncSession, new: NewOperation | RejectedOperation, pace: Pace | None = None
+    ) -> Accepted:
         dialect = transaction.get_bind().dialect.name
-        state = OperationState.PENDING if isinstance(new, NewOperation) else OperationState.FAILED
-        values = new_row(new, self._clock(), state)
+        state, now = OperationState.PENDING if isinstance(new, NewOperation) else OperationState.FAILED, self._clock()
+        values = new_row(new, now, state)
         request_id = RequestId(str(values["id"]))
-        inserted = (await transaction.execute(sql.INSERT_UNLESS_PRESENT[dialect], values)).scalar_one_or_none()
+        inserted = await insert_operation(transaction, values, pace, now)
         if inserted is None:
             found = await self.find(transaction, lane=new.lane, seq_id=new.seq_id, digest=new.digest)
+            if pace is not None:
+                await undo(transaction)
             if found is None:
                 # Housekeeping forgot the old row between both statements. A repeat inserts the new one.
                 raise Unavailable("this request meets one that is being forgotten; send it again")
@@ -171,10 +183,10 @@ class Ledger:
         row = payload_row(new)
         if new.kind is OperationKind.SAMPLE:
             await transaction.execute(sql.INSERT_PAYLOAD, row)
-            return Accepted(request_id)
+            return Accepted(request_id, rate=inserted.rate)
         counted = {"operation": request_id, "owner": new.tenant, "payload": row["body"], "digest": row["file_digest"]}
         use = (await transaction.execute(sql.INSERT_COUNTED_PAYLOAD[dialect], counted)).one()
-        return Accepted(request_id, use.pending_operations, use.pending_bytes)
+        return Accepted(request_id, use.pending_operations, use.pending_bytes, inserted.rate)
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -185,8 +197,10 @@ class Ledger:
 
         At most ``MAX_PENDING``, without payloads. An operation may run once its seq_id is its run's ``next_seq_id``.
         """
-        keys = {"base_model": base_model, "after_position": after_position, "trainer": trainer}
-        return [pending_operation(row, trainer) for row in (await session.execute(sql.PENDING_TRAINING, keys)).all()]
+        now = self._clock()
+        keys = {"base_model": base_model, "after_position": after_position, "trainer": trainer, "budget_now": now}
+        rows = (await session.execute(sql.PENDING_TRAINING, keys)).all()
+        return [pending_operation(row, trainer, starts_at=starts_at(row, now)) for row in rows]
 
     async def load(self, session: AsyncSession, ids: Sequence[RequestId]) -> list[ReadyOperation]:
         """Return the operations with their payloads decoded, oldest first. One whose file cannot be read now is left out."""
@@ -228,11 +242,17 @@ class Ledger:
         return [pending_operation(row, trainer, is_replay=True) for row in rows]
 
     async def complete(
-        self, transaction: AsyncSession, completions: Sequence[Completion], *, anew: bool = False
-    ) -> None:
+        self,
+        transaction: AsyncSession,
+        completions: Sequence[Completion],
+        *,
+        anew: bool = False,
+        process: str | None = None,
+    ) -> set[str]:
         """Write results or errors and advance their runs, with one statement of each kind for all completions.
 
         Ignores completions of operations that are final already, except that a cancelled sample's tokens are counted.
+        With ``process``, leaves out pending samples that this process has not claimed any more, and returns their ids.
         Raises ``LeaseLost`` when another trainer leases a run.
         Raises ``OutcomeConflict`` when a training operation has ended as failed and is completed with a result, or the other
         way round: its adapter in memory is not what a replay would make. With ``anew`` it is raised for every training
@@ -250,13 +270,16 @@ class Ledger:
                     raise LeaseLost(f"model {row.id} is trained elsewhere by now")
                 steps[row.id] = row.optimizer_steps
         ids = {"ids": [one.operation.id for one in completions]}
-        pending = set((await transaction.execute(sql.STILL_PENDING, ids)).scalars())
+        charged = {row.id: row for row in await transaction.execute(sql.STILL_PENDING, ids)}
+        lost = set() if process is None else {row.id for row in charged.values() if row.taken_by != process}
+        completions = [one for one in completions if one.operation.id not in lost]
+        pending = set(charged) - lost
         await self._check_final(transaction, [one for one in completions if one.operation.id not in pending], anew=anew)
         now = self._clock()
         points = GatheredPoints(steps)
         finished: list[dict[str, object]] = []
         results: list[dict[str, object]] = []
-        cut: list[dict[str, object]] = []
+        cut: list[dict[str, Any]] = []
         sampled: set[str] = set()
         for completion in completions:
             operation, outcome = completion.operation, completion.outcome
@@ -270,22 +293,25 @@ class Ledger:
             finished.append(finished_row(completion, now, result_bytes=None if body is None else len(body)))
             if body is not None:
                 results.append({"operation_id": operation.id, "tenant_id": operation.tenant, "body": body})
-            after_commit(transaction, partial(self.wakeups.announce, operation_topic(operation.id)))
+            self.wakeups.announce_after_commit(transaction, operation_topic(operation.id))
             after_commit(transaction, partial(self._telemetry.finished, operation, outcome))
             if operation.kind is OperationKind.SAMPLE:
                 sampled.add(operation.lane)
         for lane in sorted(sampled):
-            after_commit(transaction, partial(self.wakeups.announce, ended_samples_topic(lane)))
+            self.wakeups.announce_after_commit(transaction, ended_samples_topic(lane))
         if finished:
             await transaction.execute(sql.FINISH, finished)
             if failed := [row["operation_id"] for row in finished if row["new_state"] == OperationState.FAILED]:
                 await transaction.execute(sql.DROP_PAYLOADS, {"ids": failed})
         if results:
             await transaction.execute(sql.INSERT_RESULT, results)
+        used = {one.operation.id: tokens_used(one) for one in completions}
+        await settle(transaction, [(row, used[row.id]) for row in charged.values() if row.id not in lost], now)
         if cut:
-            await transaction.execute(sql.METER_CANCELLED, cut)
-        await points.write(transaction)
+            await count_cut(transaction, cut, now)
+        await points.write(transaction, self.wakeups)
         await advance(transaction, leases.keys(), now, points.steps_taken)
+        return lost
 
     async def cancel(
         self, transaction: AsyncSession, selection: Selection, error: WeftError, *, only_samples: bool = False
@@ -303,7 +329,7 @@ class Ledger:
         topics |= {ended_samples_topic(one.lane) for one in ended if one.kind is OperationKind.SAMPLE}
         topics |= {recalls_topic(one.trainer) for one in ended if one.trainer is not None}
         for topic in sorted(topics):
-            after_commit(transaction, partial(self.wakeups.announce, topic))
+            self.wakeups.announce_after_commit(transaction, topic)
         for one in ended:
             finished = partial(self._telemetry.metrics.operation_finished, one.kind.value, error.code)
             after_commit(transaction, finished)
@@ -333,27 +359,15 @@ class Ledger:
             .where(Operation.lane == run, Operation.seq_id >= next_seq_id)
             .where(Operation.state == OperationState.PENDING, *which)
             .values(state=OperationState.FAILED, finished_at=self._clock(), **error_columns(error))
-            .returning(Operation.id)
+            .returning(*sql.CHARGED_COLUMNS)
         )
-        ids = failed.scalars().all()
+        rows = failed.all()
+        ids = [row.id for row in rows]
         if ids:
             await transaction.execute(sql.DROP_PAYLOADS, {"ids": ids})
+            await settle_cancelled(transaction, rows)
         for request_id in ids:
-            after_commit(transaction, partial(self.wakeups.announce, operation_topic(request_id)))
-
-    # --- announcing ------------------------------------------------------------------------------------------------
-
-    def announce_gates(self, transaction: AsyncSession, base_model: str) -> None:
-        """Announce after the commit that gates of ``base_model`` have changed."""
-        after_commit(transaction, partial(self.wakeups.announce, gates_topic(base_model)))
-
-    def announce_versions(self, transaction: AsyncSession, base_model: str) -> None:
-        """Announce after the commit that live samplers of ``base_model`` follow other versions."""
-        after_commit(transaction, partial(self.wakeups.announce, versions_topic(base_model)))
-
-    def announce_cleared_samples(self, transaction: AsyncSession, base_model: str) -> None:
-        """Announce after the commit that samples of ``base_model`` are no longer in flight."""
-        after_commit(transaction, partial(self.wakeups.announce, cleared_samples_topic(base_model)))
+            self.wakeups.announce_after_commit(transaction, operation_topic(request_id))
 
     # --- answering -------------------------------------------------------------------------------------------------
 

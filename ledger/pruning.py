@@ -12,8 +12,9 @@ from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from ledger.statements import operations, payloads, results, runs
 from store.batcher import few_lengths
-from store.tables import RunState
+from store.tables import RunState, Sampler
 from store.tables.runs import HAS_COVERED_PAYLOADS
+from tenants.own_samplers import forget_own_samplers
 from tenants.sample_progress import prune_progress
 from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up
@@ -138,7 +139,11 @@ _SEEN = (
     .order_by(operations.c.position)
     .limit(SEEN_BATCH)
 )
-_FORGET = delete(operations).where(operations.c.position.in_(bindparam("positions", expanding=True)))
+_FORGET = (
+    delete(operations)
+    .where(operations.c.position.in_(bindparam("positions", expanding=True)))
+    .returning(operations.c.lane)
+)
 
 
 async def forget_operations(transaction: AsyncSession, *, before: datetime, after: int) -> tuple[int, int | None]:
@@ -150,6 +155,7 @@ async def forget_operations(transaction: AsyncSession, *, before: datetime, afte
     seen = (await transaction.execute(_SEEN, {"after": after, "pruned_before": before})).all()
     needless = [row.position for row in seen if not row.is_needed]
     if needless:
-        await transaction.execute(_FORGET, {"positions": few_lengths(needless)})
+        lanes = {row.lane for row in await transaction.execute(_FORGET, {"positions": few_lengths(needless)})}
+        await forget_own_samplers(transaction, Sampler.id.in_(few_lengths(sorted(lanes))))
     is_end = len(seen) < SEEN_BATCH or seen[-1].created_at >= before
     return len(needless), None if is_end else seen[-1].position

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from math import inf
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Row, Select
@@ -23,6 +25,9 @@ from contracts.ledger_records import (
 )
 from contracts.operations import OperationKind, Payload, SampleOutput, Unreadable, known_kind
 from ledger.payload_files import PayloadFiles
+from tenants.prices import Meter
+from tenants.rates import seconds_to_wait
+from tenants.usage_costs import of_sample
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +107,9 @@ def status_of(row: Row[Any]) -> OperationStatus:
     )
 
 
-def pending_operation(row: Row[Any], trainer: str, *, is_replay: bool = False) -> PendingOperation:
+def pending_operation(
+    row: Row[Any], trainer: str, *, is_replay: bool = False, starts_at: float = 0.0
+) -> PendingOperation:
     """Return a row of ``PENDING_TRAINING`` or ``TO_REPLAY`` as a record; ``trainer`` leases its run."""
     return PendingOperation(
         id=RequestId(row.id),
@@ -117,6 +124,8 @@ def pending_operation(row: Row[Any], trainer: str, *, is_replay: bool = False) -
         lease=RunLease(trainer, row.lease_token),
         trace_id=row.trace_id,
         is_replay=is_replay,
+        starts_at=starts_at,
+        weight=row.run_weight,
     )
 
 
@@ -168,6 +177,25 @@ def finished_row(completion: Completion, now: datetime, *, result_bytes: int | N
         "category": error and error.category,
         "message": error and error.message,
     }
+
+
+def starts_at(row: Row[Any], now: datetime) -> float:
+    """Return the monotonic seconds from which on a row of ``PENDING_TRAINING`` may run, infinity when no time is known."""
+    if row.is_over_budget:
+        return inf
+    return monotonic() + seconds if (seconds := seconds_to_wait(row, row.tokens, now)) else 0.0
+
+
+def tokens_used(completion: Completion) -> dict[Meter, int]:
+    """Return the tokens by meter that the operation's end is metered with: none for a failed one."""
+    outcome, tokens = completion.outcome, completion.operation.tokens
+    if isinstance(outcome, WeftError):
+        return {}
+    if completion.operation.kind is not OperationKind.SAMPLE:
+        return {Meter.TRAIN_TOKENS: tokens}
+    sample = outcome if isinstance(outcome, SampleOutput) else None
+    drawn, cached = (0, 0) if sample is None else (sample.drawn, sample.prompt_cache_hit_tokens)
+    return of_sample(tokens, cached, drawn)
 
 
 def error_columns(error: WeftError) -> dict[str, str]:

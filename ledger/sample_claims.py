@@ -20,6 +20,9 @@ from contracts.ids import RequestId, RunId, TenantId
 from ledger.statements import operations, tenants
 from store.batcher import few_lengths
 from store.pending_operations import IS_HELD, IS_PENDING, IS_SAMPLE, pending_sample
+from tenants.budgets import is_spent_for
+from tenants.rates import COLUMNS, Meter, rate_joined, rates, seconds_to_wait
+from tenants.shares import weight
 
 MOST_TENANTS = 256
 """Most tenants whose waiting samples are read by one query. The next query goes on behind the last of them."""
@@ -37,6 +40,11 @@ class WaitingSample:
     cost: int
     """Tokens that it may take at most, and 1 at least: prompt, and every sequence to ``max_tokens``."""
     accepted_at: datetime
+    lane: str
+    is_fresh: bool
+    """True if no process has ended while it drew the sample."""
+    seconds: float = 0.0
+    """Seconds that it waits for its tenant's rate."""
 
 
 def _steps(table: FromClause, column: str, condition: ColumnElement[bool], after: ColumnElement[Any], most: int) -> Any:
@@ -53,7 +61,10 @@ def _waits(table: FromClause) -> ColumnElement[bool]:
     return pending_sample(table) & table.c.taken_by.is_(None) & table.c.held_by.is_(None)
 
 
-_OF_SAMPLE = (operations.c.reserved_tokens, operations.c.created_at)
+_OF_SAMPLE = (
+    *(operations.c[name] for name in ("reserved_tokens", "created_at", "lane", "attempts", "rate_mark")),
+    *COLUMNS,
+)
 
 
 def _waiting() -> dict[str, Select[Any]]:
@@ -64,20 +75,27 @@ def _waiting() -> dict[str, Select[Any]]:
     heads = operations.alias("heads")
     oldest = (
         select(heads.c.position)
-        .where(_waits(heads), heads.c.base_model == base, heads.c.tenant_id == owners.c.value)
+        .where(
+            _waits(heads),
+            heads.c.base_model == base,
+            heads.c.tenant_id == owners.c.value,
+            ~is_spent_for(heads.c.tenant_id, heads.c.key_id, heads.c.lane),
+        )
         .order_by(heads.c.position)
         .limit(bindparam("each"))
     )
-    owner = (owners.c.value.label("tenant_id"), tenants.c.share, tenants.c.suspended_at)
+    owner = (owners.c.value.label("tenant_id"), weight(tenants.c), tenants.c.suspended_at)
     columns = (operations.c.id, *owner, *_OF_SAMPLE)
     of_tenant = oldest.correlate(owners)
-    by_row = select(*columns).join_from(owners, tenants, tenants.c.id == owners.c.value)
+    of_rate = tenants.outerjoin(rates, rate_joined(tenants.c.id, Meter.SAMPLE))
+    by_row = select(*columns).join_from(owners, of_rate, tenants.c.id == owners.c.value)
     lateral = of_tenant.lateral("oldest")
     return {
-        "postgresql": by_row.join(lateral, true())
-        .join(operations, operations.c.position == lateral.c.position)
+        # A tenant whose samples all wait for a budget has a row, too: the next look begins behind the last tenant.
+        "postgresql": by_row.outerjoin(lateral, true())
+        .outerjoin(operations, operations.c.position == lateral.c.position)
         .order_by(owners.c.number, operations.c.position),
-        "sqlite": by_row.join(operations, operations.c.position.in_(of_tenant)).order_by(
+        "sqlite": by_row.outerjoin(operations, operations.c.position.in_(of_tenant)).order_by(
             owners.c.number, operations.c.position
         ),
     }
@@ -107,6 +125,14 @@ _GIVE_BACK = (
         operations.c.taken_by == bindparam("process"),
     )
     .values(taken_by=None, held_by=bindparam("gate"))
+)
+
+_HOLD = (
+    update(operations)
+    .where(
+        operations.c.id.in_(bindparam("ids", expanding=True)), IS_PENDING, IS_SAMPLE, operations.c.taken_by.is_(None)
+    )
+    .values(held_by=bindparam("gate"))
 )
 
 _RETURN_STRAYS = (
@@ -150,20 +176,25 @@ _RELEASE = (
 
 
 async def waiting_samples(
-    session: AsyncSession, base_model: str, *, of_each: int, after_tenant: str = ""
+    session: AsyncSession, base_model: str, *, of_each: int, now: datetime, after_tenant: str = ""
 ) -> dict[str, list[WaitingSample]]:
     """Return the oldest ``of_each`` waiting samples of each tenant of ``base_model`` behind ``after_tenant``, oldest first.
 
-    A suspended tenant has none: its samples wait until it is resumed.
+    A suspended tenant has none, and neither has a spent budget: they wait until it is resumed or raised. Samples that wait for
+    a rate are returned, and say for how long.
     """
-    keys = {"base": base_model, "after": after_tenant, "each": of_each}
+    keys = {"base": base_model, "after": after_tenant, "each": of_each, "budget_now": now}
     found: dict[str, list[WaitingSample]] = {}
     for row in await session.execute(_WAITING[session.get_bind().dialect.name], keys):
         tenant = TenantId(row.tenant_id)
         samples = found.setdefault(tenant, [])
-        if row.suspended_at is None:
+        if row.suspended_at is None and row.id is not None:
             cost = max(1, row.reserved_tokens)
-            samples.append(WaitingSample(RequestId(row.id), tenant, row.share, cost, row.created_at))
+            seconds = seconds_to_wait(row, row.reserved_tokens, now)
+            fresh = row.attempts == 0
+            samples.append(
+                WaitingSample(RequestId(row.id), tenant, row.share, cost, row.created_at, row.lane, fresh, seconds)
+            )
     return found
 
 
@@ -180,6 +211,11 @@ async def give_back(
 ) -> None:
     """Return samples that ``process`` has claimed, for any process to claim; those that ``gate`` holds once it is open."""
     await transaction.execute(_GIVE_BACK, {"ids": few_lengths(sorted(ids)), "process": process, "gate": gate})
+
+
+async def hold_waiting(transaction: AsyncSession, ids: Sequence[RequestId], gate: RunId) -> None:
+    """Let ``gate`` hold those of the samples that are still unclaimed, so that nobody claims them until it is open."""
+    await transaction.execute(_HOLD, {"ids": few_lengths(sorted(ids)), "gate": gate})
 
 
 async def return_strays(transaction: AsyncSession, *, process: str, but: Collection[str]) -> None:

@@ -1,13 +1,16 @@
 """Acceptance of sample requests within their tenants' limits: requests that arrive together share one transaction."""
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate
+from math import ceil
 from time import time
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import InvalidRequest, TooManySamples, WeftError
-from contracts.ids import RequestId
+from contracts.errors import InvalidRequest, OverRate, TooManySamples, WeftError
+from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, OperationState
 from contracts.sample_demand import SampleDemand
 from ledger import statements as sql
@@ -16,10 +19,20 @@ from ledger.rows import new_row, payload_row
 from ledger.wakeups import sampling_topic
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
-from store.database import Database, after_commit
+from store.database import Database
 from telemetry.telemetry import Telemetry
-from tenants.limit_use import SAMPLE_USE, Use
+from tenants.limit_use import LIMITED_PROJECTS, SAMPLE_USE, Use
 from tenants.limits import Counted, Limits, hold_count
+from tenants.project_limits import ProjectUse, uses_of_samplers
+from tenants.rates import Meter, RateState, charge, rate_states
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedSample:
+    """Id of an accepted sample. ``rate``: its tenant's rate after it, None without one and for a repeat."""
+
+    id: RequestId
+    rate: RateState | None = None
 
 
 class SampleIntake:
@@ -34,38 +47,51 @@ class SampleIntake:
         self._clock = clock
         self._telemetry = telemetry
         self._defaults = defaults
-        self._batcher: Batcher[NewOperation, RequestId] = Batcher(self._accept)
+        self._batcher: Batcher[NewOperation, AcceptedSample] = Batcher(self._accept)
 
     async def accept(self, sample: NewOperation) -> RequestId:
+        """Record ``sample`` and return its request id. Raises as ``accept_rated``."""
+        return (await self.accept_rated(sample)).id
+
+    async def accept_rated(self, sample: NewOperation) -> AcceptedSample:
         """Record ``sample`` and return its request id; a repeated request gets its first id. Committed on return.
 
         Raises ``SequenceConflict``, ``InvalidRequest`` for a sample that is too large for its tenant's limits, and
-        ``TooManySamples``, on which the SDK sends the request again later.
+        ``TooManySamples``, on which the SDK sends the request again later. Raises ``OverRate`` for one that may not wait.
         """
         started = time()
-        request_id = await self._batcher.ask(sample)
+        accepted = await self._batcher.ask(sample)
         if self._telemetry.traces.is_on:
-            self._telemetry.accepted(request_id, sample.kind, started=started)
-        return request_id
+            self._telemetry.accepted(accepted.id, sample.kind, started=started)
+        return accepted
 
-    async def _accept(self, samples: Sequence[NewOperation]) -> list[RequestId | WeftError]:
+    async def _accept(self, samples: Sequence[NewOperation]) -> list[AcceptedSample | WeftError]:
         async with self._database.write() as transaction:
             tenants = {sample.tenant for sample in samples}
             await hold_count(transaction, Counted.SAMPLES, tenants)
             uses = await SAMPLE_USE.read(transaction, tenants, self._defaults)
+            projects = await _projects_of(transaction, samples, uses)
+            rates = await self._rates_that_refuse(transaction, samples, uses)
             fitting: list[NewOperation] = []
             refused: dict[int, WeftError] = {}
             for sample in samples:
-                refusal = _refusal(sample, uses[sample.tenant])
+                project = projects.get(sample.lane)
+                refusal = _refusal(sample, uses[sample.tenant]) or _projects_refusal(project) or rates.refusal(sample)
                 if refusal is None:
+                    _count(sample, uses[sample.tenant])
+                    if project is not None:
+                        project.used["pending_samples"] += 1
                     fitting.append(sample)
                 else:
                     refused[id(sample)] = refusal
             ids = await self._insert(transaction, fitting)
+            states = await self._charge(transaction, [sample for sample in fitting if id(sample) in ids], uses)
             for base_model in {sample.base_model for sample in fitting}:
-                after_commit(transaction, partial(self._ledger.wakeups.announce, sampling_topic(base_model)))
+                self._ledger.wakeups.announce_after_commit(transaction, sampling_topic(base_model))
             return [
-                ids.get(id(sample)) or await self._earlier(transaction, sample, refused.get(id(sample)))
+                AcceptedSample(new, states.get(sample.tenant))
+                if (new := ids.get(id(sample))) is not None
+                else await self._earlier(transaction, sample, refused.get(id(sample)))
                 for sample in samples
             ]
 
@@ -75,7 +101,7 @@ class SampleIntake:
             return {}
         now = self._clock()
         # Sorted by key, so that two processes that insert the same keys cannot deadlock.
-        ordered = sorted(samples, key=lambda sample: (sample.lane, sample.seq_id))
+        ordered = sorted(samples, key=_place)
         rows = {id(sample): new_row(sample, now, OperationState.PENDING) for sample in ordered}
         dialect = transaction.get_bind().dialect.name
         if len(rows) == 1:
@@ -90,19 +116,93 @@ class SampleIntake:
             await transaction.execute(sql.INSERT_PAYLOAD, payloads)
         return new
 
+    async def _charge(
+        self, transaction: AsyncSession, new: Sequence[NewOperation], uses: dict[TenantId, Use]
+    ) -> dict[TenantId, RateState]:
+        """Charge each tenant that has a rate, once, and mark its samples' places in line. Tenants are locked in order."""
+        lines: dict[TenantId, list[NewOperation]] = {}
+        # In the order of their positions: the first in line are those that claims look at first.
+        for sample in sorted(new, key=_place):
+            lines.setdefault(sample.tenant, []).append(sample)
+        marks: list[dict[str, object]] = []
+        states: dict[TenantId, RateState] = {}
+        for tenant in sorted(lines):
+            if (pace := uses[tenant].limits.pace(Meter.SAMPLE)) is None:
+                continue
+            costs = [_tokens(sample) for sample in lines[tenant]]
+            cost, now = sum(costs), self._clock()
+            states[tenant] = await charge(transaction, tenant, Meter.SAMPLE, pace, cost=cost, now=now)
+            places = accumulate(costs, initial=states[tenant].charged - cost)
+            marks += [{"operation_id": one.id, "mark": mark} for one, mark in zip(lines[tenant], places, strict=False)]
+        if marks:
+            await transaction.execute(sql.MARK, marks)
+        return states
+
+    async def _rates_that_refuse(
+        self, session: AsyncSession, samples: Sequence[NewOperation], uses: dict[TenantId, Use]
+    ) -> "_RatesThatRefuse":
+        """Return the rates of the tenants whose samples are refused rather than held."""
+        paces = {
+            sample.tenant: pace
+            for sample in samples
+            if not sample.may_wait and (pace := uses[sample.tenant].limits.pace(Meter.SAMPLE)) is not None
+        }
+        if not paces:
+            return _RatesThatRefuse({}, self._clock())
+        # Nobody else charges: the tenants' counts are locked.
+        known, now = await rate_states(session, paces), self._clock()
+        states = {
+            tenant: known.get((tenant, Meter.SAMPLE)) or RateState.fresh(pace, now) for tenant, pace in paces.items()
+        }
+        return _RatesThatRefuse(states, now)
+
     async def _earlier(
         self, session: AsyncSession, sample: NewOperation, refusal: WeftError | None
-    ) -> RequestId | WeftError:
+    ) -> AcceptedSample | WeftError:
         """Return the id of the request that ``sample`` repeats, or the error that answers it."""
         try:
             earlier = await self._ledger.find(session, lane=sample.lane, seq_id=sample.seq_id, digest=sample.digest)
         except WeftError as conflict:
             return conflict
-        return earlier or refusal or TooManySamples("the sample was not recorded; send it again")
+        if earlier is not None:
+            return AcceptedSample(earlier)
+        return refusal or TooManySamples("the sample was not recorded; send it again")
+
+
+class _RatesThatRefuse:
+    """Rates of one batch's tenants, moved on with each sample that fits."""
+
+    def __init__(self, states: dict[TenantId, RateState], now: datetime) -> None:
+        self._states = states
+        self._now = now
+
+    def refusal(self, sample: NewOperation) -> WeftError | None:
+        """Return the error of a sample that may not wait and would have to; else charge it here."""
+        state = self._states.get(sample.tenant)
+        if state is None:
+            return None
+        tokens = _tokens(sample)
+        seconds = state.wait(state.charged, tokens, self._now)
+        if seconds > 0 and not sample.may_wait:
+            return OverRate(
+                f"this sample may take {tokens} tokens, and your rate of {round(state.pace.per_second * 60)} tokens a "
+                f"minute lets it run in {ceil(seconds)} s; send it again then",
+                seconds=ceil(seconds),
+            )
+        self._states[sample.tenant] = state.charged_with(tokens, self._now)
+        return None
+
+
+def _place(sample: NewOperation) -> tuple[str, int]:
+    return sample.lane, sample.seq_id
+
+
+def _tokens(sample: NewOperation) -> int:
+    return 0 if sample.demand is None else sample.demand.tokens
 
 
 def _refusal(sample: NewOperation, use: Use) -> WeftError | None:
-    """Return the error of a sample that does not fit into its tenant's limits; else count it to ``use``."""
+    """Return the error of a sample that does not fit into its tenant's limits."""
     demand = sample.demand or SampleDemand(0, 0)
     most_work, most_tokens = use.limits.sample_work, use.limits.sample_tokens
     if demand.work > most_work:
@@ -124,6 +224,26 @@ def _refusal(sample: NewOperation, use: Use) -> WeftError | None:
             f"pending sample requests may take {use.used['sample_tokens']} of {most_tokens} tokens, and this one "
             f"{demand.tokens}; send it again when some have ended"
         )
-    use.used["pending_samples"] += 1
-    use.used["sample_tokens"] += demand.tokens
     return None
+
+
+async def _projects_of(
+    session: AsyncSession, samples: Sequence[NewOperation], uses: dict[TenantId, Use]
+) -> dict[str, ProjectUse]:
+    """Return the use of the samplers' projects that bound it, by lane: no statement where no tenant has such projects."""
+    lanes = {sample.lane for sample in samples if uses[sample.tenant].used[LIMITED_PROJECTS]}
+    return await uses_of_samplers(session, lanes) if lanes else {}
+
+
+def _projects_refusal(project: ProjectUse | None) -> WeftError | None:
+    if project is None or project.has_room("pending_samples"):
+        return None
+    return TooManySamples(
+        f"{project.used['pending_samples']} sample requests are pending in project {project.name!r}, and its limit is "
+        f"{project.limits['pending_samples']}; send this one again when some have ended"
+    )
+
+
+def _count(sample: NewOperation, use: Use) -> None:
+    use.used["pending_samples"] += 1
+    use.used["sample_tokens"] += _tokens(sample)

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from contracts.ids import TenantId
 from store.tables import Operation, Run, Sampler
 
 MOST_TRACED = 2_000
 """Operations of one trace: the newest. Their rows are read on the event loop."""
+_FIRST = -(2**31)
+"""Below every seq_id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,18 @@ async def session_trace(
     """Return the newest ``most`` operations of the session's runs and samplers that are still recorded, oldest first."""
     runs = select(Run.id).where(Run.session_id == session_id, Run.tenant_id == tenant)
     samplers = select(Sampler.id).where(Sampler.session_id == session_id, Sampler.tenant_id == tenant)
+    lanes = runs.union_all(samplers).subquery()
+    # Of each lane no more are read than can be among the newest: a long run has millions, and each takes a step of the loop.
+    behind = aliased(Operation)
+    oldest = (
+        select(behind.seq_id)
+        .where(behind.lane == lanes.c.id)
+        .order_by(behind.seq_id.desc())
+        .offset(most - 1)
+        .limit(1)
+        .correlate(lanes)
+        .scalar_subquery()
+    )
     rows = await session.execute(
         select(
             Operation.id,
@@ -47,7 +62,8 @@ async def session_trace(
             Operation.finished_at,
             Operation.error_code,
         )
-        .where(Operation.tenant_id == tenant, Operation.lane.in_(runs.union_all(samplers)))
+        .join(lanes, Operation.lane == lanes.c.id)
+        .where(Operation.tenant_id == tenant, Operation.seq_id >= func.coalesce(oldest, _FIRST))
         .order_by(Operation.position.desc())
         .limit(most)
     )

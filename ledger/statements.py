@@ -14,9 +14,12 @@ from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from store.pending_operations import IS_PENDING, IS_TRAINING
-from store.tables import Operation, OperationPayload, OperationResult, Placement, Run, SampleProgress, Tenant
+from store.tables import Budget, Operation, OperationPayload, OperationResult, Placement, Run, SampleProgress, Tenant
+from tenants.budgets import is_spent_for
 from tenants.limit_use import training_use
-from tenants.limits import Counted
+from tenants.limits import Counted, shared_count
+from tenants.rates import COLUMNS, RATE_TENANT, Meter, charge_after, rate_joined, rates
+from tenants.shares import weight
 
 MAX_READY = 256
 """Most operations decoded by one query: bounds memory. The next query finds the rest."""
@@ -30,6 +33,7 @@ runs = cast(Table, Run.__table__)
 placements = cast(Table, Placement.__table__)
 tenants = cast(Table, Tenant.__table__)
 progresses = cast(Table, SampleProgress.__table__)
+budgets = cast(Table, Budget.__table__)
 
 FIND = select(operations.c.id, operations.c.body_digest).where(
     operations.c.lane == bindparam("lane"), operations.c.seq_id == bindparam("seq_id")
@@ -40,6 +44,22 @@ INSERT_UNLESS_PRESENT = {
     dialect: make(operations).on_conflict_do_nothing().returning(operations.c.id) for dialect, make in _INSERTS.items()
 }
 """Inserts one operation, by dialect. Returns no row when its key exists."""
+
+_held = select(shared_count(Counted.TRAINING, RATE_TENANT).label("held")).cte("held")
+# The lock before the rate, as where there is little room: two requests of a tenant never wait for each other.
+_charged = charge_after(_held).cte("charged")
+INSERT_CHARGED = (
+    postgres_insert(operations)
+    .values(rate_mark=select(_charged.c.mark).scalar_subquery())
+    .on_conflict_do_nothing()
+    .returning(
+        operations.c.id,
+        select(_charged.c.mark).scalar_subquery().label("mark"),
+        select(_charged.c.tat).scalar_subquery().label("tat"),
+    )
+)
+"""Charges the operation's tenant and inserts it, on PostgreSQL, with the mark in one statement; returns what was charged."""
+MARK = update(operations).where(operations.c.id == bindparam("operation_id")).values(rate_mark=bindparam("mark"))
 
 INSERT_MANY_UNLESS_PRESENT = {dialect: make(operations).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
 """Inserts operations, by dialect, and skips keys that exist. ``PRESENT`` then tells which ids were inserted."""
@@ -54,7 +74,7 @@ _COUNTED_PAYLOAD = insert(payloads).values(
     operation_id=bindparam("operation"), tenant_id=_OWNER, body=bindparam("payload"), file_digest=bindparam("digest")
 )
 # Taken by PostgreSQL until the transaction ends (``ledger.training_intake``).
-_SHARED_LOCK = func.pg_advisory_xact_lock_shared(literal_column(str(int(Counted.TRAINING))), func.hashtext(_OWNER))
+_SHARED_LOCK = shared_count(Counted.TRAINING, _OWNER)
 INSERT_COUNTED_PAYLOAD = {
     "sqlite": _COUNTED_PAYLOAD.returning(*_USE),
     "postgresql": _COUNTED_PAYLOAD.returning(*_USE, _SHARED_LOCK),
@@ -95,7 +115,7 @@ _READY_COLUMNS = (
     operations.c.attempts,
     payloads.c.body,
     payloads.c.file_digest,
-    tenants.c.share,
+    weight(tenants.c),
     select(progresses.c.operation_id)
     .where(progresses.c.operation_id == operations.c.id)
     .exists()
@@ -119,14 +139,21 @@ _WITHOUT_PAYLOAD: Select[Any] = (
         operations.c.trace_id,
         runs.c.next_seq_id,
         runs.c.lease_token,
-        tenants.c.share,
+        runs.c.weight.label("run_weight"),
+        weight(tenants.c),
     )
     .join_from(operations, runs, runs.c.id == operations.c.lane)
     .join(tenants, tenants.c.id == operations.c.tenant_id)
 )
 
 PENDING_TRAINING: Select[Any] = (
-    _WITHOUT_PAYLOAD.where(
+    _WITHOUT_PAYLOAD.add_columns(
+        operations.c.rate_mark,
+        is_spent_for(operations.c.tenant_id, operations.c.key_id, operations.c.lane).label("is_over_budget"),
+        *COLUMNS,
+    )
+    .outerjoin(rates, rate_joined(operations.c.tenant_id, Meter.TRAIN))
+    .where(
         IS_PENDING,
         IS_TRAINING,
         operations.c.base_model == bindparam("base_model"),
@@ -198,14 +225,42 @@ METER_CANCELLED = (
 )
 """Counts the tokens of a sample that was cancelled while it was drawn, once."""
 
+_has_budget = select(budgets.c.tenant_id).where(budgets.c.tenant_id == operations.c.tenant_id).exists()
+CHARGED_COLUMNS = (
+    operations.c.id,
+    operations.c.tenant_id,
+    operations.c.kind,
+    operations.c.lane,
+    operations.c.base_model,
+    operations.c.key_id,
+    operations.c.tokens,
+    operations.c.reserved_tokens,
+    operations.c.rate_mark,
+    operations.c.finished_at,
+    _has_budget.label("has_budget"),
+)
+"""Columns by which an operation that ends is settled (``ledger.settlement``)."""
+
+CUT_UNCOUNTED = (
+    select(*CHARGED_COLUMNS)
+    .where(
+        operations.c.id.in_(bindparam("ids", expanding=True)),
+        operations.c.error_code == literal_column(f"'{Cancelled.code}'"),
+        operations.c.tokens == 0,
+    )
+    .order_by(operations.c.id)
+    .with_for_update(of=operations)
+)
+"""Finds cancelled samples whose tokens ``METER_CANCELLED`` has not counted, and locks them."""
+
 DROP_PAYLOADS = delete(payloads).where(payloads.c.operation_id.in_(bindparam("ids", expanding=True)))
 """Deletes the payloads of operations that failed: nothing computes them again, and no tenant's bound counts them any more."""
 
 STILL_PENDING = (
-    select(operations.c.id)
+    select(*CHARGED_COLUMNS, operations.c.taken_by)
     .where(operations.c.id.in_(bindparam("ids", expanding=True)), operations.c.state == OperationState.PENDING)
     .order_by(operations.c.id)
-    .with_for_update()
+    .with_for_update(of=operations)
 )
 """Locks the rows on PostgreSQL: when two processes complete an operation, the second finds it final."""
 

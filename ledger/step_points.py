@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ledger_records import Completion
 from contracts.operations import ForwardBackwardOutput, OperationKind, OptimStep, OptimStepped
+from ledger.wakeups import Wakeups, run_steps_topic
 from tenants.run_points import PointPart, add_parts
 
 
@@ -32,8 +33,10 @@ class GatheredPoints:
             self._part(completion).end(now, operation.payload.learning_rate, outcome.metrics)
             self.steps_taken[operation.lane] = self.steps_taken.get(operation.lane, 0) + 1
 
-    async def write(self, transaction: AsyncSession) -> None:
-        """Add the parts to the runs' points."""
+    async def write(self, transaction: AsyncSession, wakeups: Wakeups) -> None:
+        """Add the parts to the runs' points, and wake up those who watch the runs' steps after the commit."""
+        for run in self.steps_taken:
+            wakeups.announce_after_commit(transaction, run_steps_topic(run))
         if self._parts:
             await add_parts(transaction, [part for _, part in sorted(self._parts.items())])
 

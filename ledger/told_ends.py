@@ -21,6 +21,7 @@ from contracts.ledger_records import OperationState
 from ledger.statements import operations
 from store.clock import Clock
 from store.database import Database
+from store.pending_operations import IS_PENDING, IS_SAMPLE
 from tenants.limits import Counted
 
 MOST_ENDS = 1000
@@ -51,6 +52,19 @@ _UNTOLD = (
 """Rows that housekeeping has locked are left to the next look."""
 _HIGHEST = select(func.max(operations.c.told_as)).where(*_OF_LANE)
 _TELL = update(operations).where(operations.c.position == bindparam("at")).values(told_as=bindparam("number"))
+_FIRST_PENDING = (
+    select(operations.c.id)
+    .where(
+        IS_PENDING,
+        IS_SAMPLE,
+        operations.c.tenant_id == bindparam("tenant"),
+        operations.c.lane == bindparam("lane"),
+        operations.c.seq_id >= bindparam("first"),
+        operations.c.seq_id < bindparam("before"),
+    )
+    .order_by(operations.c.seq_id)
+    .limit(1)
+)
 _LOCK = text("SELECT pg_advisory_xact_lock(:space, hashtext(:lane))")
 
 
@@ -63,6 +77,14 @@ class ToldEnd:
     seq_id: int
     is_done: bool
     result_bytes: int | None
+
+
+async def first_pending_sample(
+    session: AsyncSession, tenant: TenantId, lane: str, *, first: int, before: int
+) -> RequestId | None:
+    """Return the lane's sample with the lowest ``seq_id`` from ``first`` to below ``before`` that has not ended."""
+    found = await session.scalar(_FIRST_PENDING, {"tenant": tenant, "lane": lane, "first": first, "before": before})
+    return None if found is None else RequestId(found)
 
 
 async def ends_after(database: Database, tenant: TenantId, lane: str, after: int, clock: Clock) -> list[ToldEnd]:

@@ -7,6 +7,8 @@ accept at once, a tenant gets no more than its limits:
 - A request far from the limits holds the lock shared. At most ``_UNLOCKED`` such transactions are open at a time, each with
   at most ``_UNLOCKED_BYTES``, and all of them together fit between "near" and the limit.
 - A request near the limits holds it alone, so it counts after those have ended.
+
+A tenant's rate (``tenants.rates``) refuses nothing: it is charged with the insert, and says when the operation may run.
 """
 
 import asyncio
@@ -22,10 +24,11 @@ from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import OperationKind
 from ledger import statements as sql
-from ledger.ledger import Ledger
+from ledger.ledger import Accepted, Ledger
 from store.database import Database, undo
 from tenants.limit_use import TRAINING_USE, Use
 from tenants.limits import Counted, Limits, hold_count
+from tenants.rates import Meter
 
 HOLD_SECONDS = 20.0
 """Longest time that a request waits for room before it is answered 429. The SDK gives a POST up after 60 s."""
@@ -62,6 +65,10 @@ class TrainingIntake:
         """Locks of the tenants whose requests wait for room, which go in order of arrival."""
 
     async def accept(self, new: NewOperation, limits: Limits, opening: Opening | None = None) -> RequestId:
+        """Record ``new`` as ``accept_rated`` and return its request id."""
+        return (await self.accept_rated(new, limits, opening)).id
+
+    async def accept_rated(self, new: NewOperation, limits: Limits, opening: Opening | None = None) -> Accepted:
         """Record ``new`` and return its request id; a repeated request gets its first id. Committed on return.
 
         ``limits`` are the tenant's. An operation that alone is over them is recorded as failed. Raises
@@ -73,7 +80,7 @@ class TrainingIntake:
             if opening is not None:
                 raise error
             async with self._database.write() as transaction:
-                return await self._ledger.reject(transaction, new.rejected(error))
+                return Accepted(await self._ledger.reject(transaction, new.rejected(error)))
         ends = monotonic() + self._hold_seconds
         if (accepted := await self._accept_far(new, limits, opening)) is not None:
             return accepted
@@ -91,7 +98,7 @@ class TrainingIntake:
         finally:
             queue.release()
 
-    async def _accept_with_room(self, new: NewOperation, opening: Opening | None, ends: float) -> RequestId:
+    async def _accept_with_room(self, new: NewOperation, opening: Opening | None, ends: float) -> Accepted:
         """Record ``new`` as soon as there is room for it. Raises ``TooManyOperations`` at ``ends``."""
         while isinstance(outcome := await self._accept_near(new, opening), _NoRoom):
             left = ends - monotonic()
@@ -100,7 +107,7 @@ class TrainingIntake:
             await self._ledger.wait_until_final(new.tenant, outcome.oldest, seconds=min(left, _LOOK_SECONDS))
         return outcome
 
-    async def _accept_far(self, new: NewOperation, limits: Limits, opening: Opening | None) -> RequestId | None:
+    async def _accept_far(self, new: NewOperation, limits: Limits, opening: Opening | None) -> Accepted | None:
         """Record ``new``, unless the tenant is near a limit then: return None."""
         most_operations = limits.pending_operations - _UNLOCKED
         most_bytes = limits.pending_bytes - _UNLOCKED * _UNLOCKED_BYTES
@@ -108,14 +115,14 @@ class TrainingIntake:
             return None
         async with self._database.write() as transaction:
             if opening is not None and (earlier := await opening(transaction)) is not None:
-                return earlier
-            accepted = await self._ledger.accept_counted(transaction, new)
+                return Accepted(earlier)
+            accepted = await self._ledger.accept_counted(transaction, new, limits.pace(Meter.TRAIN))
             if accepted.operations <= most_operations and accepted.nbytes <= most_bytes:
-                return accepted.id
+                return accepted
             await undo(transaction)
             return None
 
-    async def _accept_near(self, new: NewOperation, opening: Opening | None) -> RequestId | _NoRoom:
+    async def _accept_near(self, new: NewOperation, opening: Opening | None) -> Accepted | _NoRoom:
         """Record ``new`` if there is room for it, while no other request of the tenant is recorded."""
         lock = self._near.setdefault(new.tenant, asyncio.Lock())
         async with lock, self._database.write() as transaction:
@@ -127,12 +134,12 @@ class TrainingIntake:
                 lane, seq_id = new.lane, new.seq_id
                 earlier = await self._ledger.find(transaction, lane=lane, seq_id=seq_id, digest=new.digest)
                 if earlier is not None:
-                    return earlier
+                    return Accepted(earlier)
                 if not await transaction.scalar(sql.CLOSES_GAP, {"lane": lane, "seq_id": seq_id}):
                     return _NoRoom(use, await transaction.scalar(sql.OLDEST_PENDING, {"tenant": new.tenant}))
             if opening is not None and (earlier := await opening(transaction)) is not None:
-                return earlier
-            return (await self._ledger.accept_counted(transaction, new)).id
+                return Accepted(earlier)
+            return await self._ledger.accept_counted(transaction, new, use.limits.pace(Meter.TRAIN))
 
 
 def _too_large(nbytes: int, limits: Limits) -> InvalidRequest:

@@ -6,6 +6,11 @@ An announcement carries no data and may be lost. Every listener also reads the d
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from store.database import after_commit
 
 PLACEMENTS = "placements:"
 JOBS = "jobs"
@@ -80,9 +85,19 @@ def operation_topic(request_id: str) -> str:
     return f"operation:{request_id}"
 
 
+def shares_topic() -> str:
+    """Topic: a tenant's share or class has changed."""
+    return "shares"
+
+
 def ended_samples_topic(lane: str) -> str:
     """Topic: samples of a lane have ended."""
     return f"ended:{lane}"
+
+
+def run_steps_topic(run: str) -> str:
+    """Topic: the run has taken an optimizer step."""
+    return f"steps:{run}"
 
 
 class Wakeups:
@@ -93,9 +108,12 @@ class Wakeups:
         self.is_closed = False
 
     @contextmanager
-    def listen(self, *topics: str) -> Iterator[asyncio.Event]:
-        """Yield an event that every later announcement sets. Read the database once before waiting for the event."""
-        event = asyncio.Event()
+    def listen(self, *topics: str, event: asyncio.Event | None = None) -> Iterator[asyncio.Event]:
+        """Yield an event, ``event`` if one is given, that every later announcement sets.
+
+        Read the database once before waiting for the event.
+        """
+        event = event or asyncio.Event()
         for topic in topics:
             self._listeners.setdefault(topic, set()).add(event)
         try:
@@ -111,6 +129,10 @@ class Wakeups:
         """Wake the listeners of ``topic``."""
         for event in self._listeners.get(topic, ()):
             event.set()
+
+    def announce_after_commit(self, transaction: AsyncSession, topic: str) -> None:
+        """Wake the listeners of ``topic`` once ``transaction`` is committed."""
+        after_commit(transaction, partial(self.announce, topic))
 
     def topics(self) -> list[str]:
         """Return the topics that have listeners, the latest last."""

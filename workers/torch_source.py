@@ -27,6 +27,7 @@ class TorchSource:
             max_sequences=self._settings.sampler_batch_sequences,
             max_adapters=self._settings.sampler_resident_adapters,
             stall_seconds=self._settings.stall_limit.total_seconds(),
+            piece_seconds=self._settings.piece_time.total_seconds(),
         )
         await replica.start()
         return replica

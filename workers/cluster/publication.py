@@ -7,7 +7,6 @@ Each process is sent a version command, a row in the database. The reaper delete
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from uuid import uuid4
 
@@ -19,11 +18,11 @@ from ledger.publication import WITHDRAWAL
 from ledger.wakeups import Wakeups, version_command_topic, version_commands_topic
 from store.batcher import few_lengths
 from store.clock import Clock
-from store.database import Database, after_commit
+from store.database import Database
+from store.database_clock import database_now
 from store.repeat import wait_for
-from store.tables import VersionCommand, WorkerProcess
+from store.tables import ProcessKind, VersionCommand, WorkerProcess
 from workers.cluster.version_commands import VersionCommandKind
-from workers.leases.processes import ProcessKind, database_now
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ class ClusterPublication:
             async with self._database.write() as transaction:
                 await transaction.execute(insert(VersionCommand), rows)
                 for pool in pools:
-                    after_commit(transaction, partial(self._wakeups.announce, version_commands_topic(pool)))
+                    self._wakeups.announce_after_commit(transaction, version_commands_topic(pool))
         return [str(row["id"]) for row in rows]
 
     async def _outcomes(self, commands: Sequence[str], *, patience: timedelta | None = None) -> list[str | None]:

@@ -4,23 +4,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ledger.payload_files import PAYLOADS
+from ledger.work_in_hand import RECORDS
 from store.tables import (
     AdapterGate,
     ApiKey,
+    AuditDigest,
+    AuditEntry,
     Base,
     BaseWeights,
+    Budget,
+    BudgetAlert,
     Checkpoint,
     CheckpointHold,
+    ClientException,
     DeletedCheckpoint,
     DirectedReplica,
     DirectedRun,
     DiscardedFolder,
     DownloadLink,
+    LoginCode,
     Operation,
     OperationPayload,
     OperationResult,
+    OperatorAnswer,
+    OperatorCode,
+    OperatorKey,
+    OperatorSession,
     Placement,
+    Price,
     Project,
+    Rate,
     Run,
     RunEvent,
     RunMetric,
@@ -35,16 +48,19 @@ from store.tables import (
     StepRun,
     StorageHour,
     Tenant,
+    TenantPrice,
     UsageDay,
     UsageHour,
     VersionCommand,
+    Webhook,
+    WebhookEvent,
+    WebSession,
     WeightJob,
     WorkerProcess,
 )
 from tenants.checkpoints import CHECKPOINTS, SNAPSHOTS
 from tenants.weight_jobs import IMPORTS
 from workers.housekeeping.schedule import StepName
-from workers.leases.work_in_hand import RECORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +81,32 @@ Retention = Ends | Bounded
 
 _TABLES: Mapping[type[Base], Retention] = {
     AdapterGate: Ends((StepName.FORGET_RUNS,)),
-    ApiKey: Bounded("one row for each key that an operator or a tenant's administrator makes"),
+    ApiKey: Bounded("at most 2,000 rows of each tenant, of which ended ones make room; those of looks go after a day"),
+    AuditDigest: Bounded("one row a day, by which the days that are kept are verified"),
+    AuditEntry: Ends((StepName.FORGET_AUDIT,)),
     BaseWeights: Bounded("one row for each base model"),
+    Budget: Bounded("one row for each budget that an operator sets"),
+    BudgetAlert: Bounded("two rows at most for each budget and period"),
     Checkpoint: Ends((StepName.EXPIRE_CHECKPOINTS, StepName.RETIRE_VERSIONS)),
     CheckpointHold: Ends((StepName.RELEASE_CHECKPOINTS,)),
+    ClientException: Ends((StepName.FORGET_SESSIONS,)),
     DeletedCheckpoint: Ends((StepName.FORGET_DELETIONS,)),
     DirectedReplica: Bounded("one row for each replica that an operator names"),
     DirectedRun: Ends((StepName.FORGET_EVENTS,)),
     DiscardedFolder: Ends((StepName.EMPTY_TRASH,)),
     DownloadLink: Ends((StepName.EXPIRE_LINKS,)),
+    LoginCode: Ends((StepName.END_LOGINS,)),
     Operation: Ends((StepName.FORGET_OPERATIONS,)),
     OperationPayload: Ends((StepName.PRUNE_RESULTS, StepName.DROP_PAYLOADS)),
     OperationResult: Ends((StepName.PRUNE_RESULTS,)),
+    OperatorAnswer: Ends((StepName.FORGET_DELETIONS,)),
+    OperatorCode: Ends((StepName.END_LOGINS,)),
+    OperatorKey: Bounded("one row for each key that is made on the command line for an operator"),
+    OperatorSession: Ends((StepName.END_LOGINS,)),
     Placement: Ends((StepName.END_RUNS, StepName.FORGET_RUNS)),
-    Project: Bounded("one row for each project that a tenant's administrator makes"),
+    Price: Bounded("at most 500 rows, which an operator adds"),
+    Project: Bounded("at most 1,000 rows for each tenant, which its administrator makes"),
+    Rate: Bounded("two rows at most for each tenant that has had a rate"),
     Run: Ends((StepName.END_RUNS, StepName.FORGET_RUNS)),
     RunEvent: Ends((StepName.FORGET_EVENTS,)),
     RunMetric: Ends((StepName.FORGET_RUNS,)),
@@ -87,15 +115,19 @@ _TABLES: Mapping[type[Base], Retention] = {
     SampleProgress: Ends((StepName.PRUNE_RESULTS,)),
     SampleRecord: Ends((StepName.FORGET_SAMPLE_RECORDS,)),
     SampleReport: Ends((StepName.PRUNE_RESULTS,)),
-    Sampler: Ends((StepName.FORGET_SESSIONS,)),
+    Sampler: Ends((StepName.FORGET_SESSIONS, StepName.FORGET_OPERATIONS, StepName.FORGET_RUNS)),
     ServicePresence: Bounded("a single row"),
     Session: Ends((StepName.END_SESSIONS, StepName.FORGET_SESSIONS)),
     StepRun: Bounded("one row for each step"),
     Tenant: Bounded("one row for each tenant that an operator makes"),
+    TenantPrice: Bounded("at most 500 rows of each tenant, which an operator adds"),
     StorageHour: Ends((StepName.FORGET_USAGE,)),
     UsageHour: Ends((StepName.FORGET_USAGE,)),
     UsageDay: Bounded("one row a day for each tenant, base model and kind of operation, kept for the accounts"),
     VersionCommand: Ends((StepName.EXPIRE_COMMANDS,)),
+    Webhook: Bounded("at most `WEFT_LIMIT_WEBHOOKS` rows for each tenant"),
+    WebhookEvent: Ends((StepName.FORGET_WEBHOOKS,)),
+    WebSession: Ends((StepName.END_LOGINS,)),
     WeightJob: Ends((StepName.FORGET_OPERATIONS,)),
     WorkerProcess: Ends((StepName.REAP_PROCESSES,)),
 }
@@ -108,6 +140,9 @@ RETENTION_OF_FOLDERS: Mapping[str, Retention] = {
     PAYLOADS: Ends((StepName.REMOVE_PAYLOAD_FILES,)),
     RECORDS: Bounded("a folder for each living trainer; whoever reaps it removes it"),
     "handshakes": Bounded("random adapters of rank 4, one set for each base model that is sampled"),
-    "logs": Bounded("each host removes its security files when they are a year old"),
+    "zero-adapters": Bounded("an adapter of rank 1 for each base model that vLLM samples"),
+    "logs": Bounded(
+        "a vLLM server's file is bounded, and goes a year after its last line; a host's security files likewise"
+    ),
 }
 """Folders by their names in the data folder."""

@@ -10,12 +10,14 @@ class StepName(StrEnum):
     """Name of a step: in the database, in metrics, as an option of `weft housekeeping` and in a Celery task."""
 
     END_SESSIONS = "end-sessions"
+    DELETE_TENANTS = "delete-tenants"
     CANCEL_SAMPLES = "cancel-samples"
     END_RUNS = "end-runs"
     CLOSE_GAPS = "close-gaps"
     OPEN_GATES = "open-gates"
     REAP_PROCESSES = "reap-processes"
     EXPIRE_LINKS = "expire-links"
+    END_LOGINS = "end-logins"
     EXPIRE_COMMANDS = "expire-commands"
     EXPIRE_CHECKPOINTS = "expire-checkpoints"
     FORGET_DELETIONS = "forget-deletions"
@@ -33,10 +35,16 @@ class StepName(StrEnum):
     FORGET_EVENTS = "forget-events"
     METER_STORAGE = "meter-storage"
     FORGET_USAGE = "forget-usage"
+    DIGEST_AUDIT = "digest-audit"
+    FORGET_AUDIT = "forget-audit"
+    TELL_EXPIRIES = "tell-expiries"
+    SEND_WEBHOOKS = "send-webhooks"
+    FORGET_WEBHOOKS = "forget-webhooks"
     REMOVE_ORPHANS = "remove-orphans"
 
 
 _SELDOM = {
+    StepName.END_LOGINS: timedelta(minutes=5),
     StepName.FORGET_DELETIONS: timedelta(minutes=5),
     StepName.REMOVE_PAYLOAD_FILES: timedelta(minutes=5),
     StepName.FORGET_OPERATIONS: timedelta(minutes=5),
@@ -46,6 +54,10 @@ _SELDOM = {
     StepName.FORGET_EVENTS: timedelta(minutes=10),
     StepName.METER_STORAGE: timedelta(minutes=10),
     StepName.FORGET_USAGE: timedelta(hours=1),
+    StepName.DIGEST_AUDIT: timedelta(minutes=10),
+    StepName.FORGET_AUDIT: timedelta(hours=1),
+    StepName.TELL_EXPIRIES: timedelta(minutes=5),
+    StepName.FORGET_WEBHOOKS: timedelta(hours=1),
     StepName.REMOVE_ORPHANS: timedelta(hours=1),
 }
 """Steps that walk over rows or folders which are kept for long, or that have work once an hour."""

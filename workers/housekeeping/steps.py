@@ -1,22 +1,29 @@
 """The work of each step of housekeeping. A step's failure is its own: no other step shares its transactions."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, timedelta
 
 from sqlalchemy import delete, select
 
 from contracts.errors import SessionEnded
-from ledger.cancellation import OfEndedSessions, OfRevokedKeys, session_ended
+from ledger.cancellation import OfEndedKeys, OfEndedSessions, session_ended
+from ledger.ended_keys import key_ended
 from ledger.gaps import close_gaps
 from ledger.pruning import PRUNE_BATCH, drop_covered_payloads, forget_operations, prune
-from ledger.revocations import key_revoked
 from ledger.runtime import Runtime
+from ledger.wakeups import gates_topic
 from store.tables import VersionCommand
 from store.walk import Place
+from telemetry.security import SecurityEvent, SecurityRecord, note
+from tenants.audit_digests import close_day, compute_digest, expire_entries, store_digest, undigested_day
 from tenants.checkpoint_holds import release_holds
 from tenants.checkpoints import forget_deletions
 from tenants.downloads import delete_expired_links
 from tenants.gates import open_expired
+from tenants.login_codes import delete_expired_codes
+from tenants.looks import forget_looks
+from tenants.operator_answers import forget_answers
+from tenants.operator_sessions import delete_ended_operator_sessions, delete_expired_operator_codes
 from tenants.presence import was_present
 from tenants.run_directives import delete_stale_directives
 from tenants.run_history import delete_run_events
@@ -26,11 +33,15 @@ from tenants.sessions import end_silent_sessions
 from tenants.storage_hours import StorageWalk, begin_walk, meter_storage
 from tenants.usage_hours import forget_usage
 from tenants.version_retention import VersionRules, delete_expired, retire_versions
+from tenants.web_sessions import delete_ended_sessions
+from tenants.webhook_events import forget_events, tell_expiries
 from tenants.weight_jobs import forget_jobs
 from workers.housekeeping.folders import FolderRemoval
 from workers.housekeeping.schedule import StepName
 from workers.housekeeping.step import LARGE, SMALL, Batch, Step, again
+from workers.housekeeping.tenant_removal import remove_next_tenant
 from workers.leases.reaper import reap_forsaken
+from workers.webhooks.delivery import WebhookDelivery
 
 _STALE_COMMAND = timedelta(hours=1)
 """Age at which a version command is deleted. No sender waits so long, so its sender has died."""
@@ -50,14 +61,17 @@ class HousekeepingSteps:
         self._runtime = runtime
         self._may_declare_dead = may_declare_dead
         self.folders = FolderRemoval(runtime)
+        self._webhooks = WebhookDelivery(runtime)
         works = {
             StepName.END_SESSIONS: self._end_sessions,
+            StepName.DELETE_TENANTS: self._delete_tenants,
             StepName.CANCEL_SAMPLES: self._cancel_samples,
             StepName.END_RUNS: self._end_runs,
             StepName.CLOSE_GAPS: self._close_gaps,
             StepName.OPEN_GATES: self._open_gates,
             StepName.REAP_PROCESSES: self._reap_processes,
             StepName.EXPIRE_LINKS: self._expire_links,
+            StepName.END_LOGINS: self._end_logins,
             StepName.EXPIRE_COMMANDS: self._expire_commands,
             StepName.EXPIRE_CHECKPOINTS: self._expire_checkpoints,
             StepName.FORGET_DELETIONS: self._forget_deletions,
@@ -75,6 +89,11 @@ class HousekeepingSteps:
             StepName.FORGET_EVENTS: self._forget_events,
             StepName.METER_STORAGE: self._meter_storage,
             StepName.FORGET_USAGE: self._forget_usage,
+            StepName.DIGEST_AUDIT: self._digest_audit,
+            StepName.FORGET_AUDIT: self._forget_audit,
+            StepName.TELL_EXPIRIES: self._tell_expiries,
+            StepName.SEND_WEBHOOKS: self._send_webhooks,
+            StepName.FORGET_WEBHOOKS: self._forget_webhooks,
             StepName.REMOVE_ORPHANS: self._remove_orphans,
         }
         self.by_name = {name: Step(name, works[name]) for name in StepName}
@@ -90,12 +109,15 @@ class HousekeepingSteps:
             ended = await end_silent_sessions(transaction, silent_since=now - timeout, now=now, most=LARGE)
         return again(ended, LARGE)
 
+    async def _delete_tenants(self, place: str | None) -> Batch:
+        return await remove_next_tenant(self._runtime, place)
+
     async def _cancel_samples(self, _place: str | None) -> Batch:
-        """Cancel the samples of ended sessions and of revoked keys."""
-        ledger = self._runtime.ledger
+        """Cancel the samples of ended sessions and of ended keys."""
+        ledger, now = self._runtime.ledger, self._runtime.clock()
         async with self._runtime.database.write() as transaction:
             ended = await ledger.cancel(transaction, OfEndedSessions(), session_ended(), only_samples=True)
-            ended += await ledger.cancel(transaction, OfRevokedKeys(), key_revoked(), only_samples=True)
+            ended += await ledger.cancel(transaction, OfEndedKeys(now), key_ended(), only_samples=True)
         return Batch(len(ended))
 
     async def _end_runs(self, _place: str | None) -> Batch:
@@ -120,7 +142,7 @@ class HousekeepingSteps:
         async with self._runtime.database.write() as transaction:
             opened = await open_expired(transaction, self._runtime.clock)
             for _, base_model in opened:
-                self._runtime.ledger.announce_gates(transaction, base_model)
+                self._runtime.ledger.wakeups.announce_after_commit(transaction, gates_topic(base_model))
         return Batch(len(opened))
 
     async def _reap_processes(self, _place: str | None) -> Batch:
@@ -144,6 +166,16 @@ class HousekeepingSteps:
         async with self._runtime.database.write() as transaction:
             return again(await delete_expired_links(transaction, now=self._runtime.clock(), most=LARGE), LARGE)
 
+    async def _end_logins(self, _place: str | None) -> Batch:
+        now, idle = self._runtime.clock(), self._runtime.settings.web_session_idle
+        async with self._runtime.database.write() as transaction:
+            codes = await delete_expired_codes(transaction, now=now, most=LARGE)
+            invited = await delete_expired_operator_codes(transaction, now=now, most=LARGE)
+            ended = await delete_ended_sessions(transaction, now=now, idle=idle, most=LARGE)
+            operators = await delete_ended_operator_sessions(transaction, now=now, most=LARGE)
+            looks = await forget_looks(transaction, now=now, most=LARGE)
+            return again(max(codes, invited, ended, operators, looks), LARGE)
+
     async def _expire_commands(self, _place: str | None) -> Batch:
         stale = (
             select(VersionCommand.id)
@@ -162,7 +194,9 @@ class HousekeepingSteps:
     async def _forget_deletions(self, _place: str | None) -> Batch:
         before = self._runtime.clock() - self._runtime.settings.result_grace
         async with self._runtime.database.write() as transaction:
-            return again(await forget_deletions(transaction, before=before, most=LARGE), LARGE)
+            deletions = await forget_deletions(transaction, before=before, most=LARGE)
+            answers = await forget_answers(transaction, before=before, most=LARGE)
+        return again(max(deletions, answers), LARGE)
 
     async def _retire_versions(self, place: str | None) -> Batch:
         now, settings = self._runtime.clock(), self._runtime.settings
@@ -223,10 +257,11 @@ class HousekeepingSteps:
         return Batch(forgotten.rows, _text(forgotten.next))
 
     async def _forget_runs(self, place: str | None) -> Batch:
-        before = self._runtime.clock() - self._runtime.settings.retention_runs
+        now = self._runtime.clock()
+        before = now - self._runtime.settings.retention_runs
         async with self._runtime.database.write() as transaction:
             after = None if place is None else Place.parse(place)
-            forgotten = await forget_runs(transaction, before=before, after=after, most=SMALL)
+            forgotten = await forget_runs(transaction, before=before, now=now, after=after, most=SMALL)
         return Batch(forgotten.rows, _text(forgotten.next))
 
     async def _forget_events(self, _place: str | None) -> Batch:
@@ -247,6 +282,44 @@ class HousekeepingSteps:
         before = self._runtime.clock() - self._runtime.settings.retention_usage_hours
         async with self._runtime.database.write() as transaction:
             return again(await forget_usage(transaction, before=before, most=LARGE), LARGE)
+
+    async def _digest_audit(self, _place: str | None) -> Batch:
+        """Close and hash the oldest day of the audit log that is over. Its digest goes to the security log, too."""
+        database = self._runtime.database
+        async with database.read() as session:
+            day = await undigested_day(session)
+        if day is None:
+            async with database.write() as transaction:
+                day = await close_day(transaction, now=self._runtime.clock())
+        if day is None:
+            return Batch(0)
+        async with database.read() as session:
+            found = await compute_digest(session, day)
+        async with database.write() as transaction:
+            await store_digest(transaction, found)
+        told = f"entries={found.entries} sha256={found.digest}"
+        note(SecurityRecord(event=SecurityEvent.AUDIT_DIGEST, outcome="done", resource=str(day), detail=told))
+        return Batch(1, "more")
+
+    async def _forget_audit(self, _place: str | None) -> Batch:
+        now = self._runtime.clock()
+        before = (now - self._runtime.settings.retention_audit).astimezone(UTC).date()
+        async with self._runtime.database.write() as transaction:
+            return again(await expire_entries(transaction, before=before, now=now, most=LARGE), LARGE)
+
+    async def _tell_expiries(self, place: str | None) -> Batch:
+        async with self._runtime.database.write() as transaction:
+            told, further = await tell_expiries(transaction, self._runtime.clock(), after=int(place or 0), most=LARGE)
+        return Batch(told, None if further is None else str(further))
+
+    async def _send_webhooks(self, _place: str | None) -> Batch:
+        sent, is_more = await self._webhooks.deliver()
+        return Batch(sent, "more" if is_more else None)
+
+    async def _forget_webhooks(self, _place: str | None) -> Batch:
+        before = self._runtime.clock() - self._runtime.settings.retention_webhook_events
+        async with self._runtime.database.write() as transaction:
+            return again(await forget_events(transaction, before=before, most=LARGE), LARGE)
 
     async def _remove_orphans(self, place: str | None) -> Batch:
         return await self.folders.remove_orphans(settled=True, after=place or "")

@@ -1,7 +1,8 @@
 """Runs jobs on weights, one at a time in a process: takes a job, works on a thread, and tells its progress meanwhile.
 
 A job whose worker dies is free when its lease ends, and begins again. Each attempt writes a folder of its own, which only the
-holder of the lease records.
+holder of the lease records. Work that is done is not done again because the database cannot take its record: the worker keeps
+the job and tries again, while it goes on with other jobs.
 """
 
 import asyncio
@@ -10,7 +11,9 @@ import shutil
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,27 +27,35 @@ from engine.model.base import BaseModel
 from engine.model.merged_model import MergeSource
 from ledger.runtime import Runtime
 from ledger.wakeups import JOBS
-from store.repeat import repeat
-from tenants.checkpoints import NewCheckpoint, directory_of, find_checkpoint, is_path_taken, record_checkpoint
+from store.repeat import repeat, wait_for_any
+from tenants.audit import Actor, Door, session_of
+from tenants.audit import record as record_entry
+from tenants.audit_actions import Action
+from tenants.checkpoints import NewCheckpoint, directory_of, find_checkpoint, is_path_taken
 from tenants.imported_checkpoints import ImportedCheckpoint, record_import
 from tenants.limit_use import STORAGE_USE
 from tenants.limits import Counted, Limits, hold_count
-from tenants.storage import check_storage
-from tenants.weight_jobs import (
+from tenants.storage import store_checkpoint
+from tenants.taken_jobs import (
     LEASE,
     TakenJob,
     finish_job,
     free_all,
     give_back,
+    recorded_path,
     renew_job,
-    staged_folder,
     take_job,
 )
+from tenants.weight_jobs import staged_folder
 from workers.jobs.imports import write_import
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SWEEP_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
+"""Time between two tries to record how a job ended."""
 _RENEW_SECONDS = LEASE.total_seconds() / 6
 
 
@@ -60,6 +71,8 @@ class _Attempt:
     done: int = 0
     total: int = 0
     ends: threading.Event = field(default_factory=threading.Event)
+    waits: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the work is done and the database has not taken its record."""
 
     def progress(self, done: int, total: int) -> None:
         """Take note of the progress; called by the thread. Raises ``AttemptEnds`` when the attempt is to end."""
@@ -78,6 +91,9 @@ class JobRunner:
         self._defaults = Limits.of(runtime.settings)
         self._lock = asyncio.Lock()
         self._current: _Attempt | None = None
+        self._unrecorded: set[asyncio.Task[None]] = set()
+        """Attempts whose work is done, and whose record the database has not taken yet."""
+        self._recording = asyncio.Lock()
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -85,6 +101,7 @@ class JobRunner:
         with self._runtime.wakeups.listen(JOBS) as wake:
             failed = "jobs on weights could not be run"
             await repeat(self.run_all, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=wake, failed=failed)
+        await self.finished()
 
     def stop(self) -> None:
         """Give the job in hand back, at its next step, and take no more."""
@@ -96,6 +113,8 @@ class JobRunner:
         """Wait until no job is in hand, after ``stop``."""
         async with self._lock:
             pass
+        if self._unrecorded:
+            await asyncio.wait(self._unrecorded)
 
     async def free_all(self) -> None:
         """End the leases of workers that died; call it only while no other process works."""
@@ -121,13 +140,36 @@ class JobRunner:
         if job is None:
             return False
         self._current = attempt = _Attempt(job)
-        renewing = asyncio.create_task(self._renew(attempt), name=f"job {job.id}")
+        working = asyncio.create_task(self._hold(attempt), name=f"job {job.id}")
+        waiting = asyncio.create_task(attempt.waits.wait())
+        try:
+            await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                self._unrecorded.add(working)
+                working.add_done_callback(self._recorded)
+                return True
+        finally:
+            self._current = None
+            waiting.cancel()
+            if working not in self._unrecorded:
+                working.cancel()
+        await working
+        return True
+
+    async def _hold(self, attempt: _Attempt) -> None:
+        """Work on the job, and keep its lease meanwhile."""
+        renewing = asyncio.create_task(self._renew(attempt), name=f"lease of job {attempt.job.id}")
         try:
             await self._attempt(attempt)
         finally:
-            self._current = None
             renewing.cancel()
-        return True
+
+    def _recorded(self, working: asyncio.Task[None]) -> None:
+        self._unrecorded.discard(working)
+        if not working.cancelled() and (failure := working.exception()) is not None:
+            log.error(
+                "%s was not recorded; it begins again once its lease has ended", working.get_name(), exc_info=failure
+            )
 
     async def _renew(self, attempt: _Attempt) -> None:
         async def renew() -> None:
@@ -152,34 +194,60 @@ class JobRunner:
                 case ImportRequest() as asked:
                     path = await self._import(attempt, asked)
         except AttemptEnds:
-            await self._interrupted(job)
+            await self._interrupted(attempt)
         except Unavailable:
-            # The job is free when its lease ends.
+            if not attempt.waits.is_set():
+                # The work could not begin, for which the job is not to blame.
+                await self._written(attempt, partial(give_back, job=job))
             raise
         except WeftError as error:
-            await self._end(job, error, JobState.FAILED)
+            await self._end(attempt, error, JobState.FAILED)
         except (OSError, RuntimeError, SafetensorError):
             # A full disk, no memory, a damaged file of the base.
             log.exception("job=%s failed", job.id)
             message = f"weft failed to run this job; the service's log has the cause (job {job.id})"
-            await self._end(job, EngineFailure(message), JobState.FAILED)
+            await self._end(attempt, EngineFailure(message), JobState.FAILED)
         else:
             log.info("job=%s done path=%s", job.id, path)
             await self._drop_staged(job)
 
-    async def _interrupted(self, job: TakenJob) -> None:
+    async def _interrupted(self, attempt: _Attempt) -> None:
         if self._stopping.is_set():
-            async with self._runtime.database.write() as transaction:
-                await give_back(transaction, job)
+            await self._written(attempt, partial(give_back, job=attempt.job))
             return
         # Cancelled; or another worker's, and then nothing is written.
-        await self._end(job, Cancelled("the job was cancelled by its tenant"), JobState.CANCELLED)
+        await self._end(attempt, Cancelled("the job was cancelled by its tenant"), JobState.CANCELLED)
 
-    async def _end(self, job: TakenJob, error: WeftError, state: JobState) -> None:
-        async with self._runtime.database.write() as transaction:
-            has_ended = await finish_job(transaction, job, error, state=state, now=self._runtime.clock())
-        if has_ended:
-            await self._drop_staged(job)
+    async def _end(self, attempt: _Attempt, error: WeftError, state: JobState) -> None:
+        async def write(transaction: AsyncSession) -> bool:
+            return await finish_job(transaction, attempt.job, error, state=state, now=self._runtime.clock())
+
+        if await self._written(attempt, write):
+            await self._drop_staged(attempt.job)
+
+    async def _written(self, attempt: _Attempt, write: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        """Return what ``write`` does in a transaction, which is tried again until the database takes it.
+
+        Other jobs go on meanwhile. Raises ``Unavailable`` once this worker stops.
+        """
+        database = self._runtime.database
+        try:
+            async with database.write() as transaction:
+                return await write(transaction)
+        except Unavailable as failure:
+            if self._stopping.is_set():
+                raise
+            log.warning("job=%s is done but for its record, which is tried again: %s", attempt.job.id, failure.message)
+        attempt.waits.set()
+        while True:
+            await wait_for_any([self._stopping], _RETRY_SECONDS)
+            try:
+                # One at a time: a lock that stays must not take more of the database's connections.
+                async with self._recording, database.write() as transaction:
+                    return await write(transaction)
+            except Unavailable:
+                if self._stopping.is_set():
+                    raise
 
     async def _drop_staged(self, job: TakenJob) -> None:
         if isinstance(job.asked, ImportRequest):
@@ -216,8 +284,7 @@ class JobRunner:
         )
 
         async def record(transaction: AsyncSession) -> CheckpointPath:
-            await record_checkpoint(transaction, job.tenant, new, self._runtime.clock)
-            await check_storage(transaction, job.tenant, self._defaults)
+            await store_checkpoint(transaction, job.tenant, new, self._runtime.clock, self._defaults)
             return target
 
         return await self._record(attempt, record)
@@ -236,25 +303,45 @@ class JobRunner:
         )
 
         async def record(transaction: AsyncSession) -> CheckpointPath:
-            return await record_import(transaction, job.tenant, new, self._runtime.clock, self._defaults)
+            clock = self._runtime.clock
+            return await record_import(transaction, job.tenant, new, clock, self._defaults, session=job.session)
 
         return await self._record(attempt, record)
 
     async def _record(self, attempt: _Attempt, record: Callable[[AsyncSession], Awaitable[CheckpointPath]]) -> str:
         """Record the job's end and, by ``record``, what it made, both or neither; return its path."""
         clock, job, total = self._runtime.clock, attempt.job, attempt.total
+
+        async def write(transaction: AsyncSession) -> str:
+            await hold_count(transaction, Counted.STORAGE, [job.tenant])
+            if (recorded := await recorded_path(transaction, job)) is not None:
+                # By an earlier try, whose COMMIT was not answered.
+                return recorded
+            if attempt.ends.is_set() and not self._stopping.is_set():
+                raise AttemptEnds
+            target = str(await record(transaction))
+            if not await finish_job(transaction, job, target, state=JobState.DONE, now=clock(), total=total):
+                raise AttemptEnds
+            # The job's own entry tells whose request it was.
+            await record_entry(
+                transaction,
+                Actor(Door.SERVICE, "jobs"),
+                Action.CHECKPOINT_CREATE,
+                target,
+                tenant=job.tenant,
+                now=clock(),
+                session_id=session_of(parse_path(target).run_id),
+                after={"job": job.id},
+            )
+            return target
+
         try:
-            async with self._runtime.database.write() as transaction:
-                await hold_count(transaction, Counted.STORAGE, [job.tenant])
-                target = str(await record(transaction))
-                if not await finish_job(transaction, job, target, state=JobState.DONE, now=clock(), total=total):
-                    raise AttemptEnds
+            return await self._written(attempt, write)
         except Unavailable:
             raise
         except (WeftError, AttemptEnds):
             await asyncio.to_thread(self._runtime.data_folder.remove, directory_of(job.checkpoint))
             raise
-        return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class RunClaims:
             )
             # The API placed a run that had a trainer already. That trainer has not been woken for the operation.
             for holder in found.holders:
-                after_commit(transaction, partial(self._runtime.wakeups.announce, trainer_topic(holder)))
+                self._runtime.wakeups.announce_after_commit(transaction, trainer_topic(holder))
             for _ in found.claimed:
                 after_commit(transaction, partial(self._runtime.telemetry.metrics.lease_moved, "claimed"))
         if found.claimed:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.clock import Clock
+from store.tables import ProcessKind
 from tenants.run_leases import count_runs
-from workers.leases.processes import ProcessKind, WorkerIdentity, alive
+from workers.leases.processes import WorkerIdentity, alive
 
 
 @dataclass(frozen=True, slots=True)

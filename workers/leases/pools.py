@@ -1,11 +1,14 @@
 """The heartbeat loop of a sampling process: renews the process's lease and reaps dead sampling processes."""
 
 import asyncio
+from collections.abc import Sequence
 
+from contracts.ids import RequestId, TenantId
 from ledger.runtime import Runtime
 from store.repeat import repeat
 from store.tables import PoolState
 from telemetry.readiness import NotReady
+from tenants.sample_progress import mark_unsaved
 from workers.leases.base_weights import WeightsCheck
 from workers.leases.heartbeat import Heartbeat
 from workers.leases.processes import WorkerIdentity, tell_pool_state
@@ -76,7 +79,11 @@ class PoolHeartbeat:
         async with self._runtime.database.write() as transaction:
             await reap_pools(transaction, [self.identity.id], self.identity.base_model, self._runtime)
 
-    async def leave(self) -> None:
-        """Remove this process at an orderly end and return its samples, so that others need not wait for its lease to end."""
+    async def leave(self, unsaved: Sequence[tuple[TenantId, RequestId]] = ()) -> None:
+        """Remove this process at an orderly end and return its samples, so that others need not wait for its lease to end.
+
+        ``unsaved``: samples whose tokens could not be saved. Raises ``Unavailable``; the process then counts as a dead one.
+        """
         async with self._runtime.database.write() as transaction:
+            await mark_unsaved(transaction, unsaved)
             await remove_pools(transaction, [self.identity.id], self.identity.base_model, self._runtime)

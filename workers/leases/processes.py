@@ -7,18 +7,18 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, select, text, update
+from sqlalchemy import ColumnElement, bindparam, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.clock import Clock
 from store.database import session_name, this_host
-from store.tables import PoolState, WorkerProcess
+from store.database_clock import database_now
+from store.tables import PoolState, ProcessKind, WorkerProcess
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 
@@ -30,13 +30,6 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 """End of the lease of a process that is known to have exited."""
 
 
-class ProcessKind(StrEnum):
-    """Kind of work that a process does for its base model."""
-
-    TRAINER = "trainer"
-    POOL = "pool"
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
     """Identity of one process for as long as it lives; an id is never used again."""
@@ -44,19 +37,13 @@ class WorkerIdentity:
     id: str
     kind: ProcessKind
     base_model: str
+    capacity: int | None = None
+    """Tokens of a trainer's pass, or samples that a pool holds at once."""
 
 
-def new_identity(kind: ProcessKind, base_model: str) -> WorkerIdentity:
+def new_identity(kind: ProcessKind, base_model: str, capacity: int | None = None) -> WorkerIdentity:
     """Return a new identity for this process."""
-    return WorkerIdentity(f"{kind}-{uuid4().hex[:20]}", kind, base_model)
-
-
-async def database_now(session: AsyncSession, clock: Clock) -> datetime:
-    """Return the time that all processes share: PostgreSQL's, or ``clock`` with SQLite, which serves one machine."""
-    if session.get_bind().dialect.name == "sqlite":
-        return clock()
-    now: datetime = (await session.execute(select(func.clock_timestamp()))).scalar_one()
-    return now
+    return WorkerIdentity(f"{kind}-{uuid4().hex[:20]}", kind, base_model, capacity)
 
 
 async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: timedelta, clock: Clock) -> None:
@@ -70,6 +57,7 @@ async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: t
         "pid": os.getpid(),
         "started_at": now,
         "expires_at": now + lease,
+        "capacity": identity.capacity,
     }
     insert = _INSERTS[transaction.get_bind().dialect.name](WorkerProcess).values(values)
     await transaction.execute(
@@ -83,6 +71,18 @@ async def tell_pool_state(transaction: AsyncSession, identity: WorkerIdentity, s
         update(WorkerProcess)
         .where(WorkerProcess.id == identity.id)
         .values(pool_state=state)
+        .returning(WorkerProcess.id)
+        .execution_options(synchronize_session=False)
+    )
+    return found.scalar() is not None
+
+
+async def tell_residents(transaction: AsyncSession, identity: WorkerIdentity, runs: Sequence[str]) -> bool:
+    """Record which runs' adapters are in a trainer's memory. Return whether the process has a row."""
+    found = await transaction.execute(
+        update(WorkerProcess)
+        .where(WorkerProcess.id == identity.id)
+        .values(resident_runs=list(runs))
         .returning(WorkerProcess.id)
         .execution_options(synchronize_session=False)
     )

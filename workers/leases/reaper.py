@@ -17,15 +17,16 @@ from ledger.runtime import Runtime
 from ledger.sample_claims import return_samples_of
 from ledger.untold import tell_of_trainer
 from ledger.wakeups import cleared_samples_topic, sampling_topic
+from ledger.work_in_hand import read_record, remove_record
 from store.database import after_commit
-from store.tables import VersionCommand
+from store.database_clock import database_now
+from store.tables import ProcessKind, VersionCommand
 from tenants.gates import clear_all_in_flight, samples_in_flight_of
 from tenants.run_history import RunEventKind
 from tenants.run_leases import release_all_runs
 from tenants.sample_progress import mark_stale
 from workers.leases.heartbeat import Heartbeat
-from workers.leases.processes import ProcessKind, database_now, lock_dead, lock_expired, remove_processes
-from workers.leases.work_in_hand import read_record, remove_record
+from workers.leases.processes import lock_dead, lock_expired, remove_processes
 
 log = logging.getLogger(__name__)
 
@@ -116,4 +117,4 @@ async def remove_pools(transaction: AsyncSession, processes: Sequence[str], base
     await transaction.execute(delete(VersionCommand).where(VersionCommand.process_id.in_(processes)))
     await remove_processes(transaction, processes)
     for topic in (sampling_topic(base_model), cleared_samples_topic(base_model)):
-        after_commit(transaction, partial(runtime.wakeups.announce, topic))
+        runtime.wakeups.announce_after_commit(transaction, topic)

@@ -2,19 +2,18 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 
 from contracts.ids import RunId
 from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic, trainer_topic
-from store.database import after_commit
+from store.tables import ProcessKind
 from tenants.placements import MOST_RUNS
 from tenants.run_directives import lift_run_directives
 from tenants.run_history import RunEventKind, note_run_events
 from tenants.run_leases import hand_over_run, idle_runs, release_all_runs, release_runs, runs_of_ended_sessions
 from workers.leases.directives import Leaving
 from workers.leases.loads import read_loads
-from workers.leases.processes import ProcessKind, WorkerIdentity, alive, remove_processes
+from workers.leases.processes import WorkerIdentity, alive, remove_processes
 from workers.leases.reaper import reap_trainers
 
 _IDLE = timedelta(seconds=30)
@@ -53,7 +52,7 @@ class RunReleases:
         async with self._runtime.database.write() as transaction:
             await release_all_runs(transaction, self._identity.id, self._runtime.clock(), but=kept)
             topic = placements_topic(self._identity.base_model)
-            after_commit(transaction, partial(self._runtime.wakeups.announce, topic))
+            self._runtime.wakeups.announce_after_commit(transaction, topic)
 
     async def hand_over(self, leaving: Mapping[RunId, Leaving]) -> None:
         """Pass each run to the trainer that an operator named, or release it where that trainer cannot take it."""
@@ -70,10 +69,10 @@ class RunReleases:
                 elif await hand_over_run(
                     transaction, self._identity.id, run, target=told.target, now=now, detail=told.reason
                 ):
-                    after_commit(transaction, partial(runtime.wakeups.announce, trainer_topic(told.target)))
+                    runtime.wakeups.announce_after_commit(transaction, trainer_topic(told.target))
             await release_runs(transaction, self._identity.id, rest, now)
             topic = placements_topic(self._identity.base_model)
-            after_commit(transaction, partial(runtime.wakeups.announce, topic))
+            runtime.wakeups.announce_after_commit(transaction, topic)
 
     async def note_evicted(self, runs: Sequence[RunId]) -> None:
         """Record that the runs' adapters are on disk, as an operator wanted. Their next operation brings them back."""
@@ -87,7 +86,7 @@ class RunReleases:
         async with self._runtime.database.write() as transaction:
             await reap_trainers(transaction, [self._identity.id], self._runtime)
             topic = placements_topic(self._identity.base_model)
-            after_commit(transaction, partial(self._runtime.wakeups.announce, topic))
+            self._runtime.wakeups.announce_after_commit(transaction, topic)
 
     async def release_all(self) -> None:
         """Release every run at an orderly end and remove this trainer, so that others need not wait for its lease to end."""
@@ -95,4 +94,4 @@ class RunReleases:
             await release_all_runs(transaction, self._identity.id, self._runtime.clock())
             await remove_processes(transaction, [self._identity.id])
             topic = placements_topic(self._identity.base_model)
-            after_commit(transaction, partial(self._runtime.wakeups.announce, topic))
+            self._runtime.wakeups.announce_after_commit(transaction, topic)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from math import inf
 from time import monotonic
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,6 +29,7 @@ from ledger.sample_claims import (
     claim_samples,
     gates_that_hold,
     give_back,
+    hold_waiting,
     release_held,
     return_strays,
     waiting_samples,
@@ -36,7 +37,6 @@ from ledger.sample_claims import (
 from ledger.statements import MAX_READY
 from ledger.wakeups import sampling_topic
 from store.batcher import Batcher
-from store.database import after_commit
 from store.tables import PoolState
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import some_pool_has_replicas
@@ -81,6 +81,8 @@ class SampleClaims:
         self._held: Counter[str] = Counter()
         """Room that each tenant's samples fill."""
         self._costs: dict[RequestId, int] = {}
+        self._gate_of: dict[str, RunId] = {}
+        """Gate that has held a sample of a lane, while it is closed."""
         self._after = ""
         """Tenant behind whom the next look begins, when there are more than one look can read."""
         self._round_claimed = 0
@@ -92,6 +94,8 @@ class SampleClaims:
         """Monotonic seconds when a replica of this process was last known to answer."""
         self.left_some = False
         """True if the last call of ``claim`` left samples for want of room."""
+        self.seconds_to_rate = inf
+        """Seconds after the last call of ``claim`` when a sample that its tenant's rate holds may run."""
         self._returns: Batcher[_Return, None] = Batcher(self._return)
 
     async def claim(self) -> tuple[list[ReadyOperation], bool]:
@@ -102,12 +106,14 @@ class SampleClaims:
             return [], False
         each = min(room, max(_FEWEST_OF_EACH, 2 * room // self._tenants))
         async with self._runtime.database.read() as session:
-            waiting = await waiting_samples(session, self._base_model, of_each=each, after_tenant=self._after)
+            waiting = await waiting_samples(
+                session, self._base_model, of_each=each, now=self._runtime.clock(), after_tenant=self._after
+            )
         began_late = bool(self._after)
         is_cut = len(waiting) >= MOST_TENANTS
         self._tenants = max(1, len(waiting))
         self._after = max(waiting) if is_cut else ""
-        waiting = {tenant: samples for tenant, samples in waiting.items() if samples}
+        waiting, has_held = await self._hold(self._within_rates(waiting))
         chosen = self._choose(waiting, room)
         claimed = await self._claim(chosen)
         counts: Counter[str] = Counter(sample.tenant for sample in chosen)
@@ -118,7 +124,34 @@ class SampleClaims:
         if not is_cut:
             self._round_claimed = 0
         # A round over more tenants than one look can read ends when it has claimed nothing.
-        return claimed, is_more or is_cut or (began_late and found > 0) or len(claimed) < len(chosen)
+        is_more = is_more or has_held or is_cut or (began_late and found > 0)
+        return claimed, is_more or len(claimed) < len(chosen)
+
+    async def _hold(self, waiting: dict[str, list[WaitingSample]]) -> tuple[dict[str, list[WaitingSample]], bool]:
+        """Let known closed gates hold the samples behind them, unclaimed. Return the others, and whether any were held."""
+        self._gate_of = {lane: gate for lane, gate in self._gate_of.items() if self._gate_cache.is_closed(gate)}
+        behind: dict[RunId, list[RequestId]] = {}
+        others: dict[str, list[WaitingSample]] = {}
+        for tenant, samples in waiting.items():
+            for sample in samples:
+                gate = self._gate_of.get(sample.lane) if sample.is_fresh else None
+                if gate is None:
+                    others.setdefault(tenant, []).append(sample)
+                else:
+                    behind.setdefault(gate, []).append(sample.id)
+        if behind:
+            async with self._runtime.database.write() as transaction:
+                for gate, ids in sorted(behind.items()):
+                    await hold_waiting(transaction, ids, gate)
+            await self.release_open()
+        return others, bool(behind)
+
+    def _within_rates(self, waiting: dict[str, list[WaitingSample]]) -> dict[str, list[WaitingSample]]:
+        """Return the samples that their tenants' rates let run now, and note when the next one may."""
+        held = [sample.seconds for samples in waiting.values() for sample in samples if sample.seconds]
+        self.seconds_to_rate = min(held, default=inf)
+        free = {tenant: [one for one in samples if not one.seconds] for tenant, samples in waiting.items()}
+        return {tenant: samples for tenant, samples in free.items() if samples}
 
     def _choose(self, waiting: dict[str, list[WaitingSample]], room: int) -> list[WaitingSample]:
         left = room
@@ -178,6 +211,8 @@ class SampleClaims:
         gates: dict[RunId | None, list[RequestId]] = {}
         for one in returns:
             gates.setdefault(one.gate, []).append(one.operation.id)
+            if one.gate is not None:
+                self._gate_of[one.operation.lane] = one.gate
         async with self._runtime.database.write() as transaction:
             for gate, ids in gates.items():
                 await give_back(transaction, ids, process=self._process, gate=gate)
@@ -233,8 +268,9 @@ class SampleClaims:
         async with self._runtime.database.write() as transaction:
             if await some_pool_has_replicas(transaction, self._base_model, clock):
                 return
-            waiting = await waiting_samples(transaction, self._base_model, of_each=_FAILED_OF_EACH)
-            latest = clock() - settings.pool_wait
+            now = clock()
+            waiting = await waiting_samples(transaction, self._base_model, of_each=_FAILED_OF_EACH, now=now)
+            latest = now - settings.pool_wait
             old = [one.id for some in waiting.values() for one in some if one.accepted_at <= latest]
             failure = EngineFailure(
                 f"no replica of {self._base_model} has answered for {settings.pool_wait.total_seconds():.0f} s; try again later"
@@ -269,4 +305,4 @@ class SampleClaims:
         return self.state is PoolState.WORKING and not self._gate_cache.closed_before(None)
 
     def _announce(self, transaction: AsyncSession) -> None:
-        after_commit(transaction, partial(self._runtime.wakeups.announce, sampling_topic(self._base_model)))
+        self._runtime.wakeups.announce_after_commit(transaction, sampling_topic(self._base_model))

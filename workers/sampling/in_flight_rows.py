@@ -15,6 +15,7 @@ from contracts.ledger_records import ReadyOperation
 from engine.sampling.background_tasks import BackgroundTasks
 from ledger.attempts import count_attempts
 from ledger.runtime import Runtime
+from ledger.wakeups import cleared_samples_topic
 from store.batcher import Batcher
 from tenants.gates import Dispatch, Entry, clear_in_flight, make_gates, mark_in_flight, update_in_flight
 from workers.sampling.attempt import Attempt, AttemptState
@@ -65,7 +66,7 @@ class InFlightRows:
         """Delete the samples' rows and wake the pauses that wait for them. Return the ids of the operations that had a row."""
         cleared = await clear_in_flight(transaction, [operation.id for operation in operations], self._process)
         if cleared:
-            self._ledger.announce_cleared_samples(transaction, self._base_model)
+            self._ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._base_model))
         return cleared
 
     async def clear_one(self, operation: ReadyOperation) -> None:

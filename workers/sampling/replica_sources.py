@@ -1,5 +1,6 @@
 """Sources of vLLM replicas: servers that somebody else runs, and servers that weft starts."""
 
+import hashlib
 import logging
 import re
 from collections.abc import Sequence
@@ -168,8 +169,17 @@ def replica_name(settings: Settings, own: str) -> str:
 
 
 def _file_name(settings: Settings, facts: BaseModelFacts, own: str) -> str:
-    """Name of a replica's files, unique in a data folder that several base models and pools share."""
-    return "".join(letter if letter.isalnum() else "-" for letter in f"{facts.name}-{replica_name(settings, own)}")
+    """Name of a replica's log, unique in a data folder that several base models and pools share."""
+    return _plain(f"{facts.name}-{replica_name(settings, own)}")
+
+
+def _folder_name(base_model: str) -> str:
+    """Name of a base model's folder: no two names of bases become one."""
+    return f"{_plain(base_model)[:100]}-{hashlib.sha256(base_model.encode()).hexdigest()[:12]}"
+
+
+def _plain(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 def _vllm_settings(
@@ -180,7 +190,8 @@ def _vllm_settings(
         base_url=url,
         served_model=facts.name,
         base=replace(facts, context_length=settings.vllm_context_length or facts.context_length),
-        zero_adapter=data_folder.path(f"zero-adapters/{_file_name(settings, facts, own)}"),
+        # Every replica of a base writes the same bytes, and pools' names may change with each start.
+        zero_adapter=data_folder.path(f"zero-adapters/{_folder_name(facts.name)}"),
         max_lora_rank=settings.max_rank,
         max_loras=settings.vllm_max_loras,
         max_resident=settings.vllm_max_loras * RESIDENT_PER_SLOT,

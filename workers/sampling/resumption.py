@@ -8,6 +8,7 @@ import logging
 from collections.abc import Collection
 
 from contracts.errors import WeftError
+from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.sample_progress import SampleProgress, SavedProgress, decode_progress
 from ledger.runtime import Runtime
@@ -60,25 +61,34 @@ class Resumption:
             await wait_for(event, ASK_SECONDS)
         return await self._saved(operation)
 
-    async def save(self, unfinished: Collection[Unfinished], *, process: str | None = None) -> None:
-        """Save the tokens of samples that this process leaves, for the next one. Without a database they are lost.
-
-        With ``process``, only those of samples that this process has claimed still.
-        """
+    async def save(self, unfinished: Collection[Unfinished], *, process: str) -> None:
+        """Save the tokens of samples that this ``process`` leaves and has claimed still. Raises ``Unavailable``."""
         progresses = [
             (operation.tenant, operation.id, _progress(continuation, history))
             for operation, continuation, history in unfinished
             if continuation.made
         ]
+        async with self._runtime.database.write() as transaction:
+            ids = [operation for _, operation, _ in progresses]
+            mine = await self._runtime.ledger.claimed(transaction, ids, process=process)
+            await save_progress(transaction, [one for one in progresses if one[1] in mine])
+
+    async def save_at_end(
+        self, unfinished: Collection[Unfinished], *, process: str
+    ) -> list[tuple[TenantId, RequestId]]:
+        """Save the tokens at the end of this process, in one try; return the samples whose tokens could not be saved.
+
+        The next process asks their followers, as it does for a process that has died. What nobody follows is drawn again.
+        """
         try:
-            async with self._runtime.database.write() as transaction:
-                if process is not None:
-                    ids = [operation for _, operation, _ in progresses]
-                    mine = await self._runtime.ledger.claimed(transaction, ids, process=process)
-                    progresses = [one for one in progresses if one[1] in mine]
-                await save_progress(transaction, progresses)
+            await self.save(unfinished, process=process)
         except WeftError as failure:
-            log.warning("the tokens of %d samples are drawn again elsewhere: %s", len(progresses), failure.message)
+            unsaved = [
+                (operation.tenant, operation.id) for operation, continuation, _ in unfinished if continuation.made
+            ]
+            log.warning("the tokens of %d samples could not be saved: %s", len(unsaved), failure.message)
+            return unsaved
+        return []
 
 
 def _progress(continuation: Continuation, history: History) -> SampleProgress:

@@ -11,11 +11,12 @@ from engine.sampling.handshake import Handshake
 from engine.sampling.trainer_forward import TrainerForward
 from ledger.runtime import Runtime
 from store.sampled_bases import sampled_facts
+from store.tables import ProcessKind
 from tenants.checkpoints import directory_of
 from tenants.replica_directives import StandingDirective, standing_directives
 from workers.leases.base_weights import WeightsCheck
 from workers.leases.pools import PoolHeartbeat
-from workers.leases.processes import ProcessKind, new_identity
+from workers.leases.processes import new_identity
 from workers.sampling.claims import SampleClaims
 from workers.sampling.dispatch import Dispatcher
 from workers.sampling.gate_cache import GateCache
@@ -62,7 +63,8 @@ def wire_sampling(
     ``forward``: replicas are compared with it before they take work; None compares none. The pool closes it.
     """
     weights = WeightsCheck(runtime, facts.name, facts.path)
-    heartbeat = PoolHeartbeat(new_identity(ProcessKind.POOL, facts.name), runtime, weights)
+    identity = new_identity(ProcessKind.POOL, facts.name, runtime.settings.pool_samples)
+    heartbeat = PoolHeartbeat(identity, runtime, weights)
     telemetry = runtime.telemetry.sampling(facts.name)
     router = Router()
     pool = ReplicaPool(

@@ -6,6 +6,7 @@ Decision 14 (``docs/decisions/0014-a-swap-does-not-wait.md``) says why the swap 
 from contracts.ledger_records import ReadyOperation
 from ledger.runtime import Runtime
 from telemetry.sampling import SamplingTelemetry
+from tenants.samplers import SwapPolicy
 from workers.sampling.attempt import Attempt, AttemptState
 from workers.sampling.open_attempts import OpenAttempts
 from workers.sampling.weight_source import WeightSource, WeightSources
@@ -18,21 +19,29 @@ class Swap:
         self._sources = WeightSources(runtime)
         self._attempts = attempts
         self._telemetry = telemetry
-        self._is_on = runtime.settings.swap_policy == "continue"
+        self._policy = SwapPolicy(runtime.settings.swap_policy)
 
     async def leave_outdated(self) -> None:
-        """Leave every running attempt whose sampler follows a newer version, if ``swap_policy`` says so.
+        """Leave every running attempt whose sampler follows a newer version, if its swap policy says so.
 
         A sample that is drawn in one piece ends on its version.
 
         No code needs the old version to be idle, so the sample resumes before the replica has aborted the old requests.
         """
-        if not self._is_on:
-            return
         for attempt in await self.find_outdated():
-            if attempt.may_move(AttemptState.LEFT) and not attempt.in_one_piece:
+            if attempt.may_move(AttemptState.LEFT) and not attempt.in_one_piece and self._must_leave(attempt):
                 self._telemetry.cut("version")
                 attempt.move(AttemptState.LEFT)
+
+    def _must_leave(self, attempt: Attempt) -> bool:
+        """Return whether the sample goes on elsewhere: on the newer version, or as its bound says once it is too old."""
+        newer = attempt.newer
+        if newer is None:
+            return False
+        is_too_old = newer.staleness is not None and (
+            newer.publication - attempt.source.publication > newer.staleness.max_version_lag
+        )
+        return is_too_old or (newer.swap_policy or self._policy) is SwapPolicy.CONTINUE
 
     async def find_outdated(self) -> list[Attempt]:
         """Set ``newer`` of each open attempt whose sampler follows a newer version, and return those attempts."""

@@ -10,7 +10,8 @@ from contracts.ids import RunId
 from contracts.ledger_records import ReadyOperation
 from engine.sampling.replica import AdapterVersion
 from ledger.runtime import Runtime
-from tenants.samplers import SampledVersion, Staleness, held_versions, sampled_versions, versions_followed
+from tenants.sampled_versions import SampledVersion, held_versions, sampled_versions, versions_followed
+from tenants.samplers import Staleness, SwapPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class WeightSource:
     """Number of the version among those that the sampler has followed."""
     staleness: Staleness | None = None
     """Bound on the age of a live sampler's samples; None: no bound."""
+    swap_policy: SwapPolicy | None = None
+    """Fate of a live sampler's samples in flight at a publication; None: as the service's setting says."""
 
     @property
     def name(self) -> str | None:
@@ -74,4 +77,6 @@ class WeightSources:
         version = None
         if sampled.checkpoint is not None and sampled.directory is not None:
             version = AdapterVersion(name=sampled.checkpoint, directory=self._data_folder.path(sampled.directory))
-        return WeightSource(sampled.run, version, sampled.is_live, sampled.publications, sampled.staleness)
+        return WeightSource(
+            sampled.run, version, sampled.is_live, sampled.publications, sampled.staleness, sampled.swap_policy
+        )

@@ -19,7 +19,7 @@ from contracts.provenance import encode_sample_record
 from contracts.sample_report import SampleReport
 from contracts.vocabulary import BaseVocabulary
 from ledger.runtime import Runtime
-from ledger.wakeups import cancelled_samples_topic, gates_topic, sampling_topic, versions_topic
+from ledger.wakeups import cancelled_samples_topic, cleared_samples_topic, gates_topic, sampling_topic, versions_topic
 from store.batcher import Batcher
 from store.repeat import repeat, wait_for_any
 from telemetry.context import working_on
@@ -115,7 +115,7 @@ class SamplingWorker:
         with self._runtime.wakeups.listen(sampling_topic(base_model)) as event:
             self._has_room = event
             failed = f"sampling dispatch failed base={base_model}"
-            await repeat(self._look, seconds=SWEEP_SECONDS, stopping=self._stopping, wake=event, failed=failed)
+            await repeat(self._look, seconds=self._look_seconds, stopping=self._stopping, wake=event, failed=failed)
         self._claims.heartbeat.stop()
         if self._recording:
             # What is drawn to its end is recorded rather than drawn again.
@@ -127,8 +127,8 @@ class SamplingWorker:
         await self._endings.settle()
         await self._runner.settle()
         await self._claims.settle()
-        await self._resumption.save(self._unfinished)
-        await self._claims.heartbeat.leave()
+        process = self._claims.heartbeat.identity.id
+        await self._claims.heartbeat.leave(await self._resumption.save_at_end(self._unfinished, process=process))
 
     def stop(self) -> None:
         """End ``run`` soon. Samples that have not ended stay pending in the ledger."""
@@ -141,6 +141,10 @@ class SamplingWorker:
         with self._runtime.wakeups.listen(topic) as event:
             failed = f"{topic} was announced and not seen to"
             await repeat(apply, seconds=seconds, stopping=self._stopping, wake=event, failed=failed)
+
+    def _look_seconds(self) -> float:
+        """Return the seconds until the next look, at the latest when a sample that a rate holds may run."""
+        return min(SWEEP_SECONDS, self._claims.seconds_to_rate)
 
     def _gates_seconds(self) -> float:
         """Return the seconds until the gates are looked at again, at the latest when one of them expires."""
@@ -203,7 +207,7 @@ class SamplingWorker:
             await self._resumption.save(lost, process=process)
             async with self._runtime.database.write() as transaction:
                 await clear_in_flight(transaction, [operation.id for operation, _, _ in lost], process)
-                self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
+                self._runtime.ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._facts.name))
             self._is_off = False
             del self._lost[: len(lost)]
             self._swept_at = float("-inf")
@@ -311,12 +315,13 @@ class SamplingWorker:
     ) -> Outcome | None:
         task = self._drawn[operation.id] = _this_task()
         try:
-            return await _until_available(partial(self._runner.run, operation, continuation, history))
-        except HeldBack:
-            # The next process goes on from its tokens.
-            process = self._claims.heartbeat.identity.id
-            await self._resumption.save([(operation, continuation, history)], process=process)
-            raise
+            try:
+                return await _until_available(partial(self._runner.run, operation, continuation, history))
+            except HeldBack:
+                # The next process goes on from its tokens.
+                held, process = (operation, continuation, history), self._claims.heartbeat.identity.id
+                await _until_available(partial(self._resumption.save, [held], process=process))
+                raise
         except WeftError as error:
             return error
         except asyncio.CancelledError:
@@ -341,7 +346,11 @@ class SamplingWorker:
         self._telemetry.finished(operation, outcome)
 
     async def _record(self, ends: Sequence[tuple[ReadyOperation, Outcome]]) -> list[None]:
-        """Write the results and reports, and delete the in-flight rows, in one transaction."""
+        """Write the results and reports, and delete the in-flight rows, in one transaction.
+
+        What this process drew while it counted as dead is dropped, if its samples are others' by then: clients may have read
+        other tokens of them.
+        """
         completions, reports, recorded = [], [], []
         for operation, outcome in ends:
             result: Result | WeftError = outcome if isinstance(outcome, WeftError) else outcome[0]
@@ -354,13 +363,13 @@ class SamplingWorker:
         records = await asyncio.to_thread(_records_of, recorded) if recorded else []
         now, kept = self._runtime.clock(), self._runtime.settings.retention_sample_records
         async with self._runtime.database.write() as transaction:
-            await self._runtime.ledger.complete(transaction, completions)
-            await clear_in_flight(
-                transaction, [operation.id for operation, _ in ends], self._claims.heartbeat.identity.id
-            )
-            await record_reports(transaction, reports)
-            await record_samples(transaction, records, self._limits, now=now, expires_at=now + kept)
-            self._runtime.ledger.announce_cleared_samples(transaction, self._facts.name)
+            process = self._claims.heartbeat.identity.id
+            lost = await self._runtime.ledger.complete(transaction, completions, process=process)
+            await clear_in_flight(transaction, [operation.id for operation, _ in ends], process)
+            await record_reports(transaction, [one for one in reports if one[1] not in lost])
+            kept_records = [one for one in records if one.operation not in lost]
+            await record_samples(transaction, kept_records, self._limits, now=now, expires_at=now + kept)
+            self._runtime.ledger.wakeups.announce_after_commit(transaction, cleared_samples_topic(self._facts.name))
         return [None] * len(ends)
 
 

@@ -25,8 +25,8 @@ from engine.training.trainer import fresh_state, loaded_state
 from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
 from store.tables import Run, RunState
-from tenants.checkpoint_holds import held_checkpoint
-from tenants.checkpoints import directory_of, find_checkpoint
+from tenants.checkpoint_holds import find_loaded, held_checkpoint
+from tenants.checkpoints import directory_of
 from tenants.run_history import RunEventKind, note_run_events, was_restored
 from tenants.runs import get_run, lora_settings
 from workers.training.lanes import Rebuild
@@ -171,7 +171,8 @@ class AdapterRestorer:
         async with self._database.read() as session:
             checkpoint = await held_checkpoint(session, operation.tenant, operation.id)
             if checkpoint is None:
-                found_now, source = await find_checkpoint(session, operation.tenant, path, self._clock)
+                granted = None if load.granted is None else CheckpointId(load.granted)
+                found_now, source = await find_loaded(session, operation.tenant, path, granted, self._clock)
                 run = await get_run(session, operation.tenant, operation.lane)
                 if source.base_model != run.base_model:
                     raise NotFound(

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import islice
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,6 +25,7 @@ from ledger.untold import tell
 from telemetry.context import working_on
 from workers.training.checkpoint_operations import CheckpointOperations
 from workers.training.completion_writer import CompletionWriter
+from workers.training.creation_limits import MOST_ASKED
 from workers.training.lanes import PASS_KINDS, Lane, Lanes, creates, is_unreadable
 from workers.training.operation_outcomes import OperationOutcomes, failure_of, unrestored
 from workers.training.residency import AdapterResidency
@@ -94,18 +96,28 @@ class AdapterTasks:
             elif is_unreadable(head):
                 self._start(lane, head, self._refuse_unreadable(lane, head))
             elif creates(head):
-                # One at a time: whether the tenant has room for a run is known only once its creation has begun.
-                waits = lane.tenant in self._openers or self._limits.holds_back(lane.tenant)
-                if not waits and self._make_room(lane.run, head.position):
-                    self._arriving += 1
-                    self._openers.add(lane.tenant)
-                    self._start(lane, head, self._create(lane, head))
+                self._begin_creation(lane, head, heads)
             elif not self._residency.holds(lane.run):
                 if self._make_room(lane.run, head.position):
                     self._arriving += 1
                     self._start(lane, head, self._bring_in(lane, head), retries=True)
             elif head.kind not in _BY_PASSES and self._residency.is_at(lane.run, lane.next_seq_id):
                 self._start(lane, head, self._run_alone(lane, head))
+
+    def _begin_creation(self, lane: Lane, head: ReadyOperation, heads: Sequence[tuple[Lane, ReadyOperation]]) -> None:
+        """Begin the creation, or first ask whether there is room: no adapter leaves memory for a run that must wait."""
+        # One at a time: whether the tenant has room for a run is known only once its creation has begun.
+        if lane.tenant in self._openers or self._limits.holds_back(lane.tenant, lane.run):
+            return
+        if not self._limits.admits(lane.tenant, lane.run):
+            asked = (other.run for other, first in heads if other.tenant == lane.tenant and creates(first))
+            others = [run for run in islice(asked, MOST_ASKED) if run != lane.run]
+            self._openers.add(lane.tenant)
+            self._start(lane, head, self._ask(lane.tenant, [lane.run, *others]))
+        elif self._make_room(lane.run, head.position):
+            self._arriving += 1
+            self._openers.add(lane.tenant)
+            self._start(lane, head, self._create(lane, head))
 
     async def finished(self) -> None:
         """Wait until every task has ended."""
@@ -267,17 +279,25 @@ class AdapterTasks:
         lane.restore_failure = None
         raise failure
 
+    async def _ask(self, tenant: TenantId, runs: Sequence[RunId]) -> bool:
+        """Ask which of the tenant's runs may be created. The creation itself begins in the next round."""
+        try:
+            await self._limits.ask(tenant, runs)
+        finally:
+            self._openers.discard(tenant)
+        return False
+
     async def _create(self, lane: Lane, head: ReadyOperation) -> bool:
         """Make the adapter, unless a limit of open runs is reached."""
         try:
             async with self._creating:
-                if not await self._limits.has_room(lane.tenant):
+                if not await self._limits.has_room(lane.tenant, lane.run):
                     return False
                 has_run = await self._run_alone(lane, head)
             if not has_run and not lane.is_dropped:
-                # Another trainer has opened the tenant's last run meanwhile.
+                # Another trainer has opened the tenant's or the project's last run meanwhile.
                 self._residency.forget(lane.run)
-                self._limits.hold_back(lane.tenant)
+                self._limits.hold_back(lane.run)
             return has_run
         finally:
             self._openers.discard(lane.tenant)

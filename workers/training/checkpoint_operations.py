@@ -5,7 +5,7 @@ states.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
@@ -33,15 +33,19 @@ from engine.model.external_files import write_external_files
 from engine.training.adapter_state import AdapterState
 from engine.training.checkpoint_files import write_checkpoint
 from ledger.runtime import Runtime
+from ledger.wakeups import versions_topic
 from store.sampled_bases import check_can_be_sampled
 from store.tables import RunState
+from tenants.audit import actor_of_operation, record, session_of
+from tenants.audit_actions import Action
 from tenants.checkpoint_holds import hold
-from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id, record_checkpoint
+from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id
 from tenants.limits import Counted, Limits, hold_count
 from tenants.runs import get_run, lora_settings, open_run_within_limit, set_run_state
 from tenants.samplers import NewSampler, create_sampler, publish_live
-from tenants.storage import check_storage
+from tenants.storage import check_projects_storage, check_storage, store_checkpoint
 from tenants.training_snapshots import snapshot_directory
+from tenants.webhook_events import tell_failed_run
 from workers.training.residency import AdapterResidency
 from workers.training.training_engine import TrainingEngine
 
@@ -185,12 +189,37 @@ class CheckpointOperations:
         """Raise ``StorageFull`` before any file is written, if it is clear already."""
         async with self._database.read() as session:
             await check_storage(session, operation.tenant, self._defaults, coming=coming)
+            await check_projects_storage(session, operation.tenant, session_of(operation.lane), coming=coming)
 
     async def _record(self, transaction: AsyncSession, operation: ReadyOperation, new: NewCheckpoint) -> None:
         """Record the checkpoint as ``record_checkpoint``. Raises ``StorageFull``."""
         await hold_count(transaction, Counted.STORAGE, [operation.tenant])
-        await record_checkpoint(transaction, operation.tenant, new, self._clock)
-        await check_storage(transaction, operation.tenant, self._defaults)
+        await store_checkpoint(transaction, operation.tenant, new, self._clock, self._defaults)
+        if new.listed:
+            # A version without a name is a step of training.
+            path = CheckpointPath(new.run_id, new.segment, new.name)
+            told = {"size_bytes": new.size_bytes, "ttl_seconds": new.ttl_seconds}
+            await self._tell(transaction, operation, Action.CHECKPOINT_CREATE, str(path), told)
+
+    async def _tell(
+        self,
+        transaction: AsyncSession,
+        operation: ReadyOperation,
+        action: Action,
+        resource_id: str,
+        after: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write an entry of the audit log about what the operation's request has asked for."""
+        await record(
+            transaction,
+            await actor_of_operation(transaction, operation.id),
+            action,
+            resource_id,
+            tenant=operation.tenant,
+            now=self._clock(),
+            session_id=session_of(operation.lane),
+            after=after,
+        )
 
     @asynccontextmanager
     async def _removed_unless_recorded(self, checkpoint: CheckpointId) -> AsyncIterator[None]:
@@ -227,7 +256,7 @@ class CheckpointOperations:
         sampler_id = await create_sampler(transaction, operation.tenant, sampler, self._clock, self._defaults)
         if is_live:
             await publish_live(transaction, operation.tenant, RunId(run.id), checkpoint, self._clock)
-            self._ledger.announce_versions(transaction, run.base_model)
+            self._ledger.wakeups.announce_after_commit(transaction, versions_topic(run.base_model))
         return SamplerWeightsSaved(sampling_session_id=sampler_id)
 
     async def unload(self, operation: ReadyOperation) -> None:
@@ -238,6 +267,7 @@ class CheckpointOperations:
             await set_run_state(transaction, operation.tenant, run_id, RunState.UNLOADED)
             await self._ledger.fail_pending(transaction, run_id, RunUnloaded(f"model {run_id} was unloaded"))
             await self._complete(transaction, operation, ModelUnloaded(model_id=run_id))
+            await self._tell(transaction, operation, Action.RUN_UNLOAD, run_id)
         self._residency.forget(run_id)
         if snapshot is not None:
             await asyncio.to_thread(self._data_folder.remove, snapshot)
@@ -247,6 +277,7 @@ class CheckpointOperations:
         run_id = RunId(operation.lane)
         async with self._database.write() as transaction:
             await set_run_state(transaction, operation.tenant, run_id, RunState.FAILED)
+            await tell_failed_run(transaction, operation.tenant, run_id, error, self._clock())
             await self._complete(transaction, operation, error)
             consequence = RunUnloaded(f"model {run_id} was never made: {error.message}")
             await self._ledger.fail_pending(transaction, run_id, consequence)

@@ -8,18 +8,22 @@ once. Called from the event loop.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from contracts.ids import TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, TrainingBatch
 from contracts.pass_report import PassReport
+from contracts.turn_bounds import least_tokens
+from engine.piece_size import PieceSize
 from engine.round_robin import Fairness
 from engine.training.pass_operation import PassOperation, PassPiece
 from engine.training.trainer import ComputedPass
+from engine.weighted_order import Tags
 from workers.training.lanes import Lane, Lanes
 from workers.training.loss_evaluations import LossEvaluations, LossToEvaluate
 from workers.training.operation_outcomes import OperationOutcomes, failure_of, has_failed_whole
@@ -72,9 +76,10 @@ class FusedPasses:
         outcomes: OperationOutcomes,
         turns: Turns,
         *,
+        size: PieceSize,
         ended: Callable[[], None],
     ) -> None:
-        """Call ``ended`` whenever a pass has ended."""
+        """Call ``ended`` whenever a pass has ended. ``size`` bounds the passes while several tenants have work."""
         trainer = engine.trainer
         self._engine = engine
         self._trainer = trainer
@@ -87,8 +92,10 @@ class FusedPasses:
         self._turns = turns
         self._in_hand = engine.in_hand
         self._ended = ended
-        self._slot_budget = max(1, engine.pass_token_budget // trainer.slots)
+        self._slot_budget = engine.slot_token_budget
+        self._size = size
         self._fairness = Fairness()
+        self._tags: Mapping[TenantId, Tags] = {}
         self._parts: deque[_Part] = deque()
         self._free = trainer.slots
         self._threads = ThreadPoolExecutor(trainer.slots, thread_name_prefix=f"pass-{self._base_model}")
@@ -138,17 +145,22 @@ class FusedPasses:
         in_order = self._may_run()
         found = {operation.id: (lane, operation, begun) for lane, operation, begun in in_order}
         queue = [
-            QueuedPass(operation.id, lane.run, lane.tenant, begun.lengths_left) for lane, operation, begun in in_order
+            QueuedPass(operation.id, lane.run, lane.tenant, begun.lengths_left, lane.weight)
+            for lane, operation, begun in in_order
         ]
         waiting = sum(sum(queued.lengths) for queued in queue)
-        is_last = waiting <= self._free * self._slot_budget
+        self._size.meet({lane.tenant for lane, _, _ in in_order})
+        each = self._size.tokens(full=self._slot_budget, least=least_tokens(self._slot_budget))
+        is_last = waiting <= self._free * each
         plan = plan_pass(
             queue,
             self._fairness,
             shares={lane.tenant: lane.share for lane, _, _ in in_order},
-            token_budget=self._free * self._slot_budget if is_last else self._most,
+            token_budget=self._free * each if is_last else _most(each),
+            full_budget=self._slot_budget,
+            tags=self._tags,
         )
-        self._fairness = plan.fairness
+        self._fairness, self._tags = plan.fairness, plan.tags
         parts: list[_Part] = []
         for part in parts_by_length(plan.pieces, queue):
             chosen = []
@@ -162,11 +174,6 @@ class FusedPasses:
         if parts:
             parts[-1] = _Part(parts[-1].chosen, is_last=is_last)
         return parts
-
-    @property
-    def _most(self) -> int:
-        """Most tokens of a pass on one slot."""
-        return self._slot_budget + self._slot_budget // _HEADROOM
 
     def _may_run(self) -> list[tuple[Lane, ReadyOperation, PassOperation]]:
         """Return the operations that have sequences in no pass yet, in order of acceptance.
@@ -192,7 +199,7 @@ class FusedPasses:
         """
         if part.is_last:
             return self._free
-        return self._trainer.slots if part.tokens > self._most else 1
+        return self._trainer.slots if part.tokens > _most(self._slot_budget) else 1
 
     # --- computing -------------------------------------------------------------------------------------------------
 
@@ -222,6 +229,7 @@ class FusedPasses:
         computed: ComputedPass | None = None
         try:
             computed = await self._computed(part, slots)
+            self._size.note(computed.report.tokens / slots, computed.report.seconds)
             if has_failed_whole([result.error for result in computed.results]):
                 await self._engine.check_device()
             # The next pass starts first, so that no core waits while results are noted.
@@ -276,6 +284,11 @@ class FusedPasses:
     def _report(self, report: PassReport, part: Sequence[_Chosen]) -> None:
         tenants = len({chosen.lane.tenant for chosen in part})
         self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
+
+
+def _most(slot_budget: int) -> int:
+    """Return the most tokens of a pass on one slot."""
+    return slot_budget + slot_budget // _HEADROOM
 
 
 def _begun(lane: Lane, operation: ReadyOperation) -> PassOperation:

@@ -7,6 +7,8 @@ since its snapshot stand before the pending ones, as *replays*. No I/O here.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from time import monotonic
 
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RequestId, RunId, TenantId
@@ -60,6 +62,8 @@ class Lane:
     """Completions on their way to the ledger."""
     rebuild: Rebuild | None = None
     """Rebuild whose replays are not all applied yet. While there is one, nothing but its replays runs."""
+    weight: float = 1.0
+    """Weight of the run among the runs of its tenant."""
     restore_failure: WeftError | None = None
     """Reason why the adapter could not be rebuilt. The next pending operation fails with it."""
 
@@ -88,6 +92,12 @@ class Lane:
         return self.head is None and (self.next_seq_id in self.waiting or UNLOAD_SEQ_ID in self.waiting)
 
     @property
+    def starts_at(self) -> float:
+        """Monotonic seconds at which the next operation may be loaded, if that waits for a rate; infinity otherwise."""
+        pending = self.waiting.get(self.next_seq_id)
+        return inf if pending is None or pending.starts_at <= monotonic() else pending.starts_at
+
+    @property
     def has_hole(self) -> bool:
         """True when operations are known but not the next one, which may have been rejected and so be final already."""
         return self.has_work and self.next_seq_id not in self.loaded and self.next_seq_id not in self.waiting
@@ -114,6 +124,7 @@ class Lane:
     def to_load(self, token_budget: int) -> list[PendingOperation]:
         """Return the operations whose payloads a pass of ``token_budget`` tokens needs when this lane alone fills it.
 
+        One that waits for its tenant's rate or budget is not loaded, and neither is what comes after it.
         At most ``LOOKAHEAD_OPERATIONS`` are looked at.
         """
         chosen: list[PendingOperation] = []
@@ -121,7 +132,7 @@ class Lane:
         for _ in range(LOOKAHEAD_OPERATIONS):
             if (ready := self.loaded.get(seq_id)) is not None:
                 tokens += ready.tokens
-            elif (pending := self.waiting.get(seq_id)) is not None:
+            elif (pending := self.waiting.get(seq_id)) is not None and pending.starts_at <= monotonic():
                 chosen.append(pending)
                 tokens += pending.tokens
             else:
@@ -223,7 +234,7 @@ class Lanes:
                 lane = Lane(operation.run, operation.tenant, operation.share, operation.next_seq_id, operation.lease)
                 lane.is_held = self._is_held(lane)
                 self._lanes[operation.run] = lane
-            lane.share = operation.share
+            lane.share, lane.weight = operation.share, operation.weight
             first = lane.next_seq_id if lane.rebuild is None else lane.rebuild.next_seq_id
             if operation.seq_id >= first and operation.seq_id not in lane.loaded:
                 lane.waiting[operation.seq_id] = operation

@@ -3,31 +3,37 @@
 ``engine.round_robin`` has the rule. A sequence that is covered but does not fit into the rest of the pass ends the pass, and
 the next pass starts with that sequence.
 
-Passes are planned one after another, though several may be under way at once. Each has a token budget of its own.
+Passes are planned one after another, though several may be under way at once. Each has a token budget of its own: B tokens,
+or down to B / 4 where a pass of B would take too long (``engine.piece_size``). The quanta stay those of B.
 
-Bounds, for a pass of B tokens, sequences of at most L tokens, and a tenant of share s with the quantum Q = s * B / 16;
-n other tenants have work meanwhile, whose shares add up to S:
+Bounds, for sequences of at most L tokens, and a tenant of share s with the quantum Q = s * B / 16; n other tenants have work
+meanwhile, whose shares add up to S:
 
 - Waiting: with T tokens of its tenant up to and including it, in order of acceptance, a sequence is served within
-  2 + 2 * ((K + 1) * S / 16 + (n * L + T) / B) passes, K = ceil(T / Q). Proof: K turns cover T. To each of these turns
+  2 + 8 * ((K + 1) * S / 16 + (n * L + T) / B) passes, K = ceil(T / Q). Proof: K turns cover T. To each of these turns
   another tenant has one turn of its quantum, and one more if it joins, and less than L saved up. Two passes in a row
-  serve more than B tokens, because the second pass starts with the sequence that the first could not hold.
-- Joining: a tenant new in the circle whose work is within Q and B is served in the next pass or the one after, unless
+  serve more than B / 4 tokens, because the second pass starts with the sequence that the first could not hold.
+- Joining: a tenant new in the circle whose work is within Q and B / 4 is served in the next pass or the one after, unless
   others that join at the same time use up the room: only one sequence goes before them.
 - Fairness: over any passes through which two tenants of shares s and s' have work, the tokens served to each, divided by its
   share, differ by less than 3 * B / 16 + L / s + L / s'.
+- Runs of a tenant: where it gives them weights, its sequences go in the order of ``engine.weighted_order`` instead of the order
+  of acceptance. Over any passes through which two of its runs of weights w and w' have work, the tokens served to each,
+  divided by its weight, differ by less than L / w + L / w'. Which of a tenant's sequences is next changes nothing for other
+  tenants but where a turn ends: their bounds hold as they are. What is before a sequence of its own tenant is then at most
+  ``contracts.turn_bounds.own_tokens_before``.
 - Work: a pass is never empty while there is work, and leaves less than L of its budget unused unless it took all there was.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from contracts.ids import RequestId, RunId, TenantId
+from contracts.turn_bounds import QUANTA_PER_PASS
 from engine.round_robin import Fairness, Verdict, take_turns
-
-QUANTA_PER_PASS = 16
-"""Turns of a tenant of share 1 that fill a pass: many enough that a pass serves many tenants, few enough that a turn is a
-handful of sequences."""
+from engine.weighted_order import Tags, in_weighted_order, tags_after, tags_now
 
 LENGTH_RATIO = 2
 """Longest to shortest length in one part of a pass, at most."""
@@ -44,6 +50,8 @@ class QueuedPass:
     run: RunId
     tenant: TenantId
     lengths: Sequence[int]
+    weight: float = 1.0
+    """Weight of the run among the runs of its tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +69,45 @@ class PassPlan:
     pieces: tuple[Piece, ...]
     tokens: int
     fairness: Fairness
+    tags: Mapping[TenantId, Tags] = field(default_factory=dict)
+    """Tags of the runs of tenants that give weights, for the next pass."""
 
 
 def plan_pass(
-    queue: Sequence[QueuedPass], fairness: Fairness, *, shares: Mapping[TenantId, float], token_budget: int
+    queue: Sequence[QueuedPass],
+    fairness: Fairness,
+    *,
+    shares: Mapping[TenantId, float],
+    token_budget: int,
+    full_budget: int | None = None,
+    tags: Mapping[TenantId, Tags] = MappingProxyType({}),
 ) -> PassPlan:
     """Choose the sequences of the next pass: at least one while there is work.
 
     ``queue`` is in order of acceptance, except that each run's operations are in order of ``seq_id``. ``shares`` are the
-    tenants' weights; a tenant that is missing has 1.0. The pass holds at most ``token_budget`` tokens, or one longer sequence
-    alone. Raises ``ValueError`` for a share that is not above 0, a budget below 1 and an operation without sequences.
+    tenants' weights; a tenant that is missing has 1.0. ``fairness`` and ``tags`` are of the plan before. The pass holds at
+    most ``token_budget`` tokens, or one longer sequence alone. ``full_budget`` is the token budget B of a full pass; None:
+    this one is full.
+
+    Raises ``ValueError`` for a share or a weight that is not above 0, a budget below 1 and an operation without sequences.
     """
     _check(queue, shares, token_budget)
     if not queue:
         return PassPlan((), 0, Fairness())
-    tenants: dict[str, list[_Sequence]] = {}
+    tenants: dict[TenantId, list[_Sequence]] = {}
     for operation in queue:
         waiting = tenants.setdefault(operation.tenant, [])
-        waiting.extend(_Sequence(operation.id, length) for length in operation.lengths)
-    quanta = {name: shares.get(TenantId(name), 1.0) * token_budget / QUANTA_PER_PASS for name in tenants}
+        waiting.extend(_Sequence(operation.id, operation.run, length) for length in operation.lengths)
+    weights: dict[str, float] = {operation.run: operation.weight for operation in queue}
+    weighted = {operation.tenant for operation in queue if operation.weight != 1.0 or operation.tenant in tags}
+    tagged = {tenant: tags_now(tenants[tenant], tags.get(tenant, {})) for tenant in weighted}
+    ordered: dict[str, Iterable[_Sequence]] = {
+        tenant: in_weighted_order(waiting, tagged[tenant], weights) if tenant in tagged else waiting
+        for tenant, waiting in tenants.items()
+    }
+    of_runs: Counter[str] = Counter()
+    turn = (full_budget or token_budget) / QUANTA_PER_PASS
+    quanta: dict[str, float] = {name: shares.get(name, 1.0) * turn for name in tenants}
     taken = dict.fromkeys((operation.id for operation in queue), 0)
     tokens = 0
 
@@ -88,12 +116,14 @@ def plan_pass(
         if tokens and tokens + sequence.cost > token_budget:
             return Verdict.FULL
         taken[sequence.operation] += 1
+        of_runs[sequence.run] += sequence.cost
         tokens += sequence.cost
         return Verdict.TAKEN
 
-    after = take_turns(tenants, fairness, quanta=quanta, offer=offer)
+    after = take_turns(ordered, fairness, quanta=quanta, offer=offer)
     pieces = tuple(Piece(operation, sequences) for operation, sequences in taken.items() if sequences)
-    return PassPlan(pieces, tokens, after)
+    following = {tenant: tags_after(found, of_runs, weights) for tenant, found in tagged.items()}
+    return PassPlan(pieces, tokens, after, following)
 
 
 def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> list[list[Piece]]:
@@ -122,9 +152,10 @@ def parts_by_length(pieces: Sequence[Piece], queue: Sequence[QueuedPass]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """A sequence that waits: its operation and its tokens."""
+    """A sequence that waits: its operation, its run and its tokens."""
 
     operation: RequestId
+    run: RunId
     cost: int
 
 
@@ -135,5 +166,7 @@ def _check(queue: Sequence[QueuedPass], shares: Mapping[TenantId, float], token_
         if not share > 0:
             raise ValueError(f"tenant {tenant}: share {share} is not above 0")
     for operation in queue:
+        if not operation.weight > 0:
+            raise ValueError(f"run {operation.run}: weight {operation.weight} is not above 0")
         if not operation.lengths:
             raise ValueError(f"operation {operation.id} has no sequences left")

@@ -8,9 +8,10 @@ from engine.training.budgets import default_pass_token_budget
 from engine.training.executors.group import TrainerGroup
 from engine.training.trainer import Trainer
 from ledger.runtime import Runtime
+from store.tables import ProcessKind
 from workers.compute_thread import ComputeThread
 from workers.leases.base_weights import WeightsCheck
-from workers.leases.processes import ProcessKind, new_identity
+from workers.leases.processes import new_identity
 from workers.leases.runs import RunLeases
 from workers.training.training_engine import TrainingEngine
 from workers.training.worker import TrainingWorker
@@ -49,7 +50,7 @@ def wire_trainer(runtime: Runtime, base: BaseModel, group: TrainerGroup | None =
 def wire_worker(runtime: Runtime, engine: TrainingEngine) -> TrainingWorker:
     """Build the worker of ``engine``'s base model, with a new identity among the trainers."""
     limit, clock = runtime.settings.stall_limit.total_seconds(), engine.compute.clock
-    identity = new_identity(ProcessKind.TRAINER, engine.base_model)
+    identity = new_identity(ProcessKind.TRAINER, engine.base_model, engine.slot_token_budget)
     weights = WeightsCheck(runtime, engine.base_model, engine.trainer.base.facts.path)
     leases = RunLeases(identity, runtime, may_renew=lambda: clock.longest() <= limit, weights=weights)
     return TrainingWorker(runtime, engine, leases)

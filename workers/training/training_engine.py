@@ -6,9 +6,9 @@ from functools import partial
 
 from engine.model.device import DeviceFailed, SelfTest
 from engine.training.trainer import Trainer
+from ledger.work_in_hand import WorkInHand
 from telemetry.training import TrainingTelemetry
 from workers.compute_thread import ComputeThread
-from workers.leases.work_in_hand import WorkInHand
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,11 @@ class TrainingEngine:
     pass_token_budget: int
     self_test: SelfTest | None = None
     in_hand: WorkInHand = field(default_factory=WorkInHand)
+
+    @property
+    def slot_token_budget(self) -> int:
+        """Tokens of a pass on one slot."""
+        return max(1, self.pass_token_budget // self.trainer.slots)
 
     @property
     def base_model(self) -> str:

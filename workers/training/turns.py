@@ -9,7 +9,7 @@ from time import monotonic
 
 from contracts.ids import RequestId, RunId
 from contracts.ledger_records import ReadyOperation
-from workers.leases.work_in_hand import WorkInHand
+from ledger.work_in_hand import WorkInHand
 from workers.training.creation_limits import CreationLimits
 from workers.training.lanes import Lane, Lanes, creates
 
@@ -116,7 +116,7 @@ class Turns:
             head = lane.head
             if head is None:
                 continue
-            if creates(head) and self.creations.holds_back(lane.tenant):
+            if creates(head) and self.creations.holds_back(lane.tenant, lane.run):
                 # A turn would stop everybody for an operation that may not begin.
                 continue
             if not head.attempts:

@@ -21,12 +21,13 @@ from contracts.errors import ProcessMustEnd, WeftError
 from contracts.ids import RunId
 from contracts.ledger_records import PendingOperation
 from engine.model.device import DeviceFailed
+from engine.piece_size import PieceSize
 from ledger.runtime import Runtime
 from ledger.statements import MAX_PENDING
-from ledger.wakeups import recalls_topic, trainer_topic
+from ledger.wakeups import recalls_topic, shares_topic, trainer_topic
+from ledger.work_in_hand import remove_record
 from store.repeat import repeat
 from workers.leases.runs import RunLeases
-from workers.leases.work_in_hand import remove_record
 from workers.training.adapter_tasks import AdapterTasks
 from workers.training.completion_writer import CompletionWriter
 from workers.training.creation_limits import CreationLimits
@@ -36,6 +37,7 @@ from workers.training.lanes import Lane, Lanes
 from workers.training.operation_outcomes import OperationOutcomes
 from workers.training.optimizer_steps import OptimizerSteps
 from workers.training.residency import AdapterResidency
+from workers.training.resident_list import TELL_SECONDS, ResidentList
 from workers.training.training_engine import TrainingEngine
 from workers.training.turns import Turns
 
@@ -84,7 +86,11 @@ class TrainingWorker:
         )
         self._steps = OptimizerSteps(engine, self._lanes, self.residency, self.outcomes, self._turns)
         self._departures = Departures(leases, self._lanes, self.residency, drop=self.outcomes.drop)
-        self._passes = FusedPasses(engine, self._lanes, self.residency, self.outcomes, self._turns, ended=self._go_on)
+        size = PieceSize(runtime.settings.piece_time.total_seconds())
+        self._passes = FusedPasses(
+            engine, self._lanes, self.residency, self.outcomes, self._turns, size=size, ended=self._go_on
+        )
+        self._resident_list = ResidentList(runtime.database, leases.identity, self.residency.residents)
         leases.tell_claims(self._look_at_all)
         self._stopping = asyncio.Event()
         self._news = asyncio.Event()
@@ -93,6 +99,8 @@ class TrainingWorker:
         """Set when another round may find work: when ``_news`` is set, and when a pass or step has ended."""
         self._recalled = asyncio.Event()
         """Set when operations in the lanes may have been cancelled."""
+        self._reshared = asyncio.Event()
+        """Set when tenants' shares may have changed."""
         self._swept = monotonic()
 
     async def run(self) -> None:
@@ -106,7 +114,8 @@ class TrainingWorker:
         leasing = asyncio.create_task(self.leases.run(), name=f"leases {self._base_model}")
         working = asyncio.create_task(self._work_to_the_end(writing), name=f"work {self._base_model}")
         watching = asyncio.create_task(self._watch(), name=f"watch {self._base_model}")
-        tasks = (working, watching, leasing, writing)
+        telling = asyncio.create_task(self._tell_residents(), name=f"residents {self._base_model}")
+        tasks = (working, watching, leasing, writing, telling)
         try:
             await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
             await (watching if watching.done() else working)
@@ -143,6 +152,10 @@ class TrainingWorker:
 
         failed = f"progress of base={self._base_model} could not be looked at"
         await repeat(look, seconds=self._stall_limit / _LOOKS_A_LIMIT, failed=failed)
+
+    async def _tell_residents(self) -> None:
+        failed = f"residents of base={self._base_model} could not be told"
+        await repeat(self._resident_list.tell, seconds=TELL_SECONDS, failed=failed)
 
     async def _abandon(self) -> None:
         try:
@@ -187,16 +200,21 @@ class TrainingWorker:
         with (
             self._wakeups.listen(topic) as self._news,
             self._wakeups.listen(recalls) as self._recalled,
-            self._wakeups.listen(topic, recalls) as self._again,
+            self._wakeups.listen(shares_topic()) as self._reshared,
+            self._wakeups.listen(topic, recalls, shares_topic()) as self._again,
         ):
             self._news.set()
             await repeat(
                 self._round,
-                seconds=lambda: max(0.0, self._swept + SWEEP_SECONDS - monotonic()),
+                seconds=lambda: max(0.0, self._next_round() - monotonic()),
                 stopping=self._stopping,
                 failed=f"training round failed base={self._base_model}",
                 wake=self._again,
             )
+
+    def _next_round(self) -> float:
+        """Return the monotonic seconds of the next sweep, or of the next operation that a rate holds, if that comes first."""
+        return min([self._swept + SWEEP_SECONDS, *(lane.starts_at for lane in self._lanes)])
 
     async def _round(self) -> None:
         """Read new operations, take due steps, and begin tasks and passes, which go on beside the next rounds."""
@@ -206,6 +224,10 @@ class TrainingWorker:
             self._again.set()
         if self._recalled.is_set():
             await self._drop_recalled()
+        if self._reshared.is_set():
+            self._reshared.clear()
+            self._lanes.cursor = 0
+            self._news.set()
         if self._news.is_set() or any(lane.to_load(self._engine.pass_token_budget) for lane in self._lanes):
             await self._look()
         self._turns.choose(is_computing=self._passes.are_under_way)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.change_pace import ChangePace
 from api.fair_threads import FairThreads
 from api.loop_time import LoopTime
 from api.route_bounds import Holding, bounds_of
@@ -26,6 +27,7 @@ class Admission:
 
     def __init__(self, settings: Settings) -> None:
         self.loop_time = LoopTime()
+        self.changes = ChangePace(settings.tenant_changes)
         self.threads = FairThreads(settings.body_threads)
         self.body_bytes = TenantShares(settings.tenant_body_bytes)
         self.uploads = TenantShares(1)

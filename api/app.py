@@ -5,6 +5,9 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api import health
 from api.admission import AdmissionEnd
+from api.dashboard.app import PREFIX as UI_PREFIX
+from api.dashboard.app import DashboardDoor, create_dashboard
+from api.dashboard.security_headers import SecurityHeaders
 from api.errors import install_error_handlers
 from api.hub import repositories
 from api.loop_turns import LoopTurns
@@ -14,6 +17,7 @@ from api.openapi_document import DescribedApi
 from api.request_observer import RequestObserver
 from api.services import ApiServices
 from api.tinker import (
+    audit,
     billing,
     capabilities,
     checkpoints,
@@ -24,18 +28,38 @@ from api.tinker import (
     joint_polls,
     keys,
     models,
-    not_offered,
     runs,
     sampling,
     session_search,
     session_traces,
     sessions,
+    sharing,
     telemetry,
     training,
     weights,
 )
-from api.weft import adapters, imports, jobs, points, projects, sample_stream, samplers, samples, standing, usage
+from api.weft import (
+    adapters,
+    client_exceptions,
+    imports,
+    jobs,
+    operations,
+    points,
+    projects,
+    sample_list,
+    sample_stream,
+    samplers,
+    samples,
+    standing,
+    usage,
+    usage_export,
+    waiting,
+    webhooks,
+)
+from api.weft import audit as weft_audit
+from api.weft import checkpoints as weft_checkpoints
 from api.weft import keys as weft_keys
+from api.weft import runs as weft_runs
 
 TINKER_PREFIX = "/api/v1"
 """Prefix of Tinker's endpoints and of weft's own."""
@@ -57,15 +81,16 @@ _TINKER_MODULES = (
     custom_losses,
     capabilities,
     keys,
+    audit,
     billing,
-    not_offered,
     session_traces,
     downloads,
+    sharing,
     checkpoints,
     runs,
 )
-"""Order matters, because the first match wins: busy endpoints come first, and ``not_offered`` comes before
-``checkpoints``, whose open-ended paths would match its paths."""
+"""Order matters, because the first match wins: busy endpoints come first, and ``downloads`` and ``sharing`` come before
+``checkpoints``, whose open-ended paths would match theirs."""
 _WEFT_MODULES = (adapters, samplers, samples, sample_stream)
 _OPENAI_MODULES = (chat, completions, openai_models)
 
@@ -84,20 +109,40 @@ def create_app(services: ApiServices) -> FastAPI:
     )
     app.state.services = services
     install_error_handlers(app)
+    app.add_middleware(DashboardDoor, dashboard=create_dashboard(services))
     app.add_middleware(AdmissionEnd)
     app.add_middleware(LoopTurns, loop_time=services.admission.loop_time)
     # Added last, so outermost: the log lines of the other middleware carry the request's trace id.
     app.add_middleware(
         RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX, WEFT_PREFIX)
     )
+    app.add_middleware(SecurityHeaders, pages=(UI_PREFIX,))
     proxies = [str(network) for network in services.runtime.settings.trusted_proxies]
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=proxies)
     for module in (*_TINKER_MODULES, *_WEFT_MODULES):
         app.include_router(module.router, prefix=TINKER_PREFIX)
     for module in _OPENAI_MODULES:
         app.include_router(module.router, prefix=OPENAI_PREFIX)
-    for module in (standing, usage, jobs, imports, points, projects, weft_keys):
+    for module in (
+        standing,
+        usage,
+        usage_export,
+        jobs,
+        imports,
+        points,
+        waiting,
+        weft_runs,
+        projects,
+        weft_keys,
+        weft_audit,
+        weft_checkpoints,
+        operations,
+        sample_list,
+        client_exceptions,
+        webhooks,
+    ):
         app.include_router(module.router, prefix=WEFT_PREFIX)
+    app.include_router(adapters.list_router, prefix=WEFT_PREFIX)
     app.include_router(health.liveness_router)
     app.include_router(health.liveness_router, prefix=TINKER_PREFIX)
     app.include_router(health.readiness_router)

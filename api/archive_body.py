@@ -18,8 +18,13 @@ _WRITTEN_AT_ONCE = 2**20
 _PRIVATE = 0o600
 
 
-async def store_body(request: Request, target: Path, check: Callable[[int], None], *, idle_seconds: float) -> int:
-    """Write the body to the new file ``target``, in a new folder, flushed to the disk; return its bytes.
+async def store_body(
+    request: Request, target: Path, check: Callable[[int], None], *, idle_seconds: float, offset: int = 0
+) -> int:
+    """Write the body to the new file ``target``, in a new folder, flushed to the disk; return the file's bytes.
+
+    With ``offset`` the file is there, of so many bytes, and the body is its rest. What has come stays in the file when the
+    body does not come whole.
 
     ``check`` is told the size that is announced, before anything is read, and the size so far as the body comes; it raises
     for one too large. Raises ``InvalidRequest``, ``BodyTooSlow``, and ``Unavailable`` when the disk takes no more.
@@ -28,16 +33,16 @@ async def store_body(request: Request, target: Path, check: Callable[[int], None
         raise InvalidRequest("send the archive itself, a tar or a gzip of one, without Content-Encoding")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 20:
-        check(int(length))
+        check(offset + int(length))
     try:
-        return await _store(request, target, check, idle_seconds)
+        return await _store(request, target, check, idle_seconds, offset)
     except OSError as error:
         raise Unavailable("the data folder takes no more; send the archive again later") from error
 
 
-async def _store(request: Request, target: Path, check: Callable[[int], None], idle_seconds: float) -> int:
-    file = await asyncio.to_thread(_create, target)
-    size, unwritten = 0, bytearray()
+async def _store(request: Request, target: Path, check: Callable[[int], None], idle_seconds: float, offset: int) -> int:
+    file = await asyncio.to_thread(_open, target, offset)
+    size, unwritten = offset, bytearray()
     try:
         async with aclosing(body_pieces(request, idle_seconds=idle_seconds, slowest=_SLOWEST_BYTES_A_SECOND)) as pieces:
             async for piece in pieces:
@@ -48,14 +53,22 @@ async def _store(request: Request, target: Path, check: Callable[[int], None], i
                     await asyncio.to_thread(file.write, bytes(unwritten))
                     unwritten.clear()
         await asyncio.to_thread(_finish, file, target, bytes(unwritten))
+        unwritten.clear()
     finally:
-        await asyncio.to_thread(file.close)
+        await asyncio.to_thread(_close, file, bytes(unwritten))
     return size
 
 
-def _create(target: Path) -> BinaryIO:
+def _open(target: Path, offset: int) -> BinaryIO:
+    if offset:
+        return target.open("ab")
     target.parent.mkdir(parents=True)
     return open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb")
+
+
+def _close(file: BinaryIO, rest: bytes) -> None:
+    with file:
+        file.write(rest)
 
 
 def _finish(file: BinaryIO, target: Path, rest: bytes) -> None:

@@ -4,6 +4,7 @@ Every endpoint declares what it needs by the type of its parameter ``caller``. D
 valid key, or of a key without the scope, stays unread.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -11,6 +12,7 @@ from fastapi import Depends, Request
 from api.presented_key import presented_key
 from api.security_events import note_refused_key, source_of
 from api.services import Services
+from api.wire.sdk_version import pauses_unpaid
 from contracts.errors import Unauthenticated
 from store.fair_places import ask_for
 from telemetry.context import note_caller
@@ -25,18 +27,20 @@ async def get_caller(request: Request, services: Services) -> Principal:
     """
     key = presented_key(request.headers)
     try:
-        principal = await services.batched_reads.keys.authenticate(key)
+        principal = await services.batched_reads.keys.authenticate(key, source_of(request))
     except Unauthenticated:
         services.admission.loop_time.forget(key)
         note_refused_key(request, key)
         raise
     services.admission.loop_time.know(key, principal.tenant)
     note_caller(principal.tenant, principal.key_id)
-    principal.check_address(source_of(request))
+    # For the handlers of errors, which tell who was refused.
+    request.state.principal = principal
+    principal.check_address()
     principal.check_not_blocked()
     ask_for(principal.tenant)
     await services.admission.enter(principal.tenant, request.scope)
-    return principal
+    return principal if pauses_unpaid(request) else replace(principal, pauses_unpaid=False)
 
 
 Caller = Annotated[Principal, Depends(get_caller)]
@@ -75,4 +79,6 @@ BillingReader = Annotated[Principal, Depends(Require(Scope.USAGE))]
 ProjectReader = Annotated[Principal, Depends(Require(Scope.READ, Scope.PROJECTS))]
 ProjectMover = Annotated[Principal, Depends(Require(Scope.TRAIN, Scope.PROJECTS))]
 KeyAdmin = Annotated[Principal, Depends(Require(Scope.KEYS))]
+AuditReader = Annotated[Principal, Depends(Require(Scope.AUDIT))]
 ProjectAdmin = Annotated[Principal, Depends(Require(Scope.PROJECTS))]
+WebhookAdmin = Annotated[Principal, Depends(Require(Scope.WEBHOOKS))]

@@ -1,5 +1,6 @@
-"""A response that breaks off between two pieces of its body once a condition holds."""
+"""A response that breaks off between two pieces of its body once a condition holds, and lets others have their turn there."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -28,8 +29,10 @@ class EndableResponse(Response):
             if self._is_ended():
                 raise BrokenOff
             await send(message)
+            # Neither SQLite nor a socket that has room waits for anything: a long answer would hold the event loop to its end.
+            await asyncio.sleep(0)
 
         try:
             await self._response(scope, receive, send_unless_ended)
         except* BrokenOff:
-            log.info("an answer was broken off: its key has been revoked")
+            log.info("an answer was broken off: its key or its web session has ended")

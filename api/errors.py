@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.security_events import note_not_found
+from api.security_events import note_refusal
 from api.wire.request_model import describe_problems
-from contracts.errors import InvalidRequest, NotFound, NotImplementedHere, PollAgain, Unauthenticated, WeftError
+from contracts.errors import InvalidRequest, NotImplementedHere, PollAgain, Unauthenticated, WeftError
 
 _log = logging.getLogger(__name__)
 
@@ -77,8 +77,7 @@ class InternalErrorGuard:
 
 async def _weft_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, WeftError)
-    if isinstance(error, NotFound):
-        note_not_found(request, is_foreign=error.is_foreign)
+    note_refusal(request, error)
     answer = error_response(
         error.status,
         detail=error.message,

@@ -1,8 +1,9 @@
 """Parts of the event loop's time, so that one sender's many requests wait for each other and not others for them.
 
-A sender is a tenant, once its key is known, or else an address. The time of each sender's requests is measured, step by step.
-A sender that has had more than its part begins its next request, or sends its next piece of an answer, when the debt is paid
-off by the time that passes. Nothing that has begun is stopped: ``api.admission`` bounds how much each tenant may hold.
+A sender is a tenant, once its key or its web session is known, or else an address. The time of each sender's requests is
+measured, step by step. A sender that has had more than its part begins its next request, or sends its next piece of an
+answer, when the debt is paid off by the time that passes. Nothing that has begun is stopped: ``api.admission`` bounds how
+much each tenant may hold.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from api.presented_key import presented_key
+from api.presented_session import COOKIES, presented_session
 from contracts.ids import TenantId
 
 BURST_SECONDS = 0.05
@@ -27,14 +29,14 @@ START_SECONDS = 0.001
 MEMORY_SECONDS = 1.0
 """Time constant of the rates of use: what a sender used before fades by a factor of e in it."""
 STRANGERS_PART = 0.2
-"""Most of the time for all addresses without a known key together."""
+"""Most of the time for all addresses without a known key or session together."""
 _LEAST_PART = 0.1
 """Part that a tenant has however many others there are."""
 _RESERVE = 2.0
 """Room that a sender leaves to the others, as a multiple of their use of late."""
 _IN_USE = 0.01
 """Least part of the time that makes a sender one of those who share it."""
-_MOST_KEYS = 10_000
+_MOST_SECRETS = 10_000
 _FORGOTTEN = 0.001
 """Part of the time below which a sender without requests is forgotten."""
 _LOOK_SECONDS = 0.02
@@ -82,7 +84,7 @@ class LoopTime:
         now = monotonic()
         self._senders: dict[str, _Sender] = {}
         self._tenants: OrderedDict[bytes, TenantId] = OrderedDict()
-        """Tenants of the keys seen last, by the key's digest."""
+        """Tenants of the keys and web sessions seen last, by the secret's digest."""
         self._all = _Rate(now)
         """Use by all senders."""
         self._own = _Rate(now)
@@ -93,28 +95,28 @@ class LoopTime:
         self._tenants_in_use = self._strangers = 0
         """Numbers of senders that share the time."""
 
-    def know(self, key: str | None, tenant: TenantId) -> None:
-        """Count requests with ``key``, which was found valid, as the tenant's."""
-        if key is None:
+    def know(self, secret: str | None, tenant: TenantId) -> None:
+        """Count requests with ``secret``, a key or a web session's that was found valid, as the tenant's."""
+        if secret is None:
             return
-        digest = _digest(key)
+        digest = _digest(secret)
         self._tenants[digest] = tenant
         self._tenants.move_to_end(digest)
-        if len(self._tenants) > _MOST_KEYS:
+        if len(self._tenants) > _MOST_SECRETS:
             self._tenants.popitem(last=False)
 
-    def forget(self, key: str | None) -> None:
-        """Count requests with ``key``, which is not valid, as those of their address."""
-        if key is not None:
-            self._tenants.pop(_digest(key), None)
+    def forget(self, secret: str | None) -> None:
+        """Count requests with ``secret``, which is not valid, as those of their address."""
+        if secret is not None:
+            self._tenants.pop(_digest(secret), None)
 
     def name_of(self, scope: Scope) -> tuple[str, bool]:
-        """Return the name of a request's sender, and whether its key is unknown."""
-        key = presented_key(Headers(scope=scope))
-        tenant = None if key is None else self._tenants.get(_digest(key))
-        if tenant is not None:
-            return f"tenant {tenant}", False
-        address = _network(scope)
+        """Return the name of a request's sender, and whether neither its key nor its web session is known."""
+        headers = Headers(scope=scope)
+        for secret in (presented_key(headers), *(presented_session(headers, name) for name in COOKIES)):
+            if secret is not None and (tenant := self._tenants.get(_digest(secret))) is not None:
+                return f"tenant {tenant}", False
+        address = network_of(scope)
         # Probes of health tell whether the process lives, beside whatever else comes from their address.
         return (f"health {address}" if scope["path"].endswith(_HEALTH) else f"address {address}"), True
 
@@ -207,11 +209,11 @@ class LoopTime:
         sender.in_progress -= 1
 
 
-def _digest(key: str) -> bytes:
-    return blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
+def _digest(secret: str) -> bytes:
+    return blake2b(secret.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def _network(scope: Scope) -> str:
+def network_of(scope: Scope) -> str:
     """Return the client's IPv4 address, or the /64 network of its IPv6 address, of which one client may have every address."""
     client = scope.get("client")
     host: str = client[0] if client else ""

@@ -13,6 +13,8 @@ from contracts.errors import TooManyRequests
 
 MOST_WAITING = 1024
 """Most requests of one sender that wait for its turn."""
+HOLDER = "weft.holder"
+"""Key of the extension by which the server wants to be told whose request a connection has: ``scope["extensions"]``."""
 _POLLS = ("/retrieve_future", "/retrieve_futures")
 """Ends of the paths that are never answered 429: SDKs up to 0.18 take it as the end of the result. Connections bound them."""
 
@@ -30,6 +32,8 @@ class LoopTurns:
             await self._app(scope, receive, send)
             return
         name, is_stranger = self._time.name_of(scope)
+        if (connection := scope.get("extensions", {}).get(HOLDER)) is not None:
+            connection["tell"](name)
         sender = self._time.enter(name, is_stranger=is_stranger)
 
         async def send_in_turn(message: Message) -> None:

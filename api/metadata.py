@@ -9,14 +9,15 @@ from contracts.operations import Payload
 from tenants.limits import Limits
 
 
-def check_metadata(value: Mapping[str, object] | Sequence[str] | None, limits: Limits, field: str) -> None:
-    """Raise ``InvalidRequest`` naming ``field`` if ``value`` takes more bytes of JSON than the tenant may store."""
+def check_metadata(value: Mapping[str, object] | Sequence[str] | None, limits: Limits, field: str) -> int:
+    """Return the bytes of JSON that ``value`` takes. Raises ``InvalidRequest`` naming ``field`` for more than the limit."""
     size = 0 if value is None else len(orjson.dumps(value))
     if size > limits.metadata_bytes:
         raise InvalidRequest(
             f"{field} takes {size} bytes of JSON, and your limit is {limits.metadata_bytes}; shorten it, or keep it "
             "elsewhere and store its address"
         )
+    return size
 
 
 def check_payload_metadata(payload: Payload, limits: Limits) -> None:

@@ -5,6 +5,7 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.rate_headers import noted_headers
 from telemetry.context import TraceParent, begin_work, new_trace_id, parse_traceparent
 from telemetry.telemetry import Telemetry
 from telemetry.traces import SpanIds, new_span_id
@@ -39,7 +40,8 @@ class RequestObserver:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-trace-id", trace_id.encode())]
+                own = message.get("headers", ())
+                message["headers"] = [*own, (b"x-trace-id", trace_id.encode()), *noted_headers(scope["path"], own)]
             await send(message)
 
         try:

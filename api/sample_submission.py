@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 
 from fastapi import Request
 
+from api.rate_headers import note_rate, note_stored_rate
 from api.request_body import off_loop
 from api.services import ApiServices
 from api.wire.sampling_codec import sample_request
 from api.wire.tinker_requests import AsampleRequest
 from api.wire.trajectory import trajectory_of
 from contracts.codec import request_digest
-from contracts.errors import InvalidRequest, WeftError
+from contracts.errors import BudgetSpent, InvalidRequest, OverRate, WeftError
 from contracts.ids import RequestId, SamplerId, TenantId
 from contracts.ledger_records import NewOperation, new_request_id
 from contracts.operations import OperationKind, SampleRequest
@@ -18,7 +19,11 @@ from contracts.sample_demand import demand_of
 from ledger.payload_files import PayloadFiles
 from ledger.token_feed import FeedKey
 from telemetry.context import current_work
+from tenants.budgets import refusal
+from tenants.rates import Meter
+from tenants.reach import default_project
 from tenants.rights import Principal
+from tenants.samplers import SamplerStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class SampleSubmission:
 
     - ``body``: the request as the client sent it, the same in a repeat.
     - ``obstacle``: the reason why no new work is taken, if any.
+    - ``may_wait``: False for a client that cannot be told that its sample waits for the tenant's rate.
     - ``may_return``: a client that has lost the connection can find the sample again by repeating its request.
     """
 
@@ -38,6 +44,7 @@ class SampleSubmission:
     body: bytes
     obstacle: WeftError | None = None
     may_return: bool = True
+    may_wait: bool = True
 
     @property
     def key(self) -> FeedKey:
@@ -65,6 +72,7 @@ class SampleSubmission:
             demand=demand_of(self.sample, context_length),
             trace_id=current_work().trace_id,
             key_id=current_work().key_id,
+            may_wait=self.may_wait,
         )
 
 
@@ -87,8 +95,16 @@ async def tinker_submission(
         sampler.base_model,
         sample,
         body.sent,
-        obstacle=sampler.obstacle or caller.obstacle_of_work(sampler.base_model),
+        obstacle=sampler.obstacle or caller.obstacle_of_work(sampler.base_model) or unpaid(services, caller, sampler),
     )
+
+
+def unpaid(services: ApiServices, caller: Principal, sampler: SamplerStanding) -> BudgetSpent | None:
+    """Return the error of new samples of a caller whose budget is spent. For a client that cannot pause, they wait instead."""
+    if not caller.pauses_unpaid:
+        return None
+    project = sampler.project or default_project(caller.tenant)
+    return refusal(sampler.spent_budgets, caller.payer, project, services.runtime.clock())
 
 
 async def accept_sample(services: ApiServices, submission: SampleSubmission) -> RequestId:
@@ -100,7 +116,7 @@ async def accept_sample(services: ApiServices, submission: SampleSubmission) -> 
     payloads = services.runtime.ledger.payloads
     if submission.obstacle is None:
         operation = await submission.operation(payloads, services.sampled_base(submission.base_model).context_length)
-        return await payloads.recorded(operation, services.sample_intake.accept(operation))
+        return await payloads.recorded(operation, _accepted(services, operation))
     async with services.runtime.database.read() as session:
         earlier = await services.runtime.ledger.find(
             session, lane=submission.sampler, seq_id=submission.seq_id, digest=submission.digest
@@ -108,3 +124,13 @@ async def accept_sample(services: ApiServices, submission: SampleSubmission) -> 
     if earlier is None:
         raise submission.obstacle
     return earlier
+
+
+async def _accepted(services: ApiServices, operation: NewOperation) -> RequestId:
+    try:
+        accepted = await services.sample_intake.accept_rated(operation)
+    except OverRate:
+        await note_stored_rate(services.runtime.database, operation.tenant, Meter.SAMPLE, services.runtime.clock())
+        raise
+    note_rate(Meter.SAMPLE, accepted.rate, services.runtime.clock())
+    return accepted.id

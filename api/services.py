@@ -12,17 +12,20 @@ from api.tokenizer_repositories import TokenizerRepository, tokenizer_repositori
 from contracts.base_model import BaseModelFacts
 from contracts.errors import UnknownBaseModel
 from contracts.vocabulary import BaseVocabulary
-from ledger.revocations import Revocations
+from ledger.ended_keys import EndedKeys
 from ledger.runtime import Runtime
 from ledger.sample_intake import SampleIntake
 from ledger.training_intake import TrainingIntake
+from ledger.waiting import Waits
 from store.sampled_bases import sampled_facts
 from telemetry.readiness import Readiness
+from tenants.audit_tally import AuditTally
 from tenants.key_reader import KeyReader
 from tenants.key_uses import KeyUses
 from tenants.limits import Limits
 from tenants.samplers import SamplerReader
 from tenants.signed_tokens import TokenSigner
+from tenants.web_sessions import WebSessionReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class BatchedReads:
 
     keys: KeyReader
     samplers: SamplerReader
+    web_sessions: WebSessionReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,15 @@ class ApiServices:
     readiness: Readiness
     limits: Limits
     """Limits of a tenant without values of its own."""
-    revocations: Revocations
+    ended_keys: EndedKeys
     departures: Departures
     admission: Admission
     tokenizers: Mapping[str, TokenizerRepository]
     """Tokenizer files by the ids that clients ask a hub for."""
     signer: TokenSigner
     key_uses: KeyUses
+    waits: Waits
+    audit_tally: AuditTally
 
     @classmethod
     def over(
@@ -71,10 +77,11 @@ class ApiServices:
         signer = TokenSigner(runtime.data_folder, clock)
         intake = SampleIntake(database, runtime.ledger, clock, runtime.telemetry, defaults=defaults)
         uses = KeyUses(database)
-        reads = BatchedReads(KeyReader(database, signer, clock, uses), SamplerReader(database, clock))
+        web_sessions = WebSessionReader(database, clock, uses, idle=runtime.settings.web_session_idle)
+        reads = BatchedReads(KeyReader(database, signer, clock, uses), SamplerReader(database, clock), web_sessions)
         hold = runtime.settings.poll_hold.total_seconds()
         training = TrainingIntake(database, runtime.ledger, defaults=defaults, hold_seconds=hold)
-        revocations, departures = Revocations(database, runtime.ledger, clock), Departures(runtime)
+        ended_keys, departures = EndedKeys(database, runtime.ledger, clock), Departures(runtime)
         admission = Admission(runtime.settings)
         return cls(
             runtime,
@@ -85,12 +92,14 @@ class ApiServices:
             vocabularies,
             readiness,
             defaults,
-            revocations,
+            ended_keys,
             departures,
             admission,
             tokenizer_repositories(bases),
             signer,
             uses,
+            Waits(database, runtime.settings, runtime.data_folder, clock),
+            AuditTally(database, clock),
         )
 
     def base(self, name: str) -> BaseModelFacts:

@@ -8,25 +8,31 @@ from fastapi import Request, Response
 
 from api.metadata import check_payload_metadata
 from api.provenance import with_recorded_logprobs
+from api.rate_headers import note_rate, note_stored_rate
 from api.request_body import off_loop, request_body
 from api.services import ApiServices
 from api.wire.body import OversizedBody
 from api.wire.tinker_requests import key_of_json_beginning, model_key
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
-from contracts.errors import InvalidRequest, RunUnloaded, SessionEnded, WeftError
-from contracts.ids import RequestId
+from contracts.custom_loss import MAX_GRAPH_BYTES, may_name_loss
+from contracts.errors import BudgetSpent, InvalidRequest, RunUnloaded, SessionEnded, WeftError
+from contracts.ids import CheckpointId, RequestId
 from contracts.ledger_records import NewOperation, RejectedOperation, new_request_id
 from contracts.operations import LoadWeights, OperationKind, OptimStep, Payload, TrainingBatch
 from contracts.paths import parse_path
+from ledger.gaps import closes_gap
 from telemetry.context import current_work
+from tenants.budgets import refusal
 from tenants.limits import Limits
+from tenants.rates import Meter
 from tenants.rights import Principal, Scope
 from tenants.runs import RunStanding, run_standing
 
 _SAVES = frozenset(
     {OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, OperationKind.SAVE_WEIGHTS_EXTERNAL}
 )
+_TAKES_TOKENS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 
 Build = Callable[[BaseModelFacts], Payload]
 """Builds the payload from the body, for the run's base model. Raises ``WeftError``."""
@@ -106,11 +112,12 @@ async def submit_training(services: ApiServices, caller: Principal, submission: 
     ``TooManyOperations`` and ``Unavailable``, on which the SDK sends the request again.
     """
     async with services.runtime.database.read() as session:
-        run = await run_standing(session, caller.reach, submission.model_id)
+        run = await run_standing(session, caller.reach, submission.model_id, services.runtime.clock())
     ledger = services.runtime.ledger
     try:
         run.check_open()
-    except (RunUnloaded, SessionEnded):
+        await _check_paid(services, caller, run, submission)
+    except (RunUnloaded, SessionEnded, BudgetSpent):
         digest = await off_loop(services, caller.tenant, len(submission.body), _identity, submission)
         async with services.runtime.database.read() as session:
             earlier = await ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=digest)
@@ -120,11 +127,21 @@ async def submit_training(services: ApiServices, caller: Principal, submission: 
     operation = await _operation(services, caller, run, submission)
     if isinstance(operation, NewOperation):
         limits = services.limits.with_own(run.own_limits)
-        request_id = await ledger.payloads.recorded(operation, services.training_intake.accept(operation, limits))
+        request_id = await ledger.payloads.recorded(operation, _accepted(services, operation, limits))
     else:
         async with services.runtime.database.write() as transaction:
             request_id = await ledger.reject(transaction, operation)
     return promise(request_id, model_id=run.id)
+
+
+async def _accepted(services: ApiServices, operation: NewOperation, limits: Limits) -> RequestId:
+    accepted, runtime = await services.training_intake.accept_rated(operation, limits), services.runtime
+    if accepted.rate is not None:
+        note_rate(Meter.TRAIN, accepted.rate, runtime.clock())
+    elif operation.tokens and limits.pace(Meter.TRAIN) is not None:
+        # A repeat charges nothing.
+        await note_stored_rate(runtime.database, operation.tenant, Meter.TRAIN, runtime.clock())
+    return accepted.id
 
 
 async def _operation(
@@ -142,7 +159,8 @@ async def _operation(
         return _rejected(caller, run, submission, identity, submission.build)
     try:
         _check_rights(caller, run, kind)
-        payload = await off_loop(services, caller.tenant, len(submission.body), submission.build, facts)
+        size = MAX_GRAPH_BYTES if may_name_loss(submission.body) else len(submission.body)
+        payload = await off_loop(services, caller.tenant, size, submission.build, facts)
         _check_limits(submission, payload, run, services.limits.with_own(run.own_limits))
         if isinstance(payload, TrainingBatch):
             payload = await with_recorded_logprobs(services, caller.tenant, payload)
@@ -166,6 +184,7 @@ async def _operation(
         trace_id=current_work().trace_id,
         key_id=caller.key_id,
         loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
+        granted=CheckpointId(payload.granted) if isinstance(payload, LoadWeights) and payload.granted else None,
     )
 
 
@@ -184,6 +203,24 @@ def _rejected(
         trace_id=current_work().trace_id,
         key_id=caller.key_id,
     )
+
+
+async def _check_paid(
+    services: ApiServices, caller: Principal, run: RunStanding, submission: TrainingSubmission
+) -> None:
+    """Raise ``BudgetSpent`` for work that takes tokens of a spent budget.
+
+    A client that cannot pause has it wait instead. So has one whose later chunks were accepted: they wait for this number, and a
+    gap that lasts is closed by a failure.
+    """
+    if submission.kind not in _TAKES_TOKENS or not caller.pauses_unpaid:
+        return
+    spent = refusal(run.spent_budgets, caller.payer, run.project, services.runtime.clock())
+    if spent is None:
+        return
+    async with services.runtime.database.read() as session:
+        if not await closes_gap(session, run.id, submission.seq_id):
+            raise spent
 
 
 def _check_rights(caller: Principal, run: RunStanding, kind: OperationKind) -> None:

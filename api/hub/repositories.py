@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse
 
 from api.authentication import AnyKey
+from api.endable_response import EndableResponse
 from api.errors import error_response
 from api.json_body import PathId
 from api.route_bounds import Holding, bounded
@@ -80,8 +81,8 @@ async def get_repository(_caller: AnyKey, services: Services, repository: PathId
 @router.head("/{repository:path}/resolve/{revision}/{file:path}", include_in_schema=False)
 @router.get("/{repository:path}/resolve/{revision}/{file:path}", response_class=FileResponse)
 @bounded(holding=Holding.STREAM)
-async def get_file(_caller: AnyKey, services: Services, repository: PathId, file: PathId) -> Response:
-    """Send a file. ``HEAD`` tells of its size and, as ``ETag``, the SHA-256 of its content."""
+async def get_file(caller: AnyKey, services: Services, repository: PathId, file: PathId) -> Response:
+    """Send a file, and break off if its key ends. ``HEAD`` tells of its size and, as ``ETag``, its content's SHA-256."""
     found = _find(services, repository)
     if found is None:
         return _no_repository(repository)
@@ -89,7 +90,8 @@ async def get_file(_caller: AnyKey, services: Services, repository: PathId, file
     if held is None:
         return _no_file(found, file)
     headers = {_COMMIT: found.commit, "ETag": f'"{held.digest}"', "X-Linked-Size": str(held.size_bytes)}
-    return FileResponse(held.path, headers=headers, media_type="application/octet-stream")
+    content = FileResponse(held.path, headers=headers, media_type="application/octet-stream")
+    return EndableResponse(content, services.ended_keys.of(caller.key_id))
 
 
 def _find(services: ApiServices, repository: str) -> TokenizerRepository | None:

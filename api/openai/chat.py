@@ -18,7 +18,7 @@ from api.openai.messages import Message
 from api.openai.models import named_model
 from api.openai.streamed_response import streamed_response
 from api.openai.text_form import format_grammar
-from api.openai.tool_calls import Said
+from api.openai.tool_calls import CallDelta, Said
 from api.openai.tools import ToolPart, ToolUse, tool_use
 from api.request_body import off_loop
 from api.route_bounds import TEXT_BODY, Holding, bounded
@@ -27,6 +27,7 @@ from api.wire.json_counts import DATA
 from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
 from api.wire.request_model import ListOf, PlainJson
 from api.wire.sample_checks import FieldNames
+from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.logit_rules import Grammar
 from contracts.operations import SampledSequence
@@ -126,10 +127,8 @@ async def chat_completions(
     if body.stream and body.top_logprobs:
         raise InvalidRequest("top_logprobs do not come with stream; leave one of them out")
     vocabulary, facts = services.vocabularies[model.base_model], services.sampled_base(model.base_model)
-    length = sum(message.length for message in body.messages) + sum(map(len, map(str, body.tool_use.described)))
-    check_text_length(length, "messages", vocabulary, facts)
-    size = length + _BYTES_OF_TURN * (len(body.messages) + len(body.tools))
-    prompt = await off_loop(services, caller.tenant, size, _prompt, vocabulary, model.base_model, body)
+    size = len(body.sent) + _BYTES_OF_TURN * (len(body.messages) + len(body.tools))
+    prompt = await off_loop(services, caller.tenant, size, _prompt, vocabulary, facts, body)
     opened = generation(services, caller, request, body, prompts=[prompt], model=model)
     if body.stream:
         return await streamed_response(opened, head=_chunk_head, opening=_opening, part=_part, end=_end)
@@ -141,7 +140,7 @@ def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str
     said = whole_text(made, tokens)
     message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
     if said.calls:
-        message["tool_calls"] = _calls(made, place, said)
+        message["tool_calls"] = [_call(made, place, part) for part in said.calls]
     return {
         "message": {**message, "refusal": None},
         "logprobs": chat_logprobs(made, tokens, logprobs, sequence) if made.asked.wants_logprobs else None,
@@ -149,35 +148,35 @@ def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str
     }
 
 
-def _prompt(vocabulary: BaseVocabulary, base_model: str, body: ChatRequest) -> list[int]:
+def _prompt(vocabulary: BaseVocabulary, facts: BaseModelFacts, body: ChatRequest) -> list[int]:
+    tools = body.tool_use.described
+    length = sum(message.length for message in body.messages) + sum(map(len, map(str, tools)))
+    check_text_length(length, "messages", vocabulary, facts)
     if vocabulary.chat is None:
         raise InvalidRequest("model: its base model has no chat template; use /v1/completions")
-    tools = body.tool_use.described
     if tools and not vocabulary.takes_tools:
         raise InvalidRequest(
-            f"tools: the chat template of {base_model} tells the model of none, or has them called in another form than JSON "
+            f"tools: the chat template of {facts.name} tells the model of none, or has them called in another form than JSON "
             "within <tool_call>; leave them out"
         )
     return vocabulary.chat([message.turn() for message in body.messages], tools)
 
 
-def _calls(made: Generation, place: int, said: Said) -> list[dict[str, Any]]:
-    return [
-        {
-            # The same in a repeat of the request.
-            "id": f"call_{blake2b(f'{made.id}/{place}/{number}'.encode(), digest_size=12).hexdigest()}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for number, call in enumerate(said.calls, said.first_call)
-    ]
+def _call(made: Generation, place: int, part: CallDelta) -> dict[str, Any]:
+    if part.name is None:
+        return {"function": {"arguments": part.arguments}}
+    return {
+        # The same in a repeat of the request.
+        "id": f"call_{blake2b(f'{made.id}/{place}/{part.index}'.encode(), digest_size=12).hexdigest()}",
+        "type": "function",
+        "function": {"name": part.name, "arguments": part.arguments},
+    }
 
 
 def _delta(made: Generation, place: int, said: Said) -> dict[str, Any]:
     delta: dict[str, Any] = {"content": said.text} if said.text or not said.calls else {}
     if said.calls:
-        calls = enumerate(_calls(made, place, said), said.first_call)
-        delta["tool_calls"] = [{"index": number, **call} for number, call in calls]
+        delta["tool_calls"] = [{"index": part.index, **_call(made, place, part)} for part in said.calls]
     return delta
 
 

@@ -10,11 +10,14 @@ from contracts.operations import SampledSequence
 
 
 class ChoiceText:
-    """Text and tool calls of one sequence of ``generation``, as its tokens come."""
+    """Text and tool calls of one sequence of ``generation``, as its tokens come.
 
-    def __init__(self, generation: Generation) -> None:
+    With ``tells_arguments`` a call is told before it is whole; see ``ToolCallReader``.
+    """
+
+    def __init__(self, generation: Generation, *, tells_arguments: bool = False) -> None:
         self._text = TextStream(generation.decode, generation.vocabulary.special_ids, generation.asked.stops)
-        self._calls = ToolCallReader(generation.asked.most_calls)
+        self._calls = ToolCallReader(generation.asked.most_calls, tells_arguments=tells_arguments)
 
     @property
     def calls(self) -> int:
@@ -27,15 +30,17 @@ class ChoiceText:
 
     def end(self) -> Said:
         """Return the rest; no token follows."""
-        said, rest = self._calls.push(self._text.end()), self._calls.end()
-        return Said(said.text + rest.text, said.calls + rest.calls, said.first_call)
+        said = self._calls.push(self._text.end())
+        said.go_on(self._calls.end())
+        return said
 
 
 def whole_text(generation: Generation, tokens: Sequence[int]) -> Said:
     """Return the text and the calls of a finished sequence."""
     text = ChoiceText(generation)
-    said, rest = text.push(tokens), text.end()
-    return Said(said.text + rest.text, said.calls + rest.calls)
+    said = text.push(tokens)
+    said.go_on(text.end())
+    return said
 
 
 def finish_reason(stop_reason: str, calls: int) -> str:

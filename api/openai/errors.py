@@ -9,14 +9,18 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.errors import retry_headers
+from api.security_events import note_refusal
 from api.wire.request_model import describe_problems
-from contracts.errors import InvalidRequest, WeftError
+from contracts.errors import BudgetSpent, InvalidRequest, WeftError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_UNPAID = "insufficient_quota"
 
 
 def error_body(error: WeftError) -> dict[str, Any]:
     """Return the body of the answer to a request that ended with ``error``."""
+    if isinstance(error, BudgetSpent):
+        return {"error": {"message": error.message, "type": _UNPAID, "param": None, "code": _UNPAID}}
     kind = "server_error" if error.status >= 500 else _TYPES.get(error.status, "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
 
@@ -32,6 +36,7 @@ class OpenAiRoute(APIRoute):
             try:
                 return await handle(request)
             except WeftError as error:
+                note_refusal(request, error)
                 return _answer(error)
             except RequestValidationError as error:
                 return _answer(InvalidRequest(describe_problems(error.errors())))
@@ -40,4 +45,6 @@ class OpenAiRoute(APIRoute):
 
 
 def _answer(error: WeftError) -> JSONResponse:
-    return JSONResponse(error_body(error), status_code=error.status, headers=retry_headers(error.retry_after))
+    # OpenAI's clients know no 402.
+    status = 429 if isinstance(error, BudgetSpent) else error.status
+    return JSONResponse(error_body(error), status_code=status, headers=retry_headers(error.retry_after))

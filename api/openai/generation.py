@@ -20,13 +20,16 @@ from api.services import ApiServices
 from api.wire.openai_requests import GenerationRequest
 from api.wire.trajectory import trajectory_of
 from contracts.base_model import BaseModelFacts
-from contracts.errors import EngineFailure, InvalidRequest, StaleSample, WeftError
+from contracts.errors import BudgetSpent, EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import SampledSequence, SampleRequest
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
+from ledger.wakeups import versions_topic
 from store.settings import Settings
+from tenants.budgets import refusal, spent_of
+from tenants.reach import default_project
 from tenants.rights import Principal
 from tenants.samplers import NewSampler, create_sampler, point_sampler
 from tenants.sessions import standing_session
@@ -137,19 +140,20 @@ async def generation(
 ) -> AsyncIterator[Generation]:
     """Accept the samples of ``asked`` and follow them; a repeat with the same ``Idempotency-Key`` finds the first ones.
 
-    Raises ``InvalidRequest``, ``SequenceConflict``, ``TooManySamples``.
+    Raises ``InvalidRequest``, ``SequenceConflict``, ``TooManySamples``, ``OverRate``, ``BudgetSpent``.
     """
     asked.check_offered()
     vocabulary = services.vocabularies[model.base_model]
     if not 0 < len(prompts) <= _MOST_PROMPTS:
         raise InvalidRequest(f"prompt must hold 1 to {_MOST_PROMPTS} prompts; got {len(prompts)}")
     facts, settings = services.sampled_base(model.base_model), services.runtime.settings
-    size = sum(map(len, prompts))
+    # Biases and forms may be large beside a short prompt.
+    size = max(len(asked.sent), sum(map(len, prompts)))
     tokens, samples = await off_loop(
         services, caller.tenant, size, _samples, asked, prompts, facts=facts, vocabulary=vocabulary, settings=settings
     )
     trajectory = trajectory_of(request, asked.prompt_cache_key, name="prompt_cache_key")
-    obstacle = caller.obstacle_of_work(model.base_model)
+    obstacle = caller.obstacle_of_work(model.base_model) or await _unpaid(services, caller)
     sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
     key = given or uuid4().hex
@@ -163,12 +167,21 @@ async def generation(
             asked.sent,
             obstacle=obstacle,
             may_return=given is not None,
+            may_wait=False,
         )
         for place, sample in enumerate(samples)
     ]
     async with AsyncExitStack() as stack:
         followers = [await stack.enter_async_context(followed(services, submission)) for submission in submissions]
         yield Generation(services, caller, model, vocabulary, asked, tokens, followers)
+
+
+async def _unpaid(services: ApiServices, caller: Principal) -> BudgetSpent | None:
+    async with services.runtime.database.read() as session:
+        now = services.runtime.clock()
+        found = await spent_of(session, caller.tenant, now)
+    project = caller.home_project or default_project(caller.tenant)
+    return refusal(found, caller.payer, project, now)
 
 
 def _samples(
@@ -219,7 +232,7 @@ async def _sampler(services: ApiServices, caller: Principal, model: NamedModel) 
             # Read again in this transaction: a version published meanwhile must not be replaced by an older one.
             version = await followed_version(services, transaction, caller, model.run)
             if await point_sampler(transaction, sampler_id, version):
-                services.runtime.ledger.announce_versions(transaction, model.base_model)
+                services.runtime.ledger.wakeups.announce_after_commit(transaction, versions_topic(model.base_model))
         return sampler_id
 
 

@@ -15,11 +15,12 @@ from contracts.ids import CheckpointId, RunId
 from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
-from tenants.checkpoints import find_checkpoint, list_checkpoints, newest_sampler_checkpoint, path_of
+from tenants.checkpoints import list_checkpoints, newest_sampler_checkpoint, path_of
 from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
 from tenants.samplers import version_published
 from tenants.sessions import standing_session_id
+from tenants.sharing import find_readable
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 
@@ -58,7 +59,7 @@ async def named_model(services: ApiServices, caller: Principal, name: str) -> Na
     async with services.runtime.database.read() as session:
         if name.startswith("tinker://"):
             path = parse_path(name, segment=Segment.SAMPLER_WEIGHTS, field="model")
-            checkpoint, run = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
+            checkpoint, run = await find_readable(session, caller.reach, path, services.runtime.clock)
             base = _sampled(services, run)
             return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path))
         try:

@@ -51,7 +51,7 @@ async def _events(
         yield generation.id.encode()
         common = head(generation)
         count = len(generation.prompts) * generation.asked.n
-        texts = [ChoiceText(generation) for _ in range(count)]
+        texts = [ChoiceText(generation, tells_arguments=True) for _ in range(count)]
         try:
             if opening is not None:
                 for place in range(count):

@@ -33,15 +33,15 @@ def format_grammar(asked: Mapping[str, Any]) -> Grammar | None:
 
 def check_schema(schema: Any, field: str) -> None:
     """Raise ``InvalidRequest`` for schemas that are too large or nested too deep; ``field`` is where they stand."""
+    size = len(orjson.dumps(schema))
+    if size > MOST_SCHEMA_BYTES:
+        raise InvalidRequest(f"{field}: the schemas have {size} bytes; send at most {MOST_SCHEMA_BYTES}")
     level, depth = [schema], 0
     while level:
         depth += 1
         if depth > MOST_NESTING:
             raise InvalidRequest(f"{field}: a schema is nested over {MOST_NESTING} deep; send a flatter one")
         level = [child for node in level for child in _children(node)]
-    size = len(orjson.dumps(schema))
-    if size > MOST_SCHEMA_BYTES:
-        raise InvalidRequest(f"{field}: the schemas have {size} bytes; send at most {MOST_SCHEMA_BYTES}")
 
 
 def _children(node: Any) -> list[Any]:

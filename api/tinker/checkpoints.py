@@ -1,44 +1,27 @@
 """Endpoints of a tenant's checkpoints: list, delete, set the time to live."""
 
-from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from api.acting import record_act
 from api.authentication import CheckpointWriter, Reader
+from api.checkpoint_records import CheckpointInfo, checkpoint_info
 from api.json_body import PathId, json_body
+from api.long_lists import encoded_list, long_answer
 from api.paging import Cursor, Page, cursor_of
 from api.services import Services
 from api.wire.request_model import RequestModel
 from api.wire.sdk_version import listed_segments
-from contracts.paths import CheckpointPath, Segment, parse_path
-from store.tables import Checkpoint
-from tenants import checkpoints
+from contracts.paths import CheckpointPath, parse_path
+from tenants import checkpoint_changes, checkpoints
+from tenants.audit import session_of
+from tenants.audit_actions import Action
+from tenants.limits import limits_of
 from tenants.runs import get_run
 
 router = APIRouter(tags=["checkpoints"])
-
-CheckpointType = Literal["training", "sampler", "external"]
-
-_TYPES: dict[Segment, CheckpointType] = {
-    Segment.WEIGHTS: "training",
-    Segment.SAMPLER_WEIGHTS: "sampler",
-    Segment.EXTERNAL_WEIGHTS: "external",
-}
-
-
-class CheckpointInfo(BaseModel):
-    """A checkpoint. ``checkpoint_id`` is ``{segment}/{name}`` within the run."""
-
-    checkpoint_id: str
-    checkpoint_type: CheckpointType
-    time: datetime
-    tinker_path: str
-    size_bytes: int
-    public: bool
-    user_metadata: dict[str, str] | None
-    expires_at: datetime | None
 
 
 class CheckpointList(BaseModel):
@@ -54,34 +37,20 @@ class TtlRequest(RequestModel):
     ttl_seconds: int | None
 
 
-def checkpoint_info(row: Checkpoint) -> CheckpointInfo:
-    """Return the answer's form of a database row."""
-    path = checkpoints.path_of(row)
-    return CheckpointInfo(
-        checkpoint_id=path.checkpoint_id,
-        checkpoint_type=_TYPES[path.segment],
-        time=row.created_at,
-        tinker_path=str(path),
-        size_bytes=row.size_bytes,
-        public=row.public,
-        user_metadata=row.user_metadata,
-        expires_at=row.expires_at,
-    )
-
-
-def _address(run_id: str, checkpoint_id: str) -> CheckpointPath:
+def address_of(run_id: str, checkpoint_id: str) -> CheckpointPath:
+    """Return the checkpoint's path. Raises ``InvalidRequest`` unless the id is ``{segment}/{name}``."""
     return parse_path(f"tinker://{run_id}/{checkpoint_id}", field="checkpoint_id")
 
 
-@router.get("/training_runs/{run_id}/checkpoints")
-async def list_run_checkpoints(caller: Reader, services: Services, run_id: PathId, request: Request) -> CheckpointList:
+@router.get("/training_runs/{run_id}/checkpoints", response_model=CheckpointList)
+async def list_run_checkpoints(caller: Reader, services: Services, run_id: PathId, request: Request) -> Response:
     """List every checkpoint of the run. Raises ``NotFound``."""
+    segments, clock = listed_segments(request), services.runtime.clock
     async with services.runtime.database.read() as session:
         run = await get_run(session, caller.reach, run_id)
-        rows, _ = await checkpoints.list_checkpoints(
-            session, caller.reach, clock=services.runtime.clock, segments=listed_segments(request), run_id=run.id
-        )
-    return CheckpointList(checkpoints=[checkpoint_info(row) for row in rows])
+        pages = checkpoints.pages_of_run(session, caller.reach, run.id, clock=clock, segments=segments)
+        listed = await encoded_list(pages, lambda row: checkpoint_info(row).model_dump(mode="json"))
+    return long_answer(checkpoints=listed, cursor=None)
 
 
 @router.get("/checkpoints")
@@ -107,9 +76,17 @@ async def delete_checkpoint(
 
     Raises ``NotFound``, and ``InvalidRequest`` unless the id is ``{segment}/{name}``.
     """
-    path = _address(run_id, checkpoint_id)
+    path = address_of(run_id, checkpoint_id)
     async with services.runtime.database.write() as transaction:
-        await checkpoints.delete_checkpoint(transaction, caller.reach, path, services.runtime.clock)
+        if await checkpoints.delete_checkpoint(transaction, caller.reach, path, services.runtime.clock):
+            await record_act(
+                transaction,
+                services,
+                caller,
+                Action.CHECKPOINT_DELETE,
+                str(path),
+                session_id=session_of(path.run_id),
+            )
 
 
 @router.put("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}/ttl", status_code=204)
@@ -120,9 +97,28 @@ async def set_ttl(
     checkpoint_id: PathId,
     body: Annotated[TtlRequest, json_body(TtlRequest)],
 ) -> None:
-    """Set the time to live of a checkpoint, or keep it for ever. Raises ``NotFound``, ``InvalidRequest``."""
-    path = _address(run_id, checkpoint_id)
+    """Set the time to live of a checkpoint, or keep it as long as the tenant's limit lets it be kept.
+
+    Raises ``NotFound``, ``InvalidRequest``.
+    """
+    path = address_of(run_id, checkpoint_id)
     async with services.runtime.database.write() as transaction:
-        await checkpoints.set_ttl(
-            transaction, caller.reach, path, ttl_seconds=body.ttl_seconds, clock=services.runtime.clock
+        limits = await limits_of(transaction, caller.tenant, services.limits)
+        before, after = await checkpoint_changes.set_ttl(
+            transaction,
+            caller.reach,
+            path,
+            ttl_seconds=body.ttl_seconds,
+            clock=services.runtime.clock,
+            longest=limits.checkpoint_seconds,
+        )
+        await record_act(
+            transaction,
+            services,
+            caller,
+            Action.CHECKPOINT_SET,
+            str(path),
+            session_id=session_of(path.run_id),
+            before={"expires_at": before},
+            after={"expires_at": after},
         )

@@ -18,10 +18,11 @@ class ClientConfig(BaseModel):
     ``proto_compress_fwdbwd`` makes it compress that with zstd. With ``sample_join_sampling_session`` a copy of a sampling
     client asks for the number that its samples' seq_ids begin with, instead of drawing one by lot. With
     ``sample_use_retrieve_futures`` a sampling client has one poll for all its samples. With ``custom_loss_server_side`` it
-    uploads a traced loss, which then runs here.
+    uploads a traced loss, which then runs here. Without ``use_pyqwest_transport`` SDKs from 0.22 on send with httpx.
     """
 
     pjwt_auth_enabled: bool = False
+    use_pyqwest_transport: bool = True
     parallel_fwdbwd_chunks: bool = True
     proto_write_fwdbwd: bool = True
     fwd_via_fwdbwd: bool = True
@@ -46,6 +47,7 @@ async def client_config(_caller: AnyKey, services: Services, request: Request) -
     settings = services.runtime.settings
     return ClientConfig(
         pjwt_auth_enabled=settings.sdk_tokens and exchanges_keys(request),
+        use_pyqwest_transport=settings.sdk_pyqwest,
         parallel_fwdbwd_chunks=settings.sdk_parallel_chunks,
         proto_compress_fwdbwd=settings.sdk_compression,
         sample_use_retrieve_futures=settings.sdk_joint_polls,

@@ -50,9 +50,13 @@ async def create_custom_loss(
     caller.check_new_work()
     async with services.runtime.database.read() as session:
         await live_session(session, caller.reach, body.session_id)
-    inputs = [{"name": given.name, "rank": given.rank} for given in body.inputs]
-    loss_id = await off_loop(services, caller.tenant, METADATA_BODY, loss_id_of, body.name, inputs, body.graph)
+    loss_id = await off_loop(services, caller.tenant, METADATA_BODY, _loss_id, body)
     return promise(RequestId(_PROMISE + loss_id))
+
+
+def _loss_id(body: CreateCustomLossRequest) -> str:
+    inputs = [{"name": given.name, "rank": given.rank} for given in body.inputs]
+    return loss_id_of(body.name, inputs, body.graph)
 
 
 async def created_loss(services: ApiServices, caller: TenantId, request_id: str) -> dict[str, object] | None:

@@ -14,18 +14,21 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
+from api.acting import record_act
 from api.authentication import Downloader
 from api.endable_response import EndableResponse
 from api.json_body import PathId
 from api.public_address import public_address
 from api.route_bounds import Holding, bounded
-from api.security_events import note_access
+from api.security_events import note_access, note_download
 from api.services import ApiServices, Services
 from contracts.errors import NotFound
-from contracts.paths import parse_path
+from contracts.paths import CheckpointPath, parse_path
 from store.fair_places import ask_for
 from telemetry.security import SecurityEvent
-from tenants.downloads import Link, follow_link, make_link
+from tenants.audit import session_of
+from tenants.audit_actions import Action
+from tenants.downloads import FollowedLink, Link, follow_link, make_link
 from tenants.rights import Principal
 
 router = APIRouter(tags=["downloads"])
@@ -46,7 +49,7 @@ async def archive(
 ) -> Response:
     """Redirect to a link to the checkpoint's files as one tar. Raises ``NotFound``."""
     address = public_address(request, services.runtime.settings)
-    link = await _link(services, caller, request, run_id, segment, name)
+    link = await _link(services, caller, request, _address(run_id, segment, name), purpose="archive")
     headers = {
         "Location": f"{address}/api/v1/downloads/{link.secret}/archive.tar",
         "Expires": format_datetime(link.expires_at, usegmt=True),
@@ -60,7 +63,7 @@ async def file_urls(
 ) -> FileUrls:
     """Return a link to each of the checkpoint's files. Raises ``NotFound``."""
     address = public_address(request, services.runtime.settings)
-    link = await _link(services, caller, request, run_id, segment, name)
+    link = await _link(services, caller, request, _address(run_id, segment, name), purpose="files")
     base = f"{address}/api/v1/downloads/{link.secret}/files"
     names = [file.name for file in _files(services.runtime.data_folder.path(link.directory))]
     return FileUrls(urls={file: f"{base}/{file}" for file in names}, expires=link.expires_at)
@@ -70,35 +73,54 @@ async def file_urls(
 @bounded(holding=Holding.STREAM)
 async def download_archive(services: Services, request: Request, secret: PathId) -> Response:
     """Download the files behind a link as a tar, built while it is sent. Raises ``NotFound``."""
-    folder, is_ended = await _followed(services, request, secret)
-    note_access(request, SecurityEvent.DOWNLOADED, f"{folder.name}/archive.tar")
-    return EndableResponse(StreamingResponse(_tar(folder), media_type="application/x-tar"), is_ended)
+    link, folder, is_ended = await _followed(services, request, secret)
+    note_download(request, link, "archive.tar")
+    headers = {"content-disposition": 'attachment; filename="checkpoint.tar"'}
+    answer = StreamingResponse(_tar(folder), media_type="application/x-tar", headers=headers)
+    return EndableResponse(answer, is_ended)
 
 
 @router.get("/downloads/{secret}/files/{file}", response_class=FileResponse)
 @bounded(holding=Holding.STREAM)
 async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> Response:
     """Download one of the files behind a link. Raises ``NotFound``."""
-    folder, is_ended = await _followed(services, request, secret)
+    link, folder, is_ended = await _followed(services, request, secret)
     found = [path for path in _files(folder) if path.name == file]
     if not found:
         raise NotFound(f"the checkpoint has no file {file[:100]!r}; external_weights_urls lists its files")
-    note_access(request, SecurityEvent.DOWNLOADED, f"{found[0].parent.name}/{file}")
-    return EndableResponse(FileResponse(found[0], media_type="application/octet-stream"), is_ended)
+    note_download(request, link, file)
+    # No name: an imported file may have any, and the address ends with it.
+    headers = {"content-disposition": "attachment"}
+    answer = FileResponse(found[0], media_type="application/octet-stream", headers=headers)
+    return EndableResponse(answer, is_ended)
+
+
+def _address(run_id: str, segment: str, name: str) -> CheckpointPath:
+    return parse_path(f"tinker://{run_id}/{segment}/{name}", field="checkpoint_id")
 
 
 async def _link(
-    services: ApiServices, caller: Principal, request: Request, run_id: str, segment: str, name: str
+    services: ApiServices, caller: Principal, request: Request, path: CheckpointPath, *, purpose: str
 ) -> Link:
-    path = parse_path(f"tinker://{run_id}/{segment}/{name}", field="checkpoint_id")
     async with services.runtime.database.write() as transaction:
         link = await make_link(transaction, caller.reach, path, services.runtime.clock, key_id=caller.key_id)
+        await record_act(
+            transaction,
+            services,
+            caller,
+            Action.CHECKPOINT_READ,
+            str(path),
+            session_id=session_of(path.run_id),
+            after={"purpose": purpose, "link_expires_at": link.expires_at},
+        )
     note_access(request, SecurityEvent.LINK_MADE, str(path))
     return link
 
 
-async def _followed(services: ApiServices, request: Request, secret: str) -> tuple[Path, Callable[[], bool]]:
-    """Return the folder behind the link, and a function that tells whether the link's key has been revoked since.
+async def _followed(
+    services: ApiServices, request: Request, secret: str
+) -> tuple[FollowedLink, Path, Callable[[], bool]]:
+    """Return the link, the folder behind it, and a function that tells whether the link's key has ended since.
 
     The download counts as a stream of the link's tenant. Raises ``NotFound``, ``TooManyRequests``.
     """
@@ -107,7 +129,7 @@ async def _followed(services: ApiServices, request: Request, secret: str) -> tup
     ask_for(link.tenant)
     await services.admission.enter(link.tenant, request.scope)
     folder = services.runtime.data_folder.path(link.directory)
-    return folder, lambda: link.key_id is not None and services.revocations.is_revoked(link.key_id)
+    return link, folder, services.ended_keys.of(link.key_id)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.authentication import AnyKey, Sampler
 from api.json_body import json_body
@@ -19,18 +18,10 @@ from contracts.ids import TenantId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
 from ledger.cancellation import OfOperation
-from ledger.gaps import awaited_seq_id
-from store.tables import Run, RunState
-from tenants.limit_use import RUN_USE, SNAPSHOT_BYTES
 from tenants.reach import check_lane
 from tenants.rights import Principal
-from tenants.runs import get_run, open_runs
-from tenants.sample_waits import why_waits
-from tenants.suspensions import suspension_of
 
 router = APIRouter(tags=["futures"])
-
-_CREATIONS = frozenset({OperationKind.CREATE_MODEL, OperationKind.LOAD_WEIGHTS})
 
 
 class RetrieveRequest(RequestModel):
@@ -60,11 +51,7 @@ async def retrieve_future(
     match status.state:
         case OperationState.PENDING:
             # At 408 the SDK polls again at once and silently; at 200 with the same body it would log a warning each time.
-            content = {
-                "type": "try_again",
-                "request_id": status.id,
-                **await _queue_state(services, caller.tenant, status),
-            }
+            content = {"type": "try_again", "request_id": status.id, **await _queue_state(services, status)}
             return _json(content, status_code=408)
         case OperationState.FAILED:
             return _json({"error": status.error_message or "failed", "category": status.error_category})
@@ -127,54 +114,12 @@ async def _result(
     return Response(encoded.body, media_type=encoded.media_type)
 
 
-async def _queue_state(services: ApiServices, caller: TenantId, status: OperationStatus) -> dict[str, object]:
-    """Return the state of a pending operation's queue, with the reason if the operation is held back."""
-    async with services.runtime.database.read() as session:
-        suspension = await suspension_of(session, caller)
-    if suspension is not None:
-        told = suspension.reason or "ask the service's operator why"
-        return {"queue_state": "paused_capacity", "queue_state_reason": f"this tenant's work is suspended: {told}"}
-    if status.kind in _CREATIONS:
-        async with services.runtime.database.read() as session:
-            run = await get_run(session, caller, status.lane)
-            reason = await _full(services, session, run) if run.state == RunState.CREATING else None
-        if reason is not None:
-            return {"queue_state": "paused_capacity", "queue_state_reason": reason}
-    if status.kind is OperationKind.SAMPLE:
-        async with services.runtime.database.read() as session:
-            reason = await why_waits(session, caller, status.lane, services.runtime.clock)
-        if reason is not None:
-            return {"queue_state": "paused_capacity", "queue_state_reason": reason}
-    elif status.kind is not OperationKind.UNLOAD_MODEL:
-        async with services.runtime.database.read() as session:
-            awaited = await awaited_seq_id(session, caller, status.lane)
-        if awaited is not None:
-            minutes = services.runtime.settings.gap_grace.total_seconds() / 60
-            told = (
-                f"seq_id {awaited} of this model has not come, and this request waits for it; {minutes:.0f} minutes after "
-                "the model's last request it counts as failed, and this one runs"
-            )
-            return {"queue_state": "paused_capacity", "queue_state_reason": told}
-    return {"queue_state": "active"}
-
-
-async def _full(services: ApiServices, session: AsyncSession, run: Run) -> str | None:
-    """Return why a run that is not made yet waits, or None if there is room for it."""
-    use = await RUN_USE.of(session, TenantId(run.tenant_id), services.limits)
-    if use.room("open_runs") < 1:
-        return (
-            f"you have {use.used['open_runs']} models open, and your limit is {use.limits.open_runs}; this one is created "
-            "when another is unloaded or its session ends"
-        )
-    if not use.may_open_run:
-        return (
-            f"the snapshots of your models take {use.used[SNAPSHOT_BYTES]} of {use.limits.stored_bytes} bytes of storage; this "
-            "one is created when others are unloaded, or some time after their sessions end"
-        )
-    limit = services.runtime.settings.max_adapters
-    if limit is not None and await open_runs(session, run.base_model) >= limit:
-        return f"{limit} models are open on {run.base_model}; this one is created when another is unloaded"
-    return None
+async def _queue_state(services: ApiServices, status: OperationStatus) -> dict[str, object]:
+    """Return the state of a pending operation's queue, and why the operation waits."""
+    wait = await services.waits.of(status.id)
+    if wait is None:
+        return {"queue_state": "active"}
+    return {"queue_state": wait.queue_state, "queue_state_reason": wait.text}
 
 
 def _json(content: dict[str, object], *, status_code: int = 200) -> Response:

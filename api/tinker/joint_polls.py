@@ -14,7 +14,7 @@ from api.wire.json_counts import DATA
 from api.wire.request_model import BodyPart, ListOf, PlainText, RequestModel
 from api.wire.tinker_requests import SampleSeqId
 from contracts.ids import SamplerId, TenantId
-from ledger.told_ends import ToldEnd, ends_after
+from ledger.told_ends import ToldEnd, ends_after, first_pending_sample
 from ledger.wakeups import ended_samples_topic
 from store.repeat import wait_for
 
@@ -56,10 +56,15 @@ class Completion(BaseModel):
 
 
 class Completions(BaseModel):
-    """Samples that have ended. ``cursor`` is the next poll's ``prev_cursor``."""
+    """Samples that have ended. ``cursor`` is the next poll's ``prev_cursor``.
+
+    ``queue_state`` and ``queue_state_reason``, where none has ended: why the first that waits does, as a single poll tells it.
+    """
 
     completions: list[Completion]
     cursor: int
+    queue_state: str | None = None
+    queue_state_reason: str | None = None
 
 
 @router.post("/retrieve_futures")
@@ -82,9 +87,25 @@ async def retrieve_futures(
             copy = body.target.cloned_sampler_id
             told, cursor, is_whole = await _told_after(services, caller.tenant, sampler.id, cursor, copy)
             left = ends_at - monotonic()
-            if told or not is_whole or left <= 0 or wakeups.is_closed:
+            if told or not is_whole or wakeups.is_closed:
                 return Completions(completions=[_completion(end) for end in told], cursor=cursor)
+            if left <= 0:
+                return await _still_waiting(services, caller.tenant, sampler.id, cursor, copy)
             await wait_for(event, min(left, _SECONDS_TO_NEXT_LOOK))
+
+
+async def _still_waiting(
+    services: ApiServices, caller: TenantId, sampler: SamplerId, cursor: int, copy: int
+) -> Completions:
+    """Return an answer without ends, with the reason of the copy's first pending sample."""
+    first, last = copy * SEQ_IDS_OF_A_COPY, (copy + 1) * SEQ_IDS_OF_A_COPY
+    async with services.runtime.database.read() as session:
+        waiting = await first_pending_sample(session, caller, sampler, first=first, before=last)
+    wait = None if waiting is None else await services.waits.of(waiting)
+    if wait is None:
+        state = None if waiting is None else "active"
+        return Completions(completions=[], cursor=cursor, queue_state=state)
+    return Completions(completions=[], cursor=cursor, queue_state=wait.queue_state, queue_state_reason=wait.text)
 
 
 async def _told_after(

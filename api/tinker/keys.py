@@ -3,14 +3,16 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from api.acting import record_act
 from api.authentication import AnyKey
 from api.presented_key import presented_key
 from api.security_events import note_access
 from api.services import Services
 from contracts.errors import Unauthenticated
 from ledger.cancellation import OfKey
-from ledger.revocations import key_revoked
+from ledger.ended_keys import key_ended
 from telemetry.security import SecurityEvent
+from tenants.audit_actions import Action
 from tenants.keys import client_token, describe_key, revoke_key
 from tenants.signed_tokens import TOKEN_PREFIX
 
@@ -84,5 +86,7 @@ async def revoke_own_key(caller: AnyKey, services: Services, request: Request) -
     async with runtime.database.write() as transaction:
         own, _ = await describe_key(transaction, caller.tenant, caller.key_id)
         revoked = await revoke_key(transaction, prefix=own.prefix, clock=runtime.clock)
-        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_revoked(), only_samples=True)
+        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_ended(), only_samples=True)
+        if revoked.was_live:
+            await record_act(transaction, services, caller, Action.KEY_REVOKE, revoked.prefix)
     note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix, actor=revoked.prefix)

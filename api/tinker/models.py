@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from api.acting import record_act
 from api.authentication import Trainer, TrainReader
 from api.json_body import json_body
 from api.metadata import check_metadata
@@ -18,7 +19,7 @@ from api.wire.request_model import DefaultingModel, Metadata, PlainText, Request
 from api.wire.tinker_requests import OptimizerConfig, SeqId, optimizer_of
 from contracts.codec import request_digest
 from contracts.errors import InvalidRequest
-from contracts.ids import RequestId, RunId, SessionId
+from contracts.ids import CheckpointId, RequestId, RunId, SessionId
 from contracts.ledger_records import UNLOAD_SEQ_ID, NewOperation, new_request_id
 from contracts.operations import (
     CreateModel,
@@ -31,7 +32,10 @@ from contracts.operations import (
 )
 from contracts.paths import parse_path
 from telemetry.context import current_work
+from tenants.audit_actions import Action
+from tenants.budgets import refusal, spent_of
 from tenants.limits import limits_of
+from tenants.reach import default_project
 from tenants.rights import Principal
 from tenants.runs import NewRun, create_run, get_run, run_id_for
 from tenants.sessions import get_session, live_session
@@ -111,7 +115,7 @@ async def open_run(
 
     A repeat has the same ``identity``, which is the request's digest.
 
-    Raises ``Forbidden`` for a base model or a rank beyond the key's bounds.
+    Raises ``Forbidden`` for a base model or a rank beyond the key's bounds, ``BudgetSpent``.
     Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``, ``InvalidRequest`` for too much metadata, and
     ``TooManyOperations``, on which the SDK sends the request again.
     """
@@ -120,14 +124,24 @@ async def open_run(
     run_id = run_id_for(new.session_id, new.model_seq_id)
     async with services.runtime.database.read() as session:
         limits = await limits_of(session, caller.tenant, services.limits)
-    check_metadata(new.user_metadata, limits, "user_metadata")
+    size = check_metadata(new.user_metadata, limits, "user_metadata")
+    services.admission.changes.count_metadata(caller.tenant, size)
 
     async def opening(transaction: AsyncSession) -> RequestId | None:
         earlier = await earlier_opening(services, transaction, caller, run_id, new.session_id, identity)
         if earlier is None:
             caller.check_new_work()
+            await _check_paid(services, transaction, caller, new.session_id)
             await live_session(transaction, caller.reach, new.session_id)
             await create_run(transaction, caller.tenant, new, services.runtime.clock)
+            told = {
+                "base_model": new.base_model,
+                "rank": new.lora.rank,
+                "from": payload.path if isinstance(payload, LoadWeights) else None,
+            }
+            await record_act(
+                transaction, services, caller, Action.RUN_CREATE, run_id, session_id=new.session_id, after=told
+            )
         return earlier
 
     operation_id = new_request_id()
@@ -143,9 +157,22 @@ async def open_run(
         trace_id=current_work().trace_id,
         key_id=caller.key_id,
         loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
+        granted=CheckpointId(payload.granted) if isinstance(payload, LoadWeights) and payload.granted else None,
     )
     accepting = services.training_intake.accept(operation, limits, opening)
     return promise(await services.runtime.ledger.payloads.recorded(operation, accepting), model_id=run_id)
+
+
+async def _check_paid(services: ApiServices, session: AsyncSession, caller: Principal, session_id: str) -> None:
+    """Raise ``BudgetSpent`` for a caller whose budget is spent, if its client can pause."""
+    now = services.runtime.clock()
+    found = await spent_of(session, caller.tenant, now) if caller.pauses_unpaid else None
+    if found is None:
+        return
+    project = (await get_session(session, caller.reach, session_id)).project or default_project(caller.tenant)
+    spent = refusal(found, caller.payer, project, now)
+    if spent is not None:
+        raise spent
 
 
 async def earlier_opening(

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
 from api.authentication import Reader
+from api.checkpoint_records import CheckpointInfo, checkpoint_info
 from api.json_body import PathId
 from api.paging import Cursor, Page, cursor_of
 from api.services import Services
-from api.tinker.checkpoints import CheckpointInfo, checkpoint_info
 from api.wire.request_model import NO_NUL
 from contracts.paths import Segment
 from store.tables import Checkpoint, Run, RunState

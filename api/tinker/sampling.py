@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from api.acting import acting
 from api.authentication import Sampler, SampleReader
 from api.json_body import PathId, json_body
 from api.route_bounds import PROMPT_BODY, bounded
@@ -18,10 +19,10 @@ from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, SessionId
 from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
-from tenants.checkpoints import find_checkpoint
 from tenants.rights import Principal
 from tenants.samplers import NewSampler, create_sampler, get_sampler, join_sampler
 from tenants.sessions import live_session
+from tenants.sharing import find_readable
 
 router = APIRouter(tags=["sampling"])
 
@@ -65,7 +66,9 @@ async def create_sampling_session(
     caller.check_base(new.base_model)
     async with services.runtime.database.write() as transaction:
         await live_session(transaction, caller.reach, body.session_id)
-        sampler_id = await create_sampler(transaction, caller.tenant, new, services.runtime.clock, services.limits)
+        sampler_id = await create_sampler(
+            transaction, caller.tenant, new, services.runtime.clock, services.limits, actor=acting(caller)
+        )
     return SamplingSessionCreated(sampling_session_id=sampler_id)
 
 
@@ -103,7 +106,7 @@ async def _new_sampler(services: ApiServices, caller: Principal, body: CreateSam
         return NewSampler(session_id, body.sampling_session_seq_id, facts.name)
     path = parse_path(body.model_path, segment=Segment.SAMPLER_WEIGHTS, field="model_path")
     async with services.runtime.database.read() as session:
-        checkpoint, run = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
+        checkpoint, run = await find_readable(session, caller.reach, path, services.runtime.clock)
     if body.base_model is not None and body.base_model != run.base_model:
         raise InvalidRequest(
             f"base_model is {body.base_model[:300]!r}, but model_path was trained on {run.base_model!r}; leave base_model out"

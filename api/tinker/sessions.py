@@ -2,12 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from api.acting import record_act
 from api.authentication import AnyKey, ProjectMover, Reader
 from api.json_body import PathId, json_body
+from api.long_lists import long_answer
 from api.metadata import check_metadata
 from api.paging import Page
 from api.route_bounds import METADATA_BODY, bounded
@@ -16,8 +18,9 @@ from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel, t
 from contracts.errors import Forbidden
 from ledger.cancellation import OfSession, session_ended
 from tenants import sessions
+from tenants.audit_actions import Action
 from tenants.limits import limits_of
-from tenants.projects import assign_project, find_projects, stored_project
+from tenants.projects import assign_project, project_of_new
 from tenants.reach import default_project
 from tenants.rights import Principal, Scope
 
@@ -105,11 +108,11 @@ async def create_session(
 
     ``project_id`` names one of the tenant's projects by its id or its name; null is the default project, or the project that
     the key is for. Raises ``Forbidden`` for a project that the key does not reach, ``InvalidRequest`` for too much metadata,
-    and ``TooManySessions``, on which the SDK sends the request again.
+    and ``TooManySessions`` and ``OverRate``, on which the SDK sends the request again.
     """
     async with services.runtime.database.read() as session:
         limits = await limits_of(session, caller.tenant, services.limits)
-        project = await _project(session, caller, body.project_id)
+        project = await project_of_new(session, caller, body.project_id)
     new = sessions.NewSession(
         tags=body.tags or [],
         user_metadata=body.user_metadata,
@@ -118,8 +121,8 @@ async def create_session(
         display_name=None if body.display_name is None else body.display_name[:_MAX_LABEL],
         key_id=caller.key_id,
     )
-    check_metadata(new.user_metadata, limits, "user_metadata")
-    check_metadata(new.tags, limits, "tags")
+    size = check_metadata(new.user_metadata, limits, "user_metadata") + check_metadata(new.tags, limits, "tags")
+    services.admission.changes.count_metadata(caller.tenant, size)
     sessions.check_client_key(x_idempotency_key)
     async with services.runtime.database.write() as transaction:
         session_id = await sessions.create_limited_session(
@@ -140,14 +143,6 @@ async def _check_opened(session: AsyncSession, caller: Principal, session_id: st
         raise Forbidden(f"your key of role {caller.role} may end only sessions that it has opened itself")
 
 
-async def _project(session: AsyncSession, caller: Principal, named: str | None) -> str | None:
-    """Return the project of a new session as its row has it. Raises ``Forbidden``."""
-    if not named:
-        return caller.home_project
-    (project,) = await find_projects(session, caller.reach, [named])
-    return stored_project(caller.tenant, project)
-
-
 @router.put("/sessions/{session_id}/project", status_code=204)
 async def assign_session_project(
     caller: ProjectMover,
@@ -157,10 +152,20 @@ async def assign_session_project(
 ) -> None:
     """Move the session, with its runs and samplers, to a project, named by its id or its name.
 
-    Raises ``NotFound`` for the session, ``Forbidden`` for the project.
+    Raises ``NotFound`` for the session, ``Forbidden`` for the project, ``InvalidRequest`` for the session of OpenAI clients.
     """
     async with services.runtime.database.write() as transaction:
-        await assign_project(transaction, caller.reach, session_id, body.project_id)
+        before, after = await assign_project(transaction, caller.reach, session_id, body.project_id)
+        await record_act(
+            transaction,
+            services,
+            caller,
+            Action.SESSION_MOVE,
+            session_id,
+            project=after,
+            before={"project": before},
+            after={"project": after},
+        )
 
 
 @router.post("/session_heartbeat")
@@ -186,19 +191,24 @@ async def finish_session(
     async with services.runtime.database.write() as transaction:
         if caller.scopes.isdisjoint({Scope.TRAIN, Scope.SAMPLE}):
             await _check_opened(transaction, caller, session_id)
-        await sessions.finish_session(
+        has_ended = await sessions.finish_session(
             transaction, caller.reach, session_id, reason=reason.type, detail=detail, clock=services.runtime.clock
         )
+        if has_ended:
+            told = {"reason": reason.type}
+            await record_act(
+                transaction, services, caller, Action.SESSION_END, session_id, session_id=session_id, after=told
+            )
         await services.runtime.ledger.cancel(transaction, OfSession(session_id), session_ended(), only_samples=True)
 
 
-@router.get("/sessions/{session_id}")
-async def get_session(caller: Reader, services: Services, session_id: PathId) -> SessionInfo:
+@router.get("/sessions/{session_id}", response_model=SessionInfo)
+async def get_session(caller: Reader, services: Services, session_id: PathId) -> Response:
     """Describe the session: its runs, its samplers and its metadata. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
         found = await sessions.get_session(session, caller.reach, session_id)
         run_ids, sampler_ids = await sessions.session_members(session, caller.tenant, session_id)
-    return SessionInfo(
+    return long_answer(
         training_run_ids=run_ids,
         sampler_ids=sampler_ids,
         user_metadata=text_values(found.user_metadata),

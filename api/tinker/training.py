@@ -101,15 +101,15 @@ async def optim_step(caller: Trainer, services: Services, request: Request) -> R
 
 def _protobuf_pass(body: bytes, settings: Settings) -> TrainingSubmission:
     try:
-        message = parse_proto(body)
+        asked = parse_proto(body)
     except InvalidRequest as error:
         return _failed_pass(body, error)
-    model_id, seq_id = key_of(message)
-    kind = OperationKind.FORWARD if message.forward_only else OperationKind.FORWARD_BACKWARD
+    model_id, seq_id = key_of(asked.head)
+    is_backward = not asked.head.forward_only
+    kind = OperationKind.FORWARD_BACKWARD if is_backward else OperationKind.FORWARD
 
     def build(facts: BaseModelFacts) -> Payload:
-        is_backward = not message.forward_only
-        return check_batch(raw_from_proto(message, facts, settings), facts, settings, backward=is_backward)
+        return check_batch(raw_from_proto(asked, facts, settings), facts, settings, backward=is_backward)
 
     return TrainingSubmission(model_id, seq_id, kind, body, build)
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from api.access_tokens import Access, granted, readable
 from api.authentication import Trainer, TrainReader
 from api.json_body import json_body
 from api.openapi_document import reads
@@ -19,8 +20,8 @@ from api.wire.tinker_requests import ModelKey, OptimizerConfig, SeqId
 from contracts.age_recipients import check_recipients
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
-from contracts.errors import InvalidRequest
-from contracts.ids import SessionId
+from contracts.errors import InvalidRequest, WeftError
+from contracts.ids import CheckpointId, SessionId
 from contracts.operations import (
     LoadWeights,
     OperationKind,
@@ -31,9 +32,10 @@ from contracts.operations import (
     SaveWeightsForSampler,
 )
 from contracts.paths import Segment, check_name, parse_path
-from tenants.checkpoints import check_ttl, find_checkpoint
+from tenants.checkpoints import check_ttl
 from tenants.rights import Principal
 from tenants.runs import NewRun, lora_settings, run_id_for
+from tenants.sharing import find_beyond_reach, find_readable
 
 router = APIRouter(tags=["weights"])
 
@@ -66,9 +68,15 @@ class SaveWeightsExternalRequest(ModelKey):
 
 
 class LoadTarget(RequestModel):
-    """Field that tells the two forms of ``/load_weights`` apart: with ``model_id`` into that model, else into a new one."""
+    """Fields that are read first: with ``model_id`` the load is into that model, else into a new one.
+
+    ``weights_access_token`` is an API key of the checkpoint's tenant. It is used for this request and kept nowhere. The other two
+    are checked with all fields, since what is refused here leaves a number of the model's unused.
+    """
 
     model_id: PlainText | None = None
+    path: Any = None
+    weights_access_token: Any = None
 
 
 class LoadWeightsRequest(DefaultingModel):
@@ -79,6 +87,7 @@ class LoadWeightsRequest(DefaultingModel):
     base_model: PlainText | None = None
     user_metadata: Metadata | None = None
     optimizer_config: OptimizerConfig | None = None
+    weights_access_token: PlainText | None = None
 
 
 class LoadIntoModelRequest(LoadWeightsRequest, ModelKey):
@@ -176,16 +185,22 @@ async def save_weights_external(caller: Trainer, services: Services, request: Re
 async def load_weights(caller: Trainer, services: Services, request: Request) -> Response:
     """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
 
-    def build(body: bytes, _facts: BaseModelFacts) -> Payload:
-        return _load(parse_json(LoadIntoModelRequest, body), creates=False)
-
     try:
         async with request_body(request, services, caller.tenant) as body:
             target = await off_loop(services, caller.tenant, len(body), parse_json, LoadTarget, body)
+            access = _access(request, target)
             if target.model_id is not None:
+                held = await _granted_or_refusal(services, caller, access)
+
+                def build(body: bytes, _facts: BaseModelFacts) -> Payload:
+                    asked = parse_json(LoadIntoModelRequest, body)
+                    if isinstance(held, WeftError):
+                        raise held
+                    return _load(asked, creates=False, granted=held)
+
                 return await submit_json_body(body, services, caller, OperationKind.LOAD_WEIGHTS, build)
             asked = await off_loop(services, caller.tenant, len(body), parse_json, CreateByLoadRequest, body)
-            return await _create_by_load(services, caller, asked)
+            return await _create_by_load(services, caller, asked, access)
     except OversizedBody as error:
         return await submit_oversized(services, caller, OperationKind.LOAD_WEIGHTS, error)
 
@@ -197,7 +212,7 @@ async def weights_info(
     """Describe a checkpoint: its base model and LoRA settings. Raises ``NotFound``, ``InvalidRequest``."""
     path = parse_path(body.tinker_path, field="tinker_path")
     async with services.runtime.database.read() as session:
-        _, run = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
+        _, run = await find_readable(session, caller.reach, path, services.runtime.clock)
     return WeightsInfo(
         base_model=run.base_model,
         lora_rank=run.rank,
@@ -208,10 +223,33 @@ async def weights_info(
     )
 
 
-async def _create_by_load(services: ApiServices, caller: Principal, asked: CreateByLoadRequest) -> Response:
+def _access(request: Request, target: LoadTarget) -> Access:
+    path, token = target.path, target.weights_access_token
+    return Access(request, path if isinstance(path, str) else "", token if isinstance(token, str) else None)
+
+
+async def _granted_or_refusal(
+    services: ApiServices, caller: Principal, access: Access
+) -> CheckpointId | WeftError | None:
+    """Return the checkpoint that a token, or a publication beyond the key's projects, gives access to.
+
+    None: one of the tenant's, which is looked up in the operation's turn. A refusal fails the operation.
+    """
+    try:
+        found = await granted(services, access, segment=Segment.WEIGHTS)
+        if found is not None:
+            return CheckpointId(found[0].id)
+        path = parse_path(access.path, segment=Segment.WEIGHTS)
+        async with services.runtime.database.read() as session:
+            return await find_beyond_reach(session, caller.reach, path, services.runtime.clock)
+    except WeftError as refusal:
+        return refusal
+
+
+async def _create_by_load(
+    services: ApiServices, caller: Principal, asked: CreateByLoadRequest, access: Access
+) -> Response:
     wanted = new_optimizer(asked.optimizer_config)
-    payload = _load(asked, creates=True)
-    path = parse_path(payload.path, segment=Segment.WEIGHTS)
     identity = request_digest(OperationKind.LOAD_WEIGHTS, asked.sent)
     run_id = run_id_for(asked.session_id, asked.model_seq_id)
     async with services.runtime.database.read() as session:
@@ -219,7 +257,8 @@ async def _create_by_load(services: ApiServices, caller: Principal, asked: Creat
         # A repeat is answered before the checkpoint is looked up: the checkpoint may be gone by now.
         if earlier is not None:
             return promise(earlier, model_id=run_id)
-        _, source = await find_checkpoint(session, caller.reach, path, services.runtime.clock)
+    checkpoint, source = await readable(services, caller, access, segment=Segment.WEIGHTS)
+    payload = _load(asked, creates=True, granted=CheckpointId(checkpoint.id))
     if asked.base_model is not None and asked.base_model != source.base_model:
         raise InvalidRequest(
             f"base_model is {asked.base_model[:300]!r}, but the checkpoint was trained on {source.base_model!r}; "
@@ -243,8 +282,10 @@ async def _create_by_load(services: ApiServices, caller: Principal, asked: Creat
     return await open_run(services, caller, new, OperationKind.LOAD_WEIGHTS, payload, identity)
 
 
-def _load(asked: LoadWeightsRequest, *, creates: bool) -> LoadWeights:
+def _load(asked: LoadWeightsRequest, *, creates: bool, granted: CheckpointId | None) -> LoadWeights:
     path = parse_path(asked.path, segment=Segment.WEIGHTS)
     # SDK 0.3 leaves the field out and always means the whole state.
     optimizer = True if asked.optimizer is None else asked.optimizer
-    return LoadWeights(path=str(path), optimizer=optimizer, creates=creates, user_metadata=asked.user_metadata)
+    return LoadWeights(
+        path=str(path), optimizer=optimizer, creates=creates, user_metadata=asked.user_metadata, granted=granted
+    )

@@ -1,5 +1,6 @@
 """Endpoints of an adapter's gate: pause and resume sampling, reload a version, describe the state."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from time import monotonic
 from typing import Annotated
@@ -8,34 +9,39 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from api.acting import record_act
 from api.authentication import GateKeeper, GateReader
 from api.json_body import PathId, json_body
+from api.paging import Cursor, Page, cursor_of
 from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
 from api.wire.request_model import RequestModel
 from contracts.errors import InvalidRequest
 from contracts.ids import CheckpointId, RunId
 from contracts.paths import Segment, parse_path
-from ledger.wakeups import cleared_samples_topic, gates_topic
+from ledger.wakeups import cleared_samples_topic, gates_topic, versions_topic
 from store.repeat import wait_for
 from store.tables import Run
+from tenants.audit_actions import Action
 from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
 from tenants.gates import (
+    Flight,
     Gate,
     GateMode,
     Pause,
-    gate_of,
-    in_flight,
+    flights_of,
+    gates_of,
     pause_gate,
     pause_ttl,
     resume_gate,
-    versions_in_flight,
 )
 from tenants.rights import Principal
-from tenants.runs import get_run
+from tenants.runs import get_run, list_runs
 from tenants.samplers import publish_live
 
 router = APIRouter(prefix="/adapters", tags=["adapters"])
+list_router = APIRouter(tags=["adapters"])
+"""Under the prefix of weft's own endpoints."""
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
 LONGEST_TIMEOUT_SECONDS = 300.0
@@ -51,6 +57,7 @@ class PauseRequest(RequestModel):
     - ``ttl_seconds``: the pause ends by itself after this time. Default: ``WEFT_PAUSE_TTL``; at most ``WEFT_LONGEST_PAUSE``.
     - ``timeout_seconds``: the answer comes once nothing is in flight, or after this time.
     - ``clear_cache``: what replicas have cached of the adapter's prompts is not read again.
+    - ``generation``: pauses only if the gate is still at this generation.
     """
 
     mode: GateMode = GateMode.KEEP
@@ -58,6 +65,7 @@ class PauseRequest(RequestModel):
     ttl_seconds: float | None = Field(default=None, gt=0)
     timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, ge=0, le=LONGEST_TIMEOUT_SECONDS)
     clear_cache: bool = False
+    generation: Annotated[int, Field(ge=0, le=2**62)] | None = None
 
 
 class ResumeRequest(RequestModel):
@@ -76,10 +84,11 @@ class GateState(BaseModel):
     """State of an adapter's gate.
 
     ``state`` is ``open``, ``pausing`` (samples are still in flight) or ``paused``. ``versions`` lists the versions in
-    flight on each replica.
+    flight on each replica, ``replicas`` counts the samples.
     """
 
     adapter: str
+    base_model: str
     state: str
     generation: int
     mode: GateMode | None
@@ -88,6 +97,14 @@ class GateState(BaseModel):
     expires_at: datetime | None
     in_flight: int
     versions: dict[str, list[str]]
+    replicas: dict[str, int]
+
+
+class AdapterList(BaseModel):
+    """Gates of a page of adapters, those of the newest runs first."""
+
+    adapters: list[GateState]
+    cursor: Cursor
 
 
 class Reloaded(BaseModel):
@@ -102,7 +119,15 @@ async def describe(caller: GateReader, services: Services, run_id: PathId) -> Ga
     """Describe the adapter's gate. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
         run = await get_run(session, caller.reach, run_id)
-        return await _state(services, session, RunId(run.id))
+        return await _state(services, session, run)
+
+
+@list_router.get("/adapters")
+async def list_adapters(caller: GateReader, services: Services, page: Page) -> AdapterList:
+    """List a page of the caller's adapters with their gates, newest first."""
+    async with services.runtime.database.read() as session:
+        runs, total = await list_runs(session, caller.reach, limit=page.limit, offset=page.offset)
+        return AdapterList(adapters=await _states(services, session, runs), cursor=cursor_of(page, total))
 
 
 @router.post("/{run_id}/pause")
@@ -112,13 +137,15 @@ async def pause(
 ) -> GateState:
     """Pause sampling from the adapter; new samples wait.
 
-    A pause of a paused adapter replaces the earlier pause. Raises ``NotFound``, ``InvalidRequest`` for too long a pause.
+    A pause of a paused adapter replaces the earlier pause. Raises ``NotFound``; ``InvalidRequest`` for too long a pause, and
+    for another generation.
     """
     asked = Pause(
         mode=body.mode,
         reason=body.reason,
         ttl=pause_ttl(body.ttl_seconds, services.runtime.settings),
         clear_cache=body.clear_cache,
+        generation=body.generation,
     )
     async with services.runtime.database.write() as transaction:
         run = await get_run(transaction, caller.reach, run_id)
@@ -130,8 +157,17 @@ async def pause(
             pause=asked,
             clock=services.runtime.clock,
         )
-        services.runtime.ledger.announce_gates(transaction, run.base_model)
-    return await _drained(services, run.base_model, RunId(run.id), gate, seconds=body.timeout_seconds)
+        told = {
+            "mode": asked.mode,
+            "reason": asked.reason,
+            "expires_at": gate.expires_at,
+            "generation": gate.generation,
+        }
+        await record_act(
+            transaction, services, caller, Action.GATE_PAUSE, run.id, session_id=run.session_id, after=told
+        )
+        services.runtime.ledger.wakeups.announce_after_commit(transaction, gates_topic(run.base_model))
+    return await _drained(services, run, gate, seconds=body.timeout_seconds)
 
 
 @router.post("/{run_id}/resume")
@@ -141,9 +177,13 @@ async def resume(
     """End the pause; an open gate stays open. Raises ``NotFound``; ``InvalidRequest`` for another generation."""
     async with services.runtime.database.write() as transaction:
         run = await get_run(transaction, caller.reach, run_id)
-        await resume_gate(transaction, run.id, generation=body.generation, clock=services.runtime.clock)
-        services.runtime.ledger.announce_gates(transaction, run.base_model)
-        return await _state(services, transaction, RunId(run.id))
+        gate = await resume_gate(transaction, run.id, generation=body.generation, clock=services.runtime.clock)
+        told = {"generation": gate.generation}
+        await record_act(
+            transaction, services, caller, Action.GATE_RESUME, run.id, session_id=run.session_id, after=told
+        )
+        services.runtime.ledger.wakeups.announce_after_commit(transaction, gates_topic(run.base_model))
+        return await _state(services, transaction, run)
 
 
 @router.post("/{run_id}/reload")
@@ -162,7 +202,11 @@ async def reload(
         if not await publish_live(transaction, caller.tenant, RunId(run.id), version, services.runtime.clock):
             # No sampler moved. That is no error unless the version has expired meanwhile, for which this raises.
             await get_checkpoint(transaction, caller.tenant, version, services.runtime.clock)
-        services.runtime.ledger.announce_versions(transaction, run.base_model)
+        told = {"version": version, "path": body.path}
+        await record_act(
+            transaction, services, caller, Action.RUN_RELOAD, run.id, session_id=run.session_id, after=told
+        )
+        services.runtime.ledger.wakeups.announce_after_commit(transaction, versions_topic(run.base_model))
     return Reloaded(adapter=run.id, version=version)
 
 
@@ -183,10 +227,11 @@ async def _version(
     return CheckpointId(checkpoint.id), run
 
 
-async def _drained(services: ApiServices, base_model: str, run: RunId, paused: Gate, *, seconds: float) -> GateState:
+async def _drained(services: ApiServices, run: Run, paused: Gate, *, seconds: float) -> GateState:
     """Return the state once nothing is in flight, another request has changed the gate, or ``seconds`` are over."""
     deadline = monotonic() + seconds
-    with services.runtime.ledger.wakeups.listen(gates_topic(base_model), cleared_samples_topic(base_model)) as event:
+    topics = gates_topic(run.base_model), cleared_samples_topic(run.base_model)
+    with services.runtime.ledger.wakeups.listen(*topics) as event:
         while True:
             async with services.runtime.database.read() as session:
                 state = await _state(services, session, run)
@@ -196,11 +241,32 @@ async def _drained(services: ApiServices, base_model: str, run: RunId, paused: G
             await wait_for(event, min(left, _LOOK_AGAIN_SECONDS))
 
 
-async def _state(services: ApiServices, session: AsyncSession, run: RunId) -> GateState:
-    gate = await gate_of(session, run, services.runtime.clock)
-    count = await in_flight(session, run)
+async def _state(services: ApiServices, session: AsyncSession, run: Run) -> GateState:
+    (state,) = await _states(services, session, [run])
+    return state
+
+
+async def _states(services: ApiServices, session: AsyncSession, runs: Sequence[Run]) -> list[GateState]:
+    """Return the state of the gate of each run, by two queries."""
+    ids = [run.id for run in runs]
+    gates = await gates_of(session, ids, services.runtime.clock)
+    flights: dict[str, list[Flight]] = {run: [] for run in ids}
+    for flight in await flights_of(session, ids):
+        flights[flight.run].append(flight)
+    return [_gate_state(run, gates.get(run.id, Gate()), flights[run.id]) for run in runs]
+
+
+def _gate_state(run: Run, gate: Gate, flights: Sequence[Flight]) -> GateState:
+    replicas: dict[str, int] = {}
+    versions: dict[str, list[str]] = {}
+    for flight in flights:
+        replicas[flight.replica] = replicas.get(flight.replica, 0) + flight.samples
+        if flight.version is not None:
+            versions.setdefault(flight.replica, []).append(flight.version)
+    count = sum(replicas.values())
     return GateState(
-        adapter=run,
+        adapter=run.id,
+        base_model=run.base_model,
         state="open" if gate.mode is None else "pausing" if count else "paused",
         generation=gate.generation,
         mode=gate.mode,
@@ -208,5 +274,6 @@ async def _state(services: ApiServices, session: AsyncSession, run: RunId) -> Ga
         since=gate.since,
         expires_at=gate.expires_at,
         in_flight=count,
-        versions=await versions_in_flight(session, run),
+        versions=versions,
+        replicas=replicas,
     )

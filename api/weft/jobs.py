@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel
 
+from api.acting import record_act
 from api.authentication import CheckpointWriter, JobReader
 from api.json_body import PathId, json_body
 from api.services import Services
@@ -17,12 +18,15 @@ from contracts.weight_jobs import JobKind, MergeRequest
 from ledger.wakeups import JOBS
 from store.tables import WeightJob
 from tenants import weight_jobs
+from tenants.audit import session_of
+from tenants.audit_actions import Action
 from tenants.checkpoints import check_ttl, find_checkpoint
 
 router = APIRouter(tags=["jobs"])
 
 
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", pattern=r"^[!-~]{1,200}$")]
+KEY_PATTERN = r"^[!-~]{1,200}$"
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY_PATTERN)]
 """Header by which a client names its request: a repeat under the same key starts no second job."""
 
 
@@ -81,7 +85,6 @@ async def merge(
     path = parse_path(body.path)
     if path.segment is Segment.EXTERNAL_WEIGHTS:
         raise InvalidRequest("path must be a checkpoint of weights or sampler_weights; external weights are not merged")
-    caller.check_default_project()
     caller.check_new_work()
     asked = MergeRequest(str(path), check_name(body.name, "name"), check_ttl(body.ttl_seconds), body.dtype)
     runtime = services.runtime
@@ -89,38 +92,50 @@ async def merge(
         _, run = await find_checkpoint(transaction, caller.reach, path, runtime.clock)
         facts = services.base(run.base_model)
         caller.check_base(facts.name)
+        id = weight_jobs.new_job_id()
         job = await weight_jobs.add_merge(
-            transaction, caller.tenant, facts.name, asked, runtime.clock(), key=idempotency_key
+            transaction, caller.reach, facts.name, asked, runtime.clock(), key=idempotency_key, id=id
         )
         info = describe_job(job)
+        if info.id == id:
+            told = {"kind": JobKind.MERGE, "path": asked.path, "name": asked.name}
+            await record_act(
+                transaction,
+                services,
+                caller,
+                Action.JOB_CREATE,
+                id,
+                session_id=session_of(path.run_id),
+                after=told,
+            )
     runtime.wakeups.announce(JOBS)
     return info
 
 
 @router.get("/jobs")
 async def list_jobs(caller: JobReader, services: Services, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> JobList:
-    """List the caller's jobs."""
-    caller.check_default_project()
+    """List the caller's jobs, of the projects that its key reaches."""
     async with services.runtime.database.read() as session:
         return JobList(
-            jobs=[describe_job(job) for job in await weight_jobs.list_jobs(session, caller.tenant, most=limit)]
+            jobs=[describe_job(job) for job in await weight_jobs.list_jobs(session, caller.reach, most=limit)]
         )
 
 
 @router.get("/jobs/{job_id}")
 async def get_job(caller: JobReader, services: Services, job_id: PathId) -> JobInfo:
     """Describe a job. Raises ``NotFound``."""
-    caller.check_default_project()
     async with services.runtime.database.read() as session:
-        return describe_job(await weight_jobs.get_job(session, caller.tenant, job_id))
+        return describe_job(await weight_jobs.get_job(session, caller.reach, job_id))
 
 
 @router.delete("/jobs/{job_id}")
 async def cancel_job(caller: CheckpointWriter, services: Services, job_id: PathId) -> JobInfo:
     """Cancel a job: one that waits at once, one that runs within seconds. A finished job stays. Raises ``NotFound``."""
-    caller.check_default_project()
     async with services.runtime.database.write() as transaction:
-        info = describe_job(await weight_jobs.cancel_job(transaction, caller.tenant, job_id, services.runtime.clock()))
+        job, is_news = await weight_jobs.cancel_job(transaction, caller.reach, job_id, services.runtime.clock())
+        info = describe_job(job)
+        if is_news:
+            await record_act(transaction, services, caller, Action.JOB_CANCEL, job_id, session_id=job.session_id)
     if info.finished_at is not None and info.kind == JobKind.IMPORT:
         # No worker has it, to remove the archive.
         await asyncio.to_thread(services.runtime.data_folder.remove, weight_jobs.staged_folder(info.id))

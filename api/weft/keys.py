@@ -7,80 +7,32 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from api.acting import record_act
 from api.authentication import AnyKey, KeyAdmin
 from api.json_body import json_body
+from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyRequest, RotateRequest, key_body
 from api.security_events import note_access
 from api.services import ApiServices, Services
-from api.wire.request_model import PlainText, RequestModel, UtcTime
-from contracts.errors import Forbidden
+from contracts.errors import Forbidden, InvalidRequest
 from ledger.cancellation import OfKey
-from ledger.revocations import key_revoked
+from ledger.ended_keys import key_ended
 from store.tables import ApiKey
 from telemetry.security import SecurityEvent
+from tenants.audit import rights_told
+from tenants.audit_actions import Action
 from tenants.key_reader import rights_of
 from tenants.keys import Repeatable, check_rights, create_key, find_key, list_keys, revoke_key, rotate_key
 from tenants.projects import find_projects
-from tenants.rights import KeyRights, Principal, Role, Scope, Via
+from tenants.rights import KeyRights, Principal, Scope, Via
 
 router = APIRouter(tags=["keys"])
 
-_MOST = 50
-
-Texts = Annotated[list[PlainText], Field(min_length=1, max_length=_MOST)]
-KeyNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_LEAST_OWN_GRACE = 60
+"""Seconds in which a key that rotates itself can repeat the request. Without them a lost answer would leave no key."""
 IdempotencyKey = Annotated[str | None, Header(max_length=200)]
-
-
-class NewKeyRequest(RequestModel):
-    """Rights of a key to make; null is no bound of its own, and the caller's bounds hold for it in any case.
-
-    - ``projects``: ids or names of the projects that the key reaches.
-    - ``networks``: addresses that the key may be used from, as CIDR.
-    """
-
-    note: Annotated[PlainText, Field(max_length=200)] = ""
-    role: Role = Role.MEMBER
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=_MOST)] | None = None
-    projects: Texts | None = None
-    expires_at: UtcTime | None = None
-    base_models: Texts | None = None
-    max_rank: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    networks: Texts | None = None
-
-
-class RotateRequest(RequestModel):
-    """Rotation of a key, which goes on for ``grace_seconds`` beside the new one."""
-
-    grace_seconds: Annotated[int, Field(ge=0, le=30 * 86400)] = 3600
-
-
-class KeyBody(BaseModel):
-    """A key without its secret. ``last_used_at`` is a minute; null: never used."""
-
-    key_id: int
-    prefix: str
-    note: str
-    role: Role
-    scopes: list[str]
-    projects: list[str] | None
-    base_models: list[str] | None
-    max_rank: int | None
-    networks: list[str] | None
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
-
-
-class MadeKey(BaseModel):
-    """A key that was made. ``secret`` is the whole key, shown only here and in a repeat with the same Idempotency-Key."""
-
-    key_id: int
-    prefix: str
-    secret: str
 
 
 class KeyList(BaseModel):
@@ -94,7 +46,7 @@ async def list_own_keys(caller: KeyAdmin, services: Services) -> KeyList:
     """List the tenant's keys, ended ones included."""
     async with services.runtime.database.read() as session:
         rows = await list_keys(session, tenant=caller.tenant)
-    return KeyList(keys=[_body(row) for row in rows])
+    return KeyList(keys=[key_body(row) for row in rows])
 
 
 @router.post("/keys", status_code=201)
@@ -122,7 +74,11 @@ async def make_key(
             clock=services.runtime.clock,
             rights=rights,
             repeatable=repeatable,
+            defaults=services.limits,
         )
+        if not made.is_repeat:
+            told = rights_told(rights, body.note)
+            await record_act(transaction, services, caller, Action.KEY_CREATE, made.prefix, after=told)
     note_access(request, SecurityEvent.KEY_CREATED, made.prefix)
     return MadeKey(key_id=made.id, prefix=made.prefix, secret=made.secret)
 
@@ -139,9 +95,15 @@ async def rotate(
     """Make a key with the same rights; the old one ends after the grace time. Every key may rotate itself.
 
     A repeat with the same ``Idempotency-Key`` returns the first one's key. Raises ``NotFound``, ``Forbidden``,
-    ``InvalidRequest`` for a key that has ended.
+    ``InvalidRequest`` for a key that has ended, and for one that rotates itself with a grace below a minute.
     """
     _check_is_key(caller)
+    if key_id == caller.key_id and body.grace_seconds < _LEAST_OWN_GRACE:
+        raise InvalidRequest(
+            f"grace_seconds: a key that rotates itself goes on for {_LEAST_OWN_GRACE} seconds or more, so that it can ask again "
+            f"if the answer with the new key is lost; got {body.grace_seconds}. DELETE /api/weft/v1/keys/{{key_id}}, sent with "
+            "the old key, ends it sooner"
+        )
     repeatable = _repeatable(services, caller, f"rotate/{key_id}", idempotency_key)
     async with services.runtime.database.write() as transaction:
         key = await _manageable(transaction, caller, key_id)
@@ -151,7 +113,11 @@ async def rotate(
             grace=timedelta(seconds=body.grace_seconds),
             clock=services.runtime.clock,
             repeatable=repeatable,
+            defaults=services.limits,
         )
+        if not made.is_repeat:
+            told = {"new_key": made.prefix, "old_key_expires_at": key.expires_at}
+            await record_act(transaction, services, caller, Action.KEY_ROTATE, key.prefix, after=told)
     note_access(request, SecurityEvent.KEY_CREATED, made.prefix)
     return MadeKey(key_id=made.id, prefix=made.prefix, secret=made.secret)
 
@@ -163,7 +129,9 @@ async def revoke(caller: AnyKey, services: Services, request: Request, key_id: K
     async with runtime.database.write() as transaction:
         key = await _manageable(transaction, caller, key_id)
         revoked = await revoke_key(transaction, prefix=key.prefix, clock=runtime.clock)
-        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_revoked(), only_samples=True)
+        await runtime.ledger.cancel(transaction, OfKey(revoked.id), key_ended(), only_samples=True)
+        if revoked.was_live:
+            await record_act(transaction, services, caller, Action.KEY_REVOKE, revoked.prefix)
     note_access(request, SecurityEvent.KEY_REVOKED, revoked.prefix)
 
 
@@ -209,26 +177,3 @@ async def _manageable(session: AsyncSession, caller: Principal, key_id: int) -> 
 def _check_within(own: KeyRights, other: KeyRights) -> None:
     if (excess := own.excess(other)) is not None:
         raise Forbidden(f"{excess}: that key may more than yours; use a key that has all its rights")
-
-
-def _body(row: ApiKey) -> KeyBody:
-    rights = rights_of(row)
-    return KeyBody(
-        key_id=row.id,
-        prefix=row.prefix,
-        note=row.note,
-        role=rights.role,
-        scopes=sorted(rights.effective_scopes),
-        projects=_list(rights.projects),
-        base_models=_list(rights.base_models),
-        max_rank=rights.max_rank,
-        networks=_list(rights.networks),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-    )
-
-
-def _list(values: frozenset[str] | tuple[str, ...] | None) -> list[str] | None:
-    return None if values is None else sorted(values)

@@ -1,16 +1,19 @@
-"""Endpoints of a tenant's projects: list and make."""
+"""Endpoints of a tenant's projects: list, make, and bound."""
 
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
+from api.acting import record_act
 from api.authentication import ProjectAdmin, ProjectReader
 from api.json_body import json_body
 from api.services import Services
 from api.wire.request_model import PlainText, RequestModel
 from contracts.errors import Forbidden
+from tenants.audit_actions import Action
+from tenants.project_limits import ProjectChange, set_project_limits
 from tenants.projects import ProjectInfo, create_project, list_projects
 
 router = APIRouter(tags=["projects"])
@@ -22,12 +25,19 @@ class NewProject(RequestModel):
     name: Annotated[PlainText, Field(max_length=100)]
 
 
+class NewProjectLimits(RequestModel):
+    """Limits to set, by name; null for none. Those that are not named stay."""
+
+    limits: Annotated[dict[Annotated[str, Field(max_length=100)], int | None], Field(max_length=100)]
+
+
 class ProjectBody(BaseModel):
     """A project. ``id`` or ``name`` is what clients send as ``project_id``; ``created_at`` is null for the default one."""
 
     id: str
     name: str
     created_at: datetime | None
+    limits: dict[str, int]
 
 
 class ProjectList(BaseModel):
@@ -53,8 +63,41 @@ async def make_project(
         raise Forbidden("this key is for some projects, and a new one is none of them; use a key without that bound")
     async with services.runtime.database.write() as transaction:
         made = await create_project(transaction, caller.tenant, body.name, services.runtime.clock)
+        if made.is_new:
+            told = {"name": made.name}
+            await record_act(transaction, services, caller, Action.PROJECT_CREATE, made.id, project=made.id, after=told)
     return _body(made)
 
 
-def _body(project: ProjectInfo) -> ProjectBody:
-    return ProjectBody(id=project.id, name=project.name, created_at=project.created_at)
+@router.put("/projects/{project}/limits")
+async def change_project_limits(
+    caller: ProjectAdmin,
+    services: Services,
+    project: Annotated[str, Path(max_length=100)],
+    body: Annotated[NewProjectLimits, json_body(NewProjectLimits)],
+) -> ProjectBody:
+    """Give a project, by its id or name, limits of its own, within the tenant's. They hold from its next request on.
+
+    Raises ``NotFound``, ``InvalidRequest`` for a limit that is none, ``Forbidden`` for a key of some projects.
+    """
+    if caller.projects is not None:
+        raise Forbidden(
+            "this key is for some projects, and may not change how much they use; use a key without that bound"
+        )
+    async with services.runtime.database.write() as transaction:
+        changed = await set_project_limits(transaction, caller.tenant, project, body.limits)
+        await record_act(
+            transaction,
+            services,
+            caller,
+            Action.PROJECT_SET,
+            changed.id,
+            project=changed.id,
+            before={"limits": changed.before},
+            after={"limits": changed.limits},
+        )
+    return _body(changed)
+
+
+def _body(project: ProjectInfo | ProjectChange) -> ProjectBody:
+    return ProjectBody(id=project.id, name=project.name, created_at=project.created_at, limits=dict(project.limits))

@@ -1,5 +1,8 @@
 """Endpoint that reports on a finished sample: the weights that made each token, the replicas, and the time it took."""
 
+from collections.abc import Mapping
+from datetime import datetime
+
 from fastapi import APIRouter
 from pydantic import BaseModel
 
@@ -8,6 +11,7 @@ from api.json_body import PathId
 from api.services import Services
 from contracts.sample_report import SampleReport
 from tenants.sample_reports import report_of
+from tenants.version_facts import VersionFacts, version_facts
 
 router = APIRouter(prefix="/samples", tags=["samples"])
 
@@ -27,8 +31,21 @@ class Sequence(BaseModel):
     spans: list[Span]
 
 
+class UsedVersion(BaseModel):
+    """A version of the caller's run ``run``: its path, null without a name, and the optimizer step that it was saved after."""
+
+    version: str
+    run: str
+    path: str | None
+    step: int
+    created_at: datetime
+
+
 class SampleInfo(BaseModel):
-    """Report on a sample. ``min_version`` and ``max_version`` are the oldest and newest version used, by publication."""
+    """Report on a sample. ``min_version`` and ``max_version`` are the oldest and newest version used, by publication.
+
+    ``versions`` describes those that the caller still has.
+    """
 
     request_id: str
     sequences: list[Sequence]
@@ -38,6 +55,7 @@ class SampleInfo(BaseModel):
     attempts: int
     queue_seconds: float
     decode_seconds: float
+    versions: list[UsedVersion]
 
 
 @router.get("/{request_id}")
@@ -45,10 +63,16 @@ async def describe(caller: SampleReader, services: Services, request_id: PathId)
     """Describe how a finished sample was made. Raises ``NotFound``, also while the sample is not finished."""
     async with services.runtime.database.read() as session:
         report, versions = await report_of(session, caller.reach, request_id)
-    return _info(request_id, report, versions)
+        facts = await version_facts(session, caller.reach, versions)
+    return _info(request_id, report, versions, facts)
 
 
-def _info(request_id: str, report: SampleReport, versions: list[str]) -> SampleInfo:
+def used_version(facts: VersionFacts) -> UsedVersion:
+    """Return the answer's form of the facts."""
+    return UsedVersion(version=facts.id, run=facts.run, path=facts.path, step=facts.step, created_at=facts.created_at)
+
+
+def _info(request_id: str, report: SampleReport, versions: list[str], facts: Mapping[str, VersionFacts]) -> SampleInfo:
     return SampleInfo(
         request_id=request_id,
         sequences=[
@@ -64,4 +88,5 @@ def _info(request_id: str, report: SampleReport, versions: list[str]) -> SampleI
         attempts=report.attempts,
         queue_seconds=report.queue_seconds,
         decode_seconds=report.decode_seconds,
+        versions=[used_version(facts[version]) for version in versions if version in facts],
     )

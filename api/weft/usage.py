@@ -2,27 +2,41 @@
 
 import csv
 import io
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from api.authentication import UsageReader
-from api.services import Services
-from api.wire.request_model import UtcTime
-from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
+from api.endable_response import EndableResponse
+from api.request_body import off_loop
+from api.security_events import note_read
+from api.services import ApiServices, Services
+from api.wire.request_model import PlainText, UtcTime
+from contracts.csv_cells import cell
+from tenants.audit_actions import Action
+from tenants.prices import told
+from tenants.rights import Principal
+from tenants.usage_costs import PricedLine, priced, priced_pages
+from tenants.usage_hours import BucketWidth, Dimension, usage_lines
+from tenants.usage_places import cursor_behind, line_before
 
 router = APIRouter(tags=["usage"])
 
 DEFAULT_LINES = 1000
 MOST_LINES = 10_000
+_BYTES_OF_A_LINE = 256
 
 
 class UsageInfo(BaseModel):
     """Usage of a bucket. What was not asked for, a sample's run and an unknown key are null.
 
-    A prompt counts once for each request; ``cached_prompt_tokens`` of ``prompt_tokens`` came from a cache.
+    A prompt counts once for each request; ``cached_prompt_tokens`` of ``prompt_tokens`` came from a cache. ``cost`` is a
+    decimal number, exactly what the tokens cost; null if some of them have no price.
     """
 
     start: datetime
@@ -38,12 +52,24 @@ class UsageInfo(BaseModel):
     prompt_tokens: int
     cached_prompt_tokens: int
     sampled_tokens: int
+    cost: str | None
+
+    @classmethod
+    def of(cls, priced: PricedLine) -> Self:
+        """Return the line as it is told."""
+        return cls(**asdict(priced.line), cost=told(priced.cost))
 
 
 class Usage(BaseModel):
-    """Lines in order of time. ``next_offset`` is where the next page begins, null on the last one."""
+    """Lines in order of time. ``next_cursor`` is that of the next page, null on the last one.
+
+    ``currency`` is that of the costs, null without prices. ``next_offset`` is for clients that know no cursor: pages by offset
+    shift when a line comes before them.
+    """
 
     lines: list[UsageInfo]
+    currency: str | None
+    next_cursor: str | None
     next_offset: int | None
 
 
@@ -51,19 +77,27 @@ class Usage(BaseModel):
 async def read_usage(
     caller: UsageReader,
     services: Services,
+    request: Request,
     since: UtcTime,
     before: UtcTime | None = None,
-    group_by: Annotated[list[Dimension], Query()] = [],  # noqa: B006
+    group_by: Annotated[Sequence[Dimension], Query()] = (),
     bucket_width: BucketWidth = BucketWidth.HOUR,
-    limit: Annotated[int, Query(ge=1, le=MOST_LINES)] = DEFAULT_LINES,
+    limit: Annotated[int | None, Query(ge=1, le=MOST_LINES)] = None,
+    cursor: PlainText | None = None,
     offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     format: Literal["json", "csv"] = "json",
 ) -> Usage | Response:
     """Return the caller's usage of the hours that begin from ``since`` on and before ``before``, by default all up to now.
 
-    What has been answered is in it. Raises ``InvalidRequest`` for a time without a zone.
+    What has been answered is in it. CSV without a ``limit`` has every line; with one, the next page's cursor is in the header
+    ``x-next-cursor``. Raises ``InvalidRequest`` for a time without a zone and for a wrong cursor.
     """
+    note_read(request, caller, Action.USAGE_READ)
     end = before or datetime.max.replace(tzinfo=UTC)
+    after = None if cursor is None else line_before(cursor, group_by)
+    if format == "csv" and limit is None and after is None and not offset:
+        return _whole(services, caller, since, end, group_by, bucket_width)
+    limit = limit or DEFAULT_LINES
     async with services.runtime.database.read() as session:
         found = await usage_lines(
             session,
@@ -74,29 +108,54 @@ async def read_usage(
             width=bucket_width,
             limit=limit + 1,
             offset=offset,
+            after=after,
         )
-    further = offset + limit if len(found) > limit else None
+        currency, lines = await priced(session, caller.reach, found[:limit], by=group_by, width=bucket_width)
+    is_last = len(found) <= limit
+    following = None if is_last else cursor_behind(found[limit - 1], group_by)
+    further = None if is_last or after is not None else offset + limit
+    infos = [UsageInfo.of(line) for line in lines]
     if format == "csv":
-        headers = {} if further is None else {"x-next-offset": str(further)}
-        return Response(_csv(found[:limit]), media_type="text/csv", headers=headers)
-    lines = [UsageInfo.model_validate(line, from_attributes=True) for line in found[:limit]]
-    return Usage(lines=lines, next_offset=further)
+        told_next = {"x-next-cursor": following, "x-next-offset": None if further is None else str(further)}
+        headers = {name: value for name, value in told_next.items() if value is not None}
+        return Response(_header() + _rows(infos), media_type="text/csv", headers=headers)
+    return Usage(lines=infos, currency=currency, next_cursor=following, next_offset=further)
 
 
-def _csv(lines: list[UsageLine]) -> str:
-    """Return the lines as CSV with a header. No cell holds a user's text, but a base's name may begin with anything."""
+def _whole(
+    services: ApiServices,
+    caller: Principal,
+    since: datetime,
+    before: datetime,
+    by: Sequence[Dimension],
+    width: BucketWidth,
+) -> Response:
+    """Return every line as CSV, made while it is sent."""
+    pages = priced_pages(services.runtime.database, caller.reach, since=since, before=before, by=by, width=width)
+
+    async def made() -> AsyncIterator[str]:
+        yield _header()
+        async for page in pages:
+            yield await off_loop(services, caller.tenant, _BYTES_OF_A_LINE * len(page), _rows_of, page)
+
+    headers = {"content-disposition": 'attachment; filename="usage.csv"'}
+    return EndableResponse(
+        StreamingResponse(made(), media_type="text/csv", headers=headers), services.ended_keys.of(caller.key_id)
+    )
+
+
+def _header() -> str:
+    return ",".join(UsageInfo.model_fields) + "\r\n"
+
+
+def _rows_of(page: list[PricedLine]) -> str:
+    return _rows([UsageInfo.of(line) for line in page])
+
+
+def _rows(lines: list[UsageInfo]) -> str:
+    """Return the lines as rows of CSV. No cell holds a user's text, but a base's name may begin with anything."""
     out = io.StringIO()
-    names = list(UsageInfo.model_fields)
     writer = csv.writer(out)
-    writer.writerow(names)
     for line in lines:
-        writer.writerow([_cell(getattr(line, name)) for name in names])
+        writer.writerow([cell(getattr(line, name)) for name in UsageInfo.model_fields])
     return out.getvalue()
-
-
-def _cell(value: object) -> object:
-    if value is None:
-        return ""
-    text = value.isoformat() if isinstance(value, datetime) else value
-    # A spreadsheet takes such a text for a formula.
-    return f"'{text}" if isinstance(text, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

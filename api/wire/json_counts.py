@@ -22,24 +22,26 @@ MOST_DIGITS = 40
 MOST_LARGE = 4096
 """Most integers beyond 64 bits. Each takes four times as long to parse as one within."""
 _DIGITS_OF_64_BITS = 19
-_ZERO, _QUOTE, _POINT = b'0".'
+_ZERO, _QUOTE, _POINT, _LIST = b'0".['
 
 
 @dataclass(frozen=True, slots=True)
 class JsonBounds:
-    """Most values of a JSON text, most objects among them, and most members of all objects together.
+    """Most values of a JSON text, most objects and lists among them, and most members of all objects together.
 
-    An object costs a hundred times a number. Each member may be refused by itself, with an error that costs as much.
+    An object costs a hundred times a number, a list twenty times. Each member may be refused by itself, with an error that
+    costs as much as an object.
     """
 
     values: int
     objects: int
     members: int
+    lists: int
 
 
-SMALL = JsonBounds(values=20_000, objects=4_000, members=20_000)
+SMALL = JsonBounds(values=20_000, objects=4_000, members=20_000, lists=20_000)
 """Bounds of every body that carries no data."""
-DATA = JsonBounds(values=600_000, objects=16_384, members=32_768)
+DATA = JsonBounds(values=600_000, objects=16_384, members=32_768, lists=32_768)
 """Bounds of bodies that carry data: a request of old SDKs has half a million numbers in 1,024 sequences, and in a text every
 comma counts as a value."""
 
@@ -48,13 +50,15 @@ def check_json_counts(body: bytes, bounds: JsonBounds) -> None:
     """Raise ``InvalidRequest`` if ``body`` has more than ``bounds`` allow, or costly numbers outside strings."""
     if len(body) <= bounds.objects:
         return
-    braces = _count(body, b"{")
-    if _count(body, b",") + _count(body, b"[") + braces > bounds.values:
+    braces, brackets = _count(body, b"{"), _count(body, b"[")
+    if _count(body, b",") + brackets + braces > bounds.values:
         raise InvalidRequest(f"the body has more than {bounds.values} values; send fewer sequences a request")
     if _count(body, b":") > bounds.members and _found(_MEMBER, _unescaped(body), bounds.members) > bounds.members:
         raise InvalidRequest(f"the body has more than {bounds.members} fields; send fewer sequences a request")
     if braces > bounds.objects and _found(_OBJECT, body, bounds.objects) > bounds.objects:
         raise InvalidRequest(f"the body has more than {bounds.objects} objects; send fewer of them a request")
+    if brackets > bounds.lists and _lists(_unescaped(body)) > bounds.lists:
+        raise InvalidRequest(f"the body has more than {bounds.lists} lists; send fewer of them a request")
     _check_numbers(body)
 
 
@@ -75,6 +79,17 @@ def _found(pattern: re.Pattern[bytes], body: bytes, enough: int) -> int:
 
 def _count(body: bytes, mark: bytes) -> int:
     return sum(body.count(mark, start, start + _PIECE) for start in range(0, len(body), _PIECE))
+
+
+def _lists(body: bytes) -> int:
+    """Return the number of lists of an ``_unescaped`` body: brackets outside strings."""
+    found = quotes = 0
+    for begin in range(0, len(body), _PIECE):
+        codes = np.frombuffer(body, np.uint8, count=min(_PIECE, len(body) - begin), offset=begin)
+        opened = quotes + np.cumsum(codes == _QUOTE)
+        found += int(((codes == _LIST) & (opened % 2 == 0)).sum())
+        quotes = int(opened[-1])
+    return found
 
 
 def _unescaped(body: bytes) -> bytes:

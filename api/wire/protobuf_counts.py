@@ -1,11 +1,10 @@
-"""Count of a protobuf message's fields on the wire, before a parser builds an object for each of them.
+"""Walks over a protobuf message's fields on the wire, before a parser builds an object for each of them.
 
 An empty nested message takes two bytes on the wire and a hundred times that once it is built.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -60,7 +59,8 @@ def check_field_count(body: bytes, layout: Layout, most: int) -> None:
 
 def _count(body: bytes, at: int, end: int, layout: Layout, left: int, most: int) -> int:
     """Return how many fields are left after those of ``body[at:end]``."""
-    nested: Mapping[int, Layout] = layout.nested
+    # Fields are read in place, not by ``_field``: a hostile body has as many as may be.
+    nested = layout.nested
     while at < end:
         left -= 1
         tag, at = _varint(body, at, end)
@@ -84,6 +84,51 @@ def _count(body: bytes, at: int, end: int, layout: Layout, left: int, most: int)
         if left < 0:
             raise TooManyFields(f"the body has more than {most} fields; send fewer sequences a request")
     return left
+
+
+def parted(body: bytes, number: int, most: int) -> tuple[bytes, list[slice]]:
+    """Return the message without its nested messages of this field number, and where each of them is in ``body``.
+
+    Raises ``InvalidRequest`` if ``body`` is no message, or has more than ``most`` bytes beside the nested messages.
+    """
+    rest, found, at, end = bytearray(), [], 0, len(body)
+    while at < end:
+        field = _field(body, at, end)
+        if field.number == number and field.wire == _LENGTH:
+            found.append(slice(field.begin, field.end))
+        elif len(rest) + field.end - at > most:
+            raise InvalidRequest(f"the body has more than {most} bytes beside its data; leave out what is no data")
+        else:
+            rest += body[at : field.end]
+        at = field.end
+    return bytes(rest), found
+
+
+class _Field(NamedTuple):
+    """A field on the wire. Its value is ``body[begin:end]``."""
+
+    number: int
+    wire: int
+    begin: int
+    end: int
+
+
+def _field(body: bytes, at: int, end: int) -> _Field:
+    """Return the field at ``at``. Raises ``InvalidRequest`` for one that is cut off or of no known kind."""
+    tag, at = _varint(body, at, end)
+    number, wire = tag >> 3, tag & 7
+    if wire == _LENGTH:
+        size, begin = _varint(body, at, end)
+        ends = begin + size
+    elif wire == _VARINT:
+        begin, ends = at, _varint(body, at, end)[1]
+    elif wire in _SKIPPED:
+        begin, ends = at, at + _SKIPPED[wire]
+    else:
+        raise _no_message()
+    if ends > end:
+        raise _no_message()
+    return _Field(number, wire, begin, ends)
 
 
 def _varint(body: bytes, at: int, end: int) -> tuple[int, int]:

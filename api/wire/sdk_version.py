@@ -9,6 +9,7 @@ from contracts.paths import Segment
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _EXTERNAL_SINCE = (0, 28)
 _RENEWING_SINCE = (0, 38)
+_PAUSING_SINCE = (0, 26)
 
 
 def listed_segments(request: Request) -> frozenset[Segment]:
@@ -26,6 +27,12 @@ def exchanges_keys(request: Request) -> bool:
     """Return whether the client is to exchange its key for a token: an SDK that renews a refused one by itself, from 0.38 on."""
     told = _version(request)
     return told is not None and told >= _RENEWING_SINCE
+
+
+def pauses_unpaid(request: Request) -> bool:
+    """Return whether the client waits at 402 and sends its request again. An SDK below 0.26 gives it up."""
+    told = _version(request)
+    return told is None or told >= _PAUSING_SINCE
 
 
 def _version(request: Request) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from api.wire import tensors
 from api.wire import weft_wire_pb2 as pb
 from api.wire.model_input import text_only, tokens_of
-from api.wire.protobuf_counts import check_field_count, layout_of
+from api.wire.protobuf_counts import check_field_count, layout_of, parted
 from api.wire.tensors import ExpansionBudget
 from api.wire.tinker_requests import MAX_SEQ_ID, ForwardInput, JsonDatum
 from api.wire.token_ids import check_token_ids, joined
@@ -26,7 +26,14 @@ from store.settings import Settings
 
 MOST_FIELDS = 131_072
 """Most protobuf fields of a request, at all depths. A request of the SDK, 1,024 sequences with four inputs, has 37,000."""
+MOST_HEAD_BYTES = 2**20
+"""Most bytes of a request beside its data: names and the loss's settings."""
+MOST_POSITION_BYTES = 2048
+"""Most bytes of a datum for each token of the context: its id, and loss inputs for up to a hundred targets."""
+_SMALL_DATUM_BYTES = 2**20
+"""Bytes that a datum may have whatever the context: names of inputs, provenance."""
 _LAYOUT = layout_of(pb.ForwardBackwardRequest)
+_DATA = pb.ForwardBackwardRequest.DATA_FIELD_NUMBER
 _MODEL_ID_TAG = 1 << 3 | 2
 _SEQ_ID_TAG = 2 << 3 | 0
 """Protobuf field tags of the first two fields of ``ForwardBackwardRequest``."""
@@ -34,7 +41,7 @@ _SEQ_ID_TAG = 2 << 3 | 0
 
 @dataclass(frozen=True, slots=True)
 class RawDatum:
-    """A datum as received: token ids int64 (N,), named arrays and provenance spans, parsed but not checked."""
+    """A datum as received: token ids int64 (N,), named arrays and provenance spans. Only the number of tokens is checked."""
 
     tokens: np.ndarray
     inputs: dict[str, np.ndarray]
@@ -50,11 +57,36 @@ class RawBatch:
     data: list[RawDatum]
 
 
-def parse_proto(body: bytes) -> pb.ForwardBackwardRequest:
-    """Parse the body. Raises ``InvalidRequest`` unless it is a ``ForwardBackwardRequest`` message of ``MOST_FIELDS``."""
+@dataclass(frozen=True, slots=True)
+class ProtobufPass:
+    """A protobuf request. ``head`` is parsed and has no data; ``data`` tells where each datum is in ``body``.
+
+    Each datum is parsed alone: a parser holds the interpreter's lock from the first to the last byte of a message.
+    """
+
+    body: bytes
+    head: pb.ForwardBackwardRequest
+    data: list[slice]
+
+    def datum(self, number: int, most: int) -> pb.Datum:
+        """Return the datum. Raises ``InvalidRequest`` for one of more than ``most`` bytes, or no ``Datum`` message."""
+        place = self.data[number]
+        if (size := place.stop - place.start) > most:
+            raise InvalidRequest(
+                f"data[{number}] has {size} bytes, more than a sequence of this base can have ({most}); send shorter sequences"
+            )
+        try:
+            return pb.Datum.FromString(self.body[place])
+        except DecodeError as error:
+            raise InvalidRequest(f"data[{number}] is no Datum protobuf message") from error
+
+
+def parse_proto(body: bytes) -> ProtobufPass:
+    """Read the request but for its data. Raises ``InvalidRequest`` unless it is a message of ``MOST_FIELDS``."""
     check_field_count(body, _LAYOUT, MOST_FIELDS)
+    head, data = parted(body, _DATA, MOST_HEAD_BYTES)
     try:
-        return pb.ForwardBackwardRequest.FromString(body)
+        return ProtobufPass(body, pb.ForwardBackwardRequest.FromString(head), data)
     except DecodeError as error:
         raise InvalidRequest(
             "the body is no ForwardBackwardRequest protobuf message; send one, or JSON as application/json"
@@ -104,9 +136,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value, at
 
 
-def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, settings: Settings) -> RawBatch:
+def raw_from_proto(request: ProtobufPass, facts: BaseModelFacts, settings: Settings) -> RawBatch:
     """Return the arrays of a protobuf request. Raises ``InvalidRequest`` naming the field."""
-    budget = ExpansionBudget(settings.max_body_bytes)
+    budget, message = ExpansionBudget(settings.max_body_bytes), request.head
     config: dict[str, float | str] = dict(message.loss_fn_config)
     if message.loss_fn_config_v2:
         config = {
@@ -114,8 +146,9 @@ def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, se
             for key, value in message.loss_fn_config_v2.items()
         }
     data = []
-    for number, datum in enumerate(message.data):
-        field = f"data[{number}]"
+    most = _SMALL_DATUM_BYTES + MOST_POSITION_BYTES * facts.context_length
+    for number in range(len(request.data)):
+        field, datum = f"data[{number}]", request.datum(number, most)
         pieces = []
         for chunk in datum.model_input:
             if chunk.WhichOneof("chunk") != "encoded_text":
@@ -123,6 +156,8 @@ def raw_from_proto(message: pb.ForwardBackwardRequest, facts: BaseModelFacts, se
             if len(chunk.encoded_text.tokens) % 4:
                 raise InvalidRequest(f"{field}.model_input: tokens must be int32 values of 4 bytes")
             pieces.append(np.frombuffer(chunk.encoded_text.tokens, dtype="<i4"))
+        # Before the next one is parsed: what is refused anyhow takes the memory of one sequence.
+        _check_length(sum(map(len, pieces)), field, facts)
         inputs = {
             name: tensors.from_proto(tensor, f"{field}.loss_fn_inputs.{name[:100]}", budget)
             for name, tensor in datum.loss_fn_inputs.items()
@@ -154,6 +189,8 @@ def raw_from_json(request: ForwardInput, facts: BaseModelFacts, settings: Settin
 
 
 def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts, budget: ExpansionBudget) -> RawDatum:
+    tokens = tokens_of(datum.model_input, f"{field}.model_input", facts)
+    _check_length(len(tokens), field, facts)
     inputs = {
         name: tensors.from_lists(
             tensor.data,
@@ -166,7 +203,7 @@ def _json_datum(datum: JsonDatum, field: str, facts: BaseModelFacts, budget: Exp
         )
         for name, tensor in datum.loss_fn_inputs.items()
     }
-    return RawDatum(tokens_of(datum.model_input, f"{field}.model_input", facts), inputs)
+    return RawDatum(tokens, inputs)
 
 
 def check_batch(raw: RawBatch, facts: BaseModelFacts, settings: Settings, *, backward: bool = False) -> TrainingBatch:
@@ -248,14 +285,17 @@ def _loss_id(raw: RawBatch) -> str:
     return loss_id
 
 
-def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, settings: Settings) -> Datum:
-    length = len(raw.tokens)
+def _check_length(length: int, field: str, facts: BaseModelFacts) -> None:
     if length == 0:
         raise InvalidRequest(f"{field}.model_input is empty; send at least one token")
     if length > facts.context_length:
         raise InvalidRequest(
             f"{field}.model_input has {length} tokens; the context of {facts.name} holds {facts.context_length}: shorten it"
         )
+
+
+def _datum(raw: RawDatum, field: str, loss: LossSpec, facts: BaseModelFacts, settings: Settings) -> Datum:
+    length = len(raw.tokens)
     check_token_ids(raw.tokens, f"{field}.model_input", facts)
     if TARGETS not in raw.inputs:
         raise InvalidRequest(f"{field}.loss_fn_inputs: {TARGETS} is missing; send a target for each input token")

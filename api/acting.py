@@ -1,0 +1,48 @@
+"""Entries of the audit log about what a request does."""
+
+from collections.abc import Mapping
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from api.services import ApiServices
+from telemetry.context import current_work
+from tenants.audit import Actor, actor_of, record
+from tenants.audit_actions import Action
+from tenants.rights import Principal
+
+
+def acting(caller: Principal) -> Actor:
+    """Return the actor of the current request, by its principal."""
+    return actor_of(caller, trace_id=current_work().trace_id)
+
+
+async def record_act(
+    transaction: AsyncSession,
+    services: ApiServices,
+    caller: Principal,
+    action: Action,
+    resource_id: str,
+    *,
+    project: str | None = None,
+    session_id: str | None = None,
+    before: Mapping[str, object] | None = None,
+    after: Mapping[str, object] | None = None,
+) -> None:
+    """Write an entry about what the caller does to a thing of its tenant, in the transaction that does it.
+
+    Raises ``OverRate`` for a tenant that changes too much. A key is revoked all the same: its thief may be who changes so much.
+    """
+    if action is not Action.KEY_REVOKE:
+        services.admission.changes.count(caller.tenant)
+    await record(
+        transaction,
+        acting(caller),
+        action,
+        resource_id,
+        tenant=caller.tenant,
+        now=services.runtime.clock(),
+        project=project,
+        session_id=session_id,
+        before=before,
+        after=after,
+    )

@@ -1,0 +1,102 @@
+"""The admin API as an ASGI application: served on a listener of its own, or called by a command on the database."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from api.admin import (
+    ADMIN_PREFIX,
+    audit,
+    bases,
+    budgets,
+    checkpoints,
+    deletions,
+    gates,
+    housekeeping,
+    keys,
+    operations,
+    overview,
+    prices,
+    processes,
+    projects,
+    queue,
+    replicas,
+    runs,
+    sessions,
+    shares,
+    tenants,
+    usage,
+    webhooks,
+)
+from api.admin.services import Admin, AdminServices, Authenticate, Caller
+from api.errors import install_error_handlers
+from api.openapi_document import DescribedApi
+from api.presented_key import presented_key
+from api.request_observer import RequestObserver
+from api.security_events import note_refused_key
+from contracts.errors import Unauthenticated
+from store.clock import Clock
+from store.database import Database
+from tenants.operator_keys import Operator, authenticate_operator
+
+_MODULES = (
+    tenants,
+    audit,
+    prices,
+    budgets,
+    deletions,
+    keys,
+    projects,
+    usage,
+    runs,
+    sessions,
+    operations,
+    gates,
+    replicas,
+    processes,
+    queue,
+    housekeeping,
+    overview,
+    shares,
+    checkpoints,
+    bases,
+    webhooks,
+)
+
+
+def by_key(database: Database, clock: Clock) -> Authenticate:
+    """Return the authentication by an operator's key, in ``X-API-Key`` or ``Authorization: Bearer``."""
+
+    async def authenticate(request: Request) -> Operator:
+        presented = presented_key(request.headers)
+        try:
+            return await authenticate_operator(database, presented, clock)
+        except Unauthenticated:
+            note_refused_key(request, presented)
+            raise
+
+    return authenticate
+
+
+def create_admin_app(services: AdminServices) -> FastAPI:
+    """Return the admin API over ``services``; the caller opens and closes the services."""
+    app = DescribedApi(
+        title="weft admin", summary="What operators of weft do.", redirect_slashes=False, openapi_url=None
+    )
+    app.state.services = services
+    install_error_handlers(app)
+    app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(ADMIN_PREFIX,))
+    proxies = [str(network) for network in services.runtime.settings.trusted_proxies]
+    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=proxies)
+    for module in _MODULES:
+        app.include_router(module.router, prefix=ADMIN_PREFIX)
+
+    @app.get(f"{ADMIN_PREFIX}/openapi.json", tags=["document"])
+    async def document(caller: Caller, admin: Admin) -> dict[str, Any]:
+        """Return the OpenAPI document of the admin API."""
+        del caller, admin
+        return app.openapi()
+
+    return app

@@ -1,0 +1,87 @@
+"""Replicas for operators: drain one, put it to sleep, and have it work again."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, Field
+
+from api.admin.acts import record_operator
+from api.admin.bodies import Listed, Reason, operator_body
+from api.admin.services import Admin, Caller
+from api.wire.request_model import NO_NUL, PlainText, RequestModel
+from tenants.audit_actions import Action
+from tenants.replica_directives import ReplicaDirective, direct_replica, lift_directive
+from tenants.worker_standings import ReplicaStanding, list_replicas
+
+router = APIRouter(tags=["replicas"])
+
+BaseQuery = Annotated[str, Query(pattern=NO_NUL, max_length=500)]
+ReplicaName = Annotated[str, Path(pattern=NO_NUL, max_length=200)]
+
+
+class ReplicaBody(BaseModel):
+    """A replica that draws samples now or that an operator has named. ``directive`` null: it works."""
+
+    base_model: str
+    replica: str
+    directive: ReplicaDirective | None
+    reason: str | None
+    since: datetime | None
+    in_flight: int
+
+
+class NewDirective(RequestModel):
+    """Directive for a replica of a base model, until it is lifted."""
+
+    base_model: Annotated[PlainText, Field(min_length=1, max_length=500)]
+    directive: ReplicaDirective
+    reason: Reason = ""
+
+
+@router.get("/replicas")
+async def list_all_replicas(
+    caller: Caller, admin: Admin, base_model: Annotated[str | None, Query(pattern=NO_NUL, max_length=500)] = None
+) -> Listed[ReplicaBody]:
+    """List replicas that draw samples now, and those with a directive; all in one page. A replica without one works."""
+    del caller
+    async with admin.runtime.database.read() as session:
+        found = await list_replicas(session, base_model)
+    return Listed(items=[replica_body(one) for one in found])
+
+
+@router.put("/replicas/{replica:path}")
+async def direct(
+    caller: Caller,
+    admin: Admin,
+    request: Request,
+    replica: ReplicaName,
+    body: Annotated[NewDirective, operator_body(NewDirective)],
+) -> ReplicaBody:
+    """Drain a replica (it gets no new samples, and finishes its own), or put it to sleep: then it frees its memory, too."""
+    async with admin.runtime.database.write() as transaction:
+        await direct_replica(
+            transaction, body.base_model, replica, body.directive, body.reason or None, admin.runtime.clock
+        )
+        told = {"base_model": body.base_model, "directive": body.directive, "reason": body.reason or None}
+        await record_operator(
+            transaction, admin, request, caller, Action.REPLICA_DIRECT, replica, tenant=None, after=told
+        )
+        (found,) = [one for one in await list_replicas(transaction, body.base_model) if one.replica == replica]
+    return replica_body(found)
+
+
+@router.delete("/replicas/{replica:path}", status_code=204)
+async def work(caller: Caller, admin: Admin, request: Request, replica: ReplicaName, base_model: BaseQuery) -> None:
+    """Wake the replica and send it samples again. A replica that works is left alone."""
+    async with admin.runtime.database.write() as transaction:
+        await lift_directive(transaction, base_model, replica)
+        told = {"base_model": base_model, "directive": "work"}
+        await record_operator(
+            transaction, admin, request, caller, Action.REPLICA_DIRECT, replica, tenant=None, after=told
+        )
+
+
+def replica_body(one: ReplicaStanding) -> ReplicaBody:
+    """Return the body of a replica's state."""
+    return ReplicaBody.model_validate(one, from_attributes=True)

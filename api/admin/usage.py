@@ -1,0 +1,127 @@
+"""Usage of all tenants for operators: by day, counted again, and as a document for a bill."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import date, datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from api.admin.acts import record_operator
+from api.admin.bodies import Listed, PathId, QueryText
+from api.admin.services import Admin, Caller
+from api.admin.tenants import find_row
+from api.wire.request_model import UtcTime
+from contracts.ids import TenantId
+from tenants.audit_actions import Action
+from tenants.prices import currency_of
+from tenants.usage import usage
+from tenants.usage_documents import MEDIA_TYPES, Document, header, lines
+from tenants.usage_exports import usage_records
+from tenants.usage_verification import verify_day
+
+router = APIRouter(tags=["usage"])
+
+_MOST_DAYS = 3660
+
+
+class UsageDayBody(BaseModel):
+    """A tenant's usage on one day (UTC): operations done, and their tokens."""
+
+    tenant: str
+    day: date
+    base_model: str
+    kind: str
+    operations: int
+    tokens: int
+
+
+@router.get("/usage")
+async def list_usage(
+    caller: Caller,
+    admin: Admin,
+    days: Annotated[int, Query(ge=1, le=_MOST_DAYS)] = 30,
+    tenant: QueryText = None,
+) -> Listed[UsageDayBody]:
+    """List usage by tenant, day, base model and kind, of the last ``days`` up to today; all in one page."""
+    del caller
+    since = admin.runtime.clock().date() - timedelta(days=days - 1)
+    async with admin.runtime.database.read() as session:
+        found = await usage(session, since=since)
+    return Listed(
+        items=[
+            UsageDayBody.model_validate(line, from_attributes=True) for line in found if tenant in (None, line.tenant)
+        ]
+    )
+
+
+class UsageMismatch(BaseModel):
+    """A sum of a tenant that differs. ``table`` holds ``told``; ``counted`` is what the finer rows come to."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    tenant: str
+    table: str
+    name: str
+    told: int
+    counted: int
+
+
+class UsageVerification(BaseModel):
+    """Usage of one day (UTC), counted again; hours from ``since`` on from their operations, which were all kept.
+
+    ``has_all_hours``: no hour of the day has expired, so that the day was counted again from its hours.
+    """
+
+    day: date
+    since: datetime
+    tenants: int
+    operations: int
+    has_all_hours: bool
+    mismatches: list[UsageMismatch]
+
+
+@router.get("/usage/verification")
+async def verify_usage(caller: Caller, admin: Admin, day: date) -> UsageVerification:
+    """Count a day's usage again: days from their hours, and hours from the operations that are kept. Takes a while."""
+    del caller
+    now, settings = await admin.now(), admin.runtime.settings
+    kept_since, hours_since = now - settings.retention_operations, now - settings.retention_usage_hours
+    async with admin.runtime.database.read() as session:
+        found = await verify_day(session, day, kept_since=kept_since, hours_since=hours_since)
+    return UsageVerification.model_validate(found, from_attributes=True)
+
+
+@router.get("/tenants/{tenant_id}/usage/export", response_class=StreamingResponse)
+async def export_tenants_usage(
+    caller: Caller,
+    admin: Admin,
+    request: Request,
+    tenant_id: PathId,
+    since: UtcTime,
+    before: UtcTime | None = None,
+    format: Document = Document.FOCUS,
+) -> StreamingResponse:
+    """Return a tenant's usage of the hours from ``since`` on and before ``before`` for a bill: a record for each meter.
+
+    Hours that may still change are left out. ``focus`` is FOCUS 1.2 as CSV, ``cloudevents`` a CloudEvent a line. Raises
+    ``NotFound``.
+    """
+    database, now = admin.runtime.database, await admin.now()
+    end = now if before is None else before
+    async with database.write() as transaction:
+        owner = TenantId((await find_row(transaction, tenant_id)).id)
+        currency = await currency_of(transaction)
+        told = {"since": since, "before": end, "format": format}
+        await record_operator(
+            transaction, admin, request, caller, Action.USAGE_READ, "usage export", tenant=owner, after=told
+        )
+
+    async def made() -> AsyncIterator[str]:
+        yield header(format)
+        async for page in usage_records(database, owner, since=since, before=end, now=now):
+            yield await asyncio.to_thread(lines, format, page, currency)
+
+    return StreamingResponse(made(), media_type=MEDIA_TYPES[format])

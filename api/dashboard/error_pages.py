@@ -1,0 +1,82 @@
+"""Error answers of the dashboard: pages with the error's code and what to do, and the way to the login."""
+
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+
+from api.dashboard.cookies import drop_session_cookie
+from api.dashboard.rendering import page
+from api.errors import InternalErrorGuard
+from api.security_events import note_refusal
+from api.wire.request_model import describe_problems
+from contracts.errors import InvalidRequest, NotFound, Unauthenticated, WeftError
+
+LOGIN = "/ui/login"
+_TITLES = {
+    400: "That did not work",
+    402: "The budget is spent",
+    403: "Not allowed",
+    404: "Not here",
+    413: "Too large",
+    429: "Too many at once",
+    503: "Not now",
+}
+
+
+def install_error_pages(app: FastAPI) -> None:
+    """Render ``WeftError``, validation errors and unknown pages; ``InternalErrorGuard`` answers all other exceptions."""
+    app.add_exception_handler(WeftError, _weft_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(InternalErrorGuard)
+
+
+async def _weft_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, WeftError)
+    note_refusal(request, error)
+    if isinstance(error, Unauthenticated):
+        return _to_login(request)
+    return error_page(request, error)
+
+
+def error_page(request: Request, error: WeftError) -> Response:
+    """Return the page of an error. A part of a page gets its text alone."""
+    title = _TITLES.get(error.status, "Something went wrong")
+    template = "error_part.html" if _is_part(request) else "error.html"
+    answer = page(request, template, status=error.status, title=title, error=error)
+    if error.retry_after is not None:
+        answer.headers["Retry-After"] = str(error.retry_after)
+    return answer
+
+
+def _to_login(request: Request) -> Response:
+    """Return the answer that brings a browser to the login: a redirection for a page, a header for a part, a 401 for a stream."""
+    answer: Response
+    if _is_part(request):
+        answer = Response(status_code=401, headers={"HX-Redirect": LOGIN})
+    elif request.headers.get("sec-fetch-dest", "document") == "document":
+        path = request.url.path
+        goes_on = request.method == "GET" and path.startswith("/ui/")
+        answer = RedirectResponse(f"{LOGIN}?next={quote(path)}" if goes_on else LOGIN, status_code=303)
+    else:
+        answer = Response(status_code=401)
+    drop_session_cookie(request, answer)
+    return answer
+
+
+def _is_part(request: Request) -> bool:
+    return request.headers.get("hx-request") == "true"
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return await _weft_error(request, InvalidRequest(describe_problems(error.errors())))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = NotFound("there is no such page") if error.status_code in (404, 405) else InvalidRequest(str(error.detail))
+    return await _weft_error(request, told)

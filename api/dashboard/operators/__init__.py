@@ -1,0 +1,1 @@
+"""Pages of operators, under `/ops` on the admin listener."""

@@ -1,0 +1,65 @@
+"""Page of processes: trainers with their leases and runs, sampling processes, and this API; a form drains a trainer."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from api.admin.bodies import PathId, ReasonBody
+from api.admin.processes import drain, list_all_pools, list_all_trainers, undrain
+from api.admin.queue import list_placements
+from api.admin.services import Admin, AdminServices
+from api.dashboard.forms import see
+from api.dashboard.operators.forms import FormFields, body_of
+from api.dashboard.operators.rendering import operator_page
+from api.dashboard.operators.session import PageOperator
+from contracts.errors import WeftError
+from tenants.operator_keys import Operator
+
+router = APIRouter()
+
+
+@router.get("/processes")
+async def processes_page(operator: PageOperator, admin: Admin, request: Request) -> Response:
+    """List trainers, sampling processes and runs that wait for a trainer."""
+    return await _page(operator, admin, request, None)
+
+
+@router.get("/processes/now")
+async def processes_fragment(operator: PageOperator, admin: Admin, request: Request) -> Response:
+    """Return the tables of processes, which change."""
+    return operator_page(request, operator, "operators/processes_now.html", **await _found(operator, admin))
+
+
+@router.post("/processes/{trainer_id}/drain")
+async def drain_trainer(
+    operator: PageOperator, admin: Admin, request: Request, trainer_id: PathId, form: FormFields
+) -> Response:
+    """Have a trainer hand its runs to others and take none."""
+    try:
+        await drain(operator, admin, request, trainer_id, body_of(ReasonBody, reason=form.get("reason", "")))
+    except WeftError as refusal:
+        return await _page(operator, admin, request, refusal)
+    return see("/ops/processes")
+
+
+@router.post("/processes/{trainer_id}/work")
+async def work_trainer(operator: PageOperator, admin: Admin, request: Request, trainer_id: PathId) -> Response:
+    """Have a drained trainer take runs again."""
+    try:
+        await undrain(operator, admin, request, trainer_id)
+    except WeftError as refusal:
+        return await _page(operator, admin, request, refusal)
+    return see("/ops/processes")
+
+
+async def _found(operator: Operator, admin: AdminServices) -> dict[str, Any]:
+    return {
+        "trainers": (await list_all_trainers(operator, admin)).items,
+        "pools": (await list_all_pools(operator, admin)).items,
+        "placements": (await list_placements(operator, admin)).items,
+    }
+
+
+async def _page(operator: Operator, admin: AdminServices, request: Request, refusal: WeftError | None) -> Response:
+    found = await _found(operator, admin)
+    return operator_page(request, operator, "operators/processes.html", refusal=refusal, **found)

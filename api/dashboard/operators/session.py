@@ -1,0 +1,67 @@
+"""Callers of operators' pages: the cookie of an operator's browser, and the operator whose key it has logged in with.
+
+The cookie has a name of its own, and its session a table of its own: a tenant's opens nothing here, nor an operator's there.
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, Request, Response
+
+from api.admin.services import Admin, AdminServices
+from api.dashboard.cookies import check_secure
+from contracts.errors import Unauthenticated
+from tenants.operator_keys import Operator
+from tenants.operator_sessions import WHOLE, LiveOperatorSession, live_operator_session, note_operator_seen
+
+COOKIE = "__Host-weft-ops"
+_LONGEST_SECRET = 200
+
+
+def set_cookie(response: Response, secret: str) -> None:
+    """Have the browser keep its session's secret."""
+    seconds = int(WHOLE.total_seconds())
+    response.set_cookie(COOKIE, secret, max_age=seconds, path="/", secure=True, httponly=True, samesite="lax")
+
+
+def drop_cookie(response: Response) -> None:
+    """Have the browser forget the secret."""
+    response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="lax")
+
+
+async def get_operator_session(request: Request, admin: Admin) -> LiveOperatorSession:
+    """Return the session of the request's browser. Raises ``Unauthenticated``, upon which it is sent to the login."""
+    check_secure(request, may_be_insecure=False)
+    found, now = await find_session(request, admin), admin.runtime.clock()
+    if found is None:
+        raise Unauthenticated("this session has ended; log in again")
+    if found.is_due(now):
+        async with admin.runtime.database.write() as transaction:
+            await note_operator_seen(transaction, found.id, now)
+    return found
+
+
+async def find_session(request: Request, admin: AdminServices) -> LiveOperatorSession | None:
+    """Return the session of the request's cookie, None without one that goes on."""
+    secret = request.cookies.get(COOKIE, "")
+    if not 0 < len(secret) <= _LONGEST_SECRET:
+        return None
+    async with admin.runtime.database.read() as session:
+        return await live_operator_session(session, secret, now=admin.runtime.clock())
+
+
+def key_of(operator: Operator) -> int:
+    """Return the key of a browser's operator, which a command alone has not."""
+    assert operator.key_id is not None
+    return operator.key_id
+
+
+OperatorBrowser = Annotated[LiveOperatorSession, Depends(get_operator_session)]
+
+
+async def get_page_operator(browser: OperatorBrowser) -> Operator:
+    """Return the operator of the request's browser."""
+    return browser.operator
+
+
+PageOperator = Annotated[Operator, Depends(get_page_operator)]
+"""Parameter type of every page. Declare it before the form: a body without a session stays unread."""

@@ -1,0 +1,72 @@
+"""Pages of tenants: what each was served against its share, and one tenant with its limits, budgets, runs and sessions."""
+
+from fastapi import APIRouter, Request, Response
+
+from api.admin.bodies import PathId, version_of
+from api.admin.runs import list_runs
+from api.admin.services import Admin, AdminServices
+from api.admin.sessions import list_sessions
+from api.admin.shares import TenantShares, list_shares
+from api.admin.tenants import show_standing, show_tenant
+from api.dashboard.operators.rendering import operator_page
+from api.dashboard.operators.session import PageOperator
+from contracts.errors import WeftError
+from contracts.service_class import ServiceClass
+from tenants.budgets import Period
+from tenants.operator_keys import Operator
+from tenants.rights import SuspendMode
+
+router = APIRouter()
+
+_A_PAGE = 100
+_SHOWN = 10
+"""Runs and sessions that a tenant's page shows; other pages have them all."""
+
+
+@router.get("/tenants")
+async def tenants_page(operator: PageOperator, admin: Admin, request: Request, after: str | None = None) -> Response:
+    """List tenants, the busiest of the page first."""
+    found = await list_shares(operator, admin, after, _A_PAGE)
+    tenants = sorted(found.items, key=_by_load)
+    return operator_page(request, operator, "operators/tenants.html", tenants=tenants, next=found.next, after=after)
+
+
+@router.get("/tenants/now")
+async def tenants_fragment(
+    operator: PageOperator, admin: Admin, request: Request, after: str | None = None
+) -> Response:
+    """Return the table of tenants, which changes."""
+    found = await list_shares(operator, admin, after, _A_PAGE)
+    tenants = sorted(found.items, key=_by_load)
+    return operator_page(request, operator, "operators/tenants_now.html", tenants=tenants)
+
+
+@router.get("/tenants/{tenant_id}")
+async def tenant_page(operator: PageOperator, admin: Admin, request: Request, tenant_id: PathId) -> Response:
+    """Show one tenant, with forms to change it."""
+    return await shown_tenant(operator, admin, request, tenant_id, None)
+
+
+async def shown_tenant(
+    operator: Operator, admin: AdminServices, request: Request, tenant_id: str, refusal: WeftError | None
+) -> Response:
+    """Return a tenant's page. ``refusal``: why the form before it was not carried out."""
+    tenant = await show_tenant(operator, admin, Response(), tenant_id)
+    return operator_page(
+        request,
+        operator,
+        "operators/tenant.html",
+        refusal=refusal,
+        tenant=tenant,
+        version=version_of(tenant),
+        standing=await show_standing(operator, admin, tenant_id),
+        runs=(await list_runs(operator, admin, tenant_id=tenant_id, limit=_SHOWN)).items,
+        sessions=(await list_sessions(operator, admin, tenant_id=tenant_id, is_open=True, limit=_SHOWN)).items,
+        classes=list(ServiceClass),
+        modes=list(SuspendMode),
+        periods=list(Period),
+    )
+
+
+def _by_load(one: TenantShares) -> tuple[float, float, str]:
+    return (-max(window.tokens for window in one.served), -one.pending, one.name)

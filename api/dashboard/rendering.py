@@ -1,0 +1,134 @@
+"""Rendering of pages: one Jinja environment, which escapes whatever it is not told to trust, and the filters of templates."""
+
+import re
+import unicodedata
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
+
+from api.dashboard.navigation import entries_for
+from api.services import ApiServices
+from tenants.rights import Principal
+
+TEMPLATES = Path(__file__).with_name("templates")
+_THIN = "\N{NARROW NO-BREAK SPACE}"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
+
+
+def install_rendering(app: FastAPI, *, insecure: bool = False) -> None:
+    """Make the application's templates ready. ``insecure``: every page warns that it may be served over plain http."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=select_autoescape(default=True, default_for_string=True, enabled_extensions=("html",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {"count": count, "bytes": byte_size, "duration": duration, "marked": marked, "exact": exact, "ago": ago}
+    filters["measured"] = measured
+    environment.filters.update(filters)
+    app.state.templates = environment
+    app.state.is_insecure = insecure
+
+
+def page(request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """Return a page. Its template sees ``values``, the caller's principal as ``me`` (None before login) and the navigation.
+
+    Times are told against ``now``.
+    """
+    return HTMLResponse(_template(request, template).render(_context(request) | values), status_code=status)
+
+
+async def large_page(request: Request, caller: Principal, template: str, /, **values: Any) -> HTMLResponse:
+    """Return a page as ``page`` does, rendered on a thread: for thousands of elements, which take long."""
+    services: ApiServices = request.app.state.services
+    context = _context(request) | values
+    render = _template(request, template).render
+    return HTMLResponse(await services.admission.threads.run(caller.tenant, render, context))
+
+
+def _template(request: Request, name: str) -> Template:
+    environment: Environment = request.app.state.templates
+    return environment.get_template(name)
+
+
+def _context(request: Request) -> dict[str, Any]:
+    me = getattr(request.state, "principal", None)
+    services: ApiServices = request.app.state.services
+    return {
+        "me": me,
+        "scopes": frozenset() if me is None else me.scopes,
+        "navigation": () if me is None else entries_for(me),
+        "path": request.url.path,
+        "now": services.runtime.clock(),
+        "is_insecure": request.app.state.is_insecure,
+        "looker": getattr(request.state, "looker", None),
+    }
+
+
+def count(value: float | None) -> str:
+    """Return a number with its thousands apart; a dash for none."""
+    if value is None:
+        return "–"
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return text.replace(",", _THIN)
+
+
+def measured(value: float | None) -> str:
+    """Return a measured number with four digits that count; a dash for none."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def byte_size(value: float | None) -> str:
+    """Return a size in the unit that keeps it short."""
+    if value is None:
+        return "–"
+    size, unit = float(value), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    number = f"{size:.0f}" if unit == 0 or size >= 100 else f"{size:.1f}"
+    return f"{number}{_THIN}{_UNITS[unit]}"
+
+
+def duration(value: timedelta | float | None) -> str:
+    """Return a length of time in its two largest units, a number being seconds."""
+    if value is None:
+        return "–"
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}{_THIN}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}{_THIN}s" if seconds < 10 else f"{seconds:.0f}{_THIN}s"
+    whole = int(seconds)
+    for size, name, small, of_small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // small
+            return f"{whole // size}{_THIN}{name}" + (f" {rest}{_THIN}{of_small}" if rest else "")
+    return f"{whole}{_THIN}s"
+
+
+def ago(value: datetime, now: datetime) -> str:
+    """Return a time as its distance from ``now``."""
+    seconds = (now - value.astimezone(UTC)).total_seconds()
+    if abs(seconds) < 5:
+        return "now"
+    away = abs(seconds)
+    told = f"{away:.0f}{_THIN}s" if away < 10 else duration(away).partition(" ")[0]
+    return f"{told} ago" if seconds > 0 else f"in {told}"
+
+
+def exact(value: datetime) -> str:
+    """Return a time to the second, in UTC."""
+    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def marked(value: object) -> str:
+    """Return a text with the characters that are not seen, or that turn others around, written as their numbers."""
+    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", unicodedata.normalize("NFC", str(value)))

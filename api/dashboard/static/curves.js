@@ -1,0 +1,257 @@
+// Curves of runs: reading columns, the moving average, and uPlot charts with marks. Text reaches the page by textContent only.
+
+const COLOURS = ["--curve-1", "--curve-2", "--curve-3", "--curve-4"];
+
+export const LABELS = {
+  mean_loss: "Mean loss",
+  learning_rate: "Learning rate",
+  grad_norm: "Gradient norm",
+  tokens: "Tokens",
+  sampling_kl: "Sampler KL",
+};
+const UNITS = { mean_loss: "", learning_rate: "", grad_norm: "", tokens: "tokens a step", sampling_kl: "nats a token" };
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#4b6bfb";
+}
+
+export function curveColour(number) {
+  return colour(COLOURS[number % COLOURS.length]);
+}
+
+export function unitOf(series) {
+  return UNITS[series] || "";
+}
+
+/** A short number: four digits that count, or a power of ten. */
+export function short(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return size >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: 1 }) : String(Number(value.toPrecision(4)));
+}
+
+export function clock(seconds) {
+  return seconds ? new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "";
+}
+
+/** The columns of one curve. Later points are appended once, by their step. */
+export class Curve {
+  constructor(columns) {
+    this.step = columns.step;
+    this.value = columns.value;
+    this.at = columns.at;
+    this.mean = columns.mean;
+    this.count = columns.count;
+    this.width = columns.width;
+    this.points = columns.points;
+    this.broken = columns.broken;
+    this.brokenPoints = columns.broken_points;
+    this.lastStep = columns.step.length ? columns.last_step : 0;
+  }
+
+  /** Add a point; return whether it is a new one. */
+  append(step, at, value, isBroken) {
+    if (step <= this.lastStep) return false;
+    this.step.push(step);
+    this.value.push(value);
+    this.at.push(at);
+    this.mean.push(value);
+    this.count.push(value === null ? 0 : 1);
+    this.points += 1;
+    this.lastStep = step;
+    if (isBroken) {
+      this.brokenPoints += 1;
+      this.broken.push(step);
+    }
+    return true;
+  }
+
+  /** The moving average with this weight a step, which begins anew after a gap; null where it is not defined. */
+  average(weight) {
+    let sum = 0;
+    let weights = 0;
+    return this.value.map((value, place) => {
+      if (value === null) {
+        sum = weights = 0;
+        return null;
+      }
+      const count = this.count[place];
+      if (count > 0) {
+        const keep = weight ** count;
+        sum = keep * sum + (1 - keep) * this.mean[place];
+        weights = keep * weights + (1 - keep);
+      }
+      return weights > 0 ? sum / weights : null;
+    });
+  }
+}
+
+const MARK_COLOURS = {
+  checkpoint: "--mark-checkpoint",
+  publication: "--mark-publication",
+  reloaded: "--mark-publication",
+  paused: "--mark-paused",
+  resumed: "--mark-paused",
+};
+
+export function markColour(kind) {
+  return colour(MARK_COLOURS[kind] || "--mark-trainer");
+}
+
+/** Draw dashed lines with a flag at the marks, shaded pauses, and crosses at steps whose value is not finite. */
+function marksPlugin(marks, broken) {
+  return {
+    hooks: {
+      drawClear: [
+        (plot) => {
+          const { ctx, bbox } = plot;
+          let begin = null;
+          ctx.save();
+          ctx.fillStyle = colour("--mark-pause-band");
+          for (const mark of marks()) {
+            if (mark.kind === "paused") begin = mark.step;
+            if (mark.kind === "resumed" && begin !== null) {
+              const left = Math.max(plot.valToPos(begin, "x", true), bbox.left);
+              const right = Math.min(plot.valToPos(mark.step, "x", true), bbox.left + bbox.width);
+              if (right > left) ctx.fillRect(left, bbox.top, right - left, bbox.height);
+              begin = null;
+            }
+          }
+          ctx.restore();
+        },
+      ],
+      draw: [
+        (plot) => {
+          const { ctx, bbox } = plot;
+          const ratio = devicePixelRatio || 1;
+          ctx.save();
+          for (const mark of marks()) {
+            const x = Math.round(plot.valToPos(mark.step, "x", true));
+            if (x < bbox.left || x > bbox.left + bbox.width) continue;
+            ctx.strokeStyle = ctx.fillStyle = markColour(mark.kind);
+            ctx.lineWidth = ratio;
+            ctx.setLineDash([3 * ratio, 3 * ratio]);
+            ctx.globalAlpha = 0.65;
+            ctx.beginPath();
+            ctx.moveTo(x, bbox.top);
+            ctx.lineTo(x, bbox.top + bbox.height);
+            ctx.stroke();
+            ctx.setLineDash([]);
+            ctx.globalAlpha = 1;
+            ctx.beginPath();
+            ctx.arc(x, bbox.top, 3.5 * ratio, 0, 7);
+            ctx.fill();
+          }
+          ctx.strokeStyle = colour("--mark-broken");
+          ctx.lineWidth = 1.5 * ratio;
+          for (const step of broken()) {
+            const x = plot.valToPos(step, "x", true);
+            const y = bbox.top + bbox.height - 7 * ratio;
+            if (x < bbox.left || x > bbox.left + bbox.width) continue;
+            const arm = 3.5 * ratio;
+            ctx.beginPath();
+            ctx.moveTo(x - arm, y - arm);
+            ctx.lineTo(x + arm, y + arm);
+            ctx.moveTo(x - arm, y + arm);
+            ctx.lineTo(x + arm, y - arm);
+            ctx.stroke();
+          }
+          ctx.restore();
+        },
+      ],
+    },
+  };
+}
+
+function axis(label, size) {
+  return {
+    label,
+    labelSize: 22,
+    labelFont: "12px system-ui, sans-serif",
+    font: "11px ui-monospace, monospace",
+    size,
+    gap: 6,
+    stroke: () => colour("--curve-ink"),
+    grid: { stroke: () => colour("--curve-grid"), width: 1 },
+    ticks: { stroke: () => colour("--curve-grid"), width: 1, size: 4 },
+  };
+}
+
+/**
+ * A chart over optimizer steps. ``lines``: label, colour, width, alpha of each. ``onHover`` gets the place in the data, or null.
+ * ``onPart`` gets the steps that were chosen by dragging, or null for all of them; without it the chart zooms by itself.
+ */
+export function chart(place, { lines, label, isLog, marks, broken, onHover, onPart, sync, height }) {
+  const options = {
+    width: Math.max(place.clientWidth, 200),
+    height: height || 300,
+    legend: { show: false },
+    cursor: {
+      points: { size: 7 },
+      drag: { x: true, y: false, uni: 10, setScale: !onPart },
+      bind: onPart ? { dblclick: () => () => onPart(null) } : {},
+      sync: sync ? { key: sync, setSeries: false } : undefined,
+    },
+    padding: [12, 12, 0, 0],
+    scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
+    axes: [
+      { ...axis("Optimizer step", 34), values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? short(v) : "")) },
+      {
+        ...axis(label, 62),
+        values: (_, splits) => splits.map((v) => (v === null ? "" : short(v))),
+      },
+    ],
+    series: [
+      {},
+      ...lines.map((line) => ({
+        label: line.label,
+        stroke: line.colour,
+        width: line.width,
+        alpha: line.alpha ?? 1,
+        spanGaps: false,
+        points: { show: (plot, at) => plot.data[at].filter((v) => v !== null).length < 40 && line.width < 2, size: 5 },
+      })),
+    ],
+    hooks: {
+      setCursor: [(plot) => onHover && onHover(plot.cursor.idx ?? null)],
+      setSelect: [(plot) => onPart && chosen(plot, onPart)],
+    },
+    plugins: [marksPlugin(marks, broken)],
+  };
+  const plot = new uPlot(options, [[], ...lines.map(() => [])], place);
+  new ResizeObserver(() => {
+    const width = place.clientWidth;
+    if (width > 0 && width !== plot.width) plot.setSize({ width, height: options.height });
+  }).observe(place);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot.redraw(false, true));
+  return plot;
+}
+
+function chosen(plot, onPart) {
+  const { left, width } = plot.select;
+  if (!(width > 0)) return;
+  plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  onPart({ min: Math.floor(plot.posToVal(left, "x")), max: Math.ceil(plot.posToVal(left + width, "x")) });
+}
+
+/** Values that a logarithmic axis can show: others are left out, as a gap. */
+export function positive(values) {
+  return values.map((value) => (value !== null && value > 0 ? value : null));
+}
+
+const BADGES = { ready: "good", creating: "busy", failed: "bad" };
+
+/** Show a run's state in its badge. */
+export function showState(badge, state) {
+  badge.className = `badge badge-${BADGES[state] || "none"} state`;
+  badge.dataset.state = state;
+  badge.textContent = state;
+}
+
+export async function readJson(url) {
+  const answer = await fetch(url, { headers: { accept: "application/json" }, credentials: "same-origin" });
+  if (!answer.ok) throw new Error(`${answer.status}`);
+  return answer.json();
+}

@@ -1,0 +1,372 @@
+// A run's page: the live curve, its marks and the run's standing. State is told as attributes of #curve.
+import { Curve, LABELS, chart, clock, curveColour, positive, readJson, short, showState, unitOf } from "./curves.js";
+
+const MOST_LIVE_ENTRIES = 4000;
+const TABLE_ROWS = 50;
+const RETRY_MS = 3000;
+const root = document.getElementById("curve");
+const base = root.dataset.url;
+const controls = {
+  scale: document.getElementById("scale"),
+  weight: document.getElementById("weight"),
+  series: document.getElementById("series"),
+  marks: document.getElementById("show-marks"),
+  from: document.getElementById("from"),
+  to: document.getElementById("to"),
+  whole: document.getElementById("whole"),
+};
+const marks = new Map();
+let loss = null;
+let other = null;
+// The steps that are looked at, null for all, and the curves between them if the whole ones are coarser.
+let part = null;
+let closer = { loss: null, other: null };
+let lossPlot = null;
+let otherPlot = null;
+const arrivals = new Set();
+let lastRow = 0;
+let isReadingLoss = false;
+let stream = null;
+let retry = null;
+let isDue = false;
+
+function shownMarks() {
+  return controls.marks.checked ? [...marks.values()] : [];
+}
+
+function weight() {
+  return Number(controls.weight.value);
+}
+
+function say(name, text) {
+  const place = root.querySelector(`[data-say="${name}"]`);
+  if (place) place.textContent = text;
+}
+
+function readout(place) {
+  const shown = closer.loss || loss;
+  if (!shown || !shown.step.length) return;
+  const at = place === null || place === undefined ? shown.step.length - 1 : place;
+  if (at >= shown.step.length) return;
+  const average = lossPlot.data[2] ? lossPlot.data[2][at] : null;
+  say("step", short(shown.step[at]));
+  say("loss", shown.broken.includes(shown.step[at]) ? "not finite" : short(shown.value[at]));
+  say("average", short(average));
+  say("at", clock(shown.at[at]));
+  const near = [...marks.values()].filter((mark) => Math.abs(mark.step - shown.step[at]) <= Math.max(shown.width, 1) - 1);
+  say("mark", near.length ? near.map((mark) => mark.text).slice(0, 2).join(" · ") : "");
+}
+
+function tell() {
+  root.dataset.points = loss.points;
+  root.dataset.lastStep = loss.lastStep;
+  root.dataset.otherStep = other ? other.lastStep : 0;
+  root.dataset.marks = marks.size;
+  root.dataset.shown = loss.step.length;
+  root.dataset.lastLoss = loss.value.length ? String(loss.value[loss.value.length - 1]) : "";
+  say("points", short(loss.points));
+  const { width } = closer.loss || loss;
+  root.dataset.width = width;
+  root.dataset.part = part ? `${part.min}-${part.max}` : "";
+  say("width", width > 1 ? `least and greatest of each ${width} steps` : "each step");
+  root.classList.toggle("is-empty", loss.points === 0);
+  const empty = root.querySelector("[data-empty]");
+  if (empty) empty.hidden = loss.points > 0;
+}
+
+function draw() {
+  isDue = false;
+  const isLog = controls.scale.value === "log";
+  const shown = closer.loss || loss;
+  const values = isLog ? positive(shown.value) : shown.value;
+  const average = shown.average(weight());
+  paint(lossPlot, [shown.step, values, isLog ? positive(average) : average]);
+  const beside = closer.other || other;
+  if (otherPlot && beside) paint(otherPlot, [beside.step, beside.value]);
+  tell();
+  readout(lossPlot.cursor.idx);
+  root.dataset.drawnStep = loss.lastStep;
+}
+
+/** Draw the data; new points leave the part that is looked at as it is. */
+function paint(plot, data) {
+  plot.setData(data, part === null);
+  if (part) plot.setScale("x", part);
+}
+
+/** Look at a part of the steps, or at all of them, and read the curves there if the whole ones are coarser. */
+function lookAt(next) {
+  if (next && (!(next.max > next.min) || (part && part.min === next.min && part.max === next.max))) return;
+  part = next;
+  closer = { loss: null, other: null };
+  controls.whole.hidden = !next;
+  draw();
+  readCloser("loss", "mean_loss", loss);
+  if (other) readCloser("other", controls.series.value, other);
+}
+
+function readCloser(place, name, whole) {
+  if (!part || whole.width === 1) return;
+  const wanted = part;
+  readCurve(name, part)
+    .then((found) => {
+      if (part !== wanted || (place === "other" && controls.series.value !== name)) return;
+      closer[place] = found;
+      drawSoon();
+    })
+    .catch(() => {});
+}
+
+function lookAtChosen(next) {
+  controls.from.value = next ? next.min : "";
+  controls.to.value = next ? next.max : "";
+  lookAt(next);
+}
+
+function lookAtFields() {
+  const { from, to } = controls;
+  lookAt({ min: Math.floor(Number(from.value)), max: to.value ? Math.ceil(Number(to.value)) : loss.lastStep });
+}
+
+function drawSoon() {
+  if (isDue) return;
+  isDue = true;
+  // A hidden page has no frames: its state is told all the same.
+  if (document.hidden) draw();
+  else requestAnimationFrame(draw);
+}
+
+function makeLossPlot() {
+  if (lossPlot) lossPlot.destroy();
+  const ink = curveColour(0);
+  lossPlot = chart(document.getElementById("loss-plot"), {
+    label: root.dataset.per ? `Mean loss, by ${root.dataset.per}` : "Mean loss",
+    lines: [
+      { label: "raw", colour: ink, width: 1, alpha: 0.5 },
+      { label: "average", colour: ink, width: 2.25 },
+    ],
+    isLog: controls.scale.value === "log",
+    marks: shownMarks,
+    broken: () => (closer.loss || loss).broken,
+    onHover: readout,
+    onPart: lookAtChosen,
+    sync: "run",
+  });
+}
+
+function makeOtherPlot() {
+  if (otherPlot) otherPlot.destroy();
+  const name = controls.series.value;
+  const label = LABELS[name] || name.replace(/^metric:/, "");
+  const unit = unitOf(name);
+  otherPlot = chart(document.getElementById("other-plot"), {
+    label: unit ? `${label}, ${unit}` : label,
+    lines: [{ label, colour: curveColour(1), width: 1.5 }],
+    isLog: false,
+    marks: shownMarks,
+    broken: () => (closer.other || other || { broken: [] }).broken,
+    onHover: null,
+    onPart: lookAtChosen,
+    sync: "run",
+    height: 200,
+  });
+}
+
+/** Read a series, or a part of it, with the points that came meanwhile: the stream does not send them again. */
+async function readCurve(name, between) {
+  const came = [];
+  arrivals.add(came);
+  // The average begins before the part, so that it is nearly the whole curve's.
+  const runIn = Math.ceil(8 / (1 - weight()));
+  const range = between ? `&begin=${Math.max(0, between.min - runIn)}&end=${between.max}` : "";
+  try {
+    const read = new Curve(await readJson(`${base}/curve?series=${encodeURIComponent(name)}${range}`));
+    for (const point of came) if (!between || point.step <= between.max) append(read, name, point);
+    return read;
+  } finally {
+    arrivals.delete(came);
+  }
+}
+
+function append(curve, name, point) {
+  if (!(name in LABELS)) return;
+  const isBroken = name === "mean_loss" && point.loss_sum === null && point.loss_weight !== 0;
+  curve.append(point.step, Date.parse(point.at) / 1000, point[name] ?? null, isBroken);
+}
+
+async function readOther() {
+  const name = controls.series.value;
+  const found = await readCurve(name);
+  if (controls.series.value !== name) return;
+  other = found;
+  drawSoon();
+  readCloser("other", name, other);
+}
+
+function addRow(point) {
+  const body = document.querySelector("#points tbody");
+  if (!body) return;
+  lastRow = point.step;
+  const row = document.createElement("tr");
+  const cells = [short(point.step), short(point.mean_loss), short(point.learning_rate), short(point.grad_norm)];
+  cells.push(short(point.tokens), short(point.sampling_kl));
+  for (const text of cells) {
+    const cell = document.createElement("td");
+    cell.className = "number";
+    cell.textContent = text;
+    row.append(cell);
+  }
+  const time = document.createElement("td");
+  time.textContent = clock(Date.parse(point.at) / 1000);
+  row.append(time);
+  body.prepend(row);
+  while (body.rows.length > TABLE_ROWS) body.deleteRow(-1);
+}
+
+function addPoints(points) {
+  for (const came of arrivals) came.push(...points);
+  for (const point of points) {
+    append(loss, "mean_loss", point);
+    if (other) append(other, controls.series.value, point);
+    if (closer.loss && point.step <= part.max) append(closer.loss, "mean_loss", point);
+    if (closer.other && point.step <= part.max) append(closer.other, controls.series.value, point);
+    if (point.step > lastRow) addRow(point);
+  }
+  if (loss.step.length > MOST_LIVE_ENTRIES) readLoss().catch(() => {});
+  drawSoon();
+}
+
+function addMarks(found) {
+  for (const mark of found) {
+    const isNew = !marks.has(mark.id);
+    marks.set(mark.id, mark);
+    if (isNew) addMarkRow(mark);
+  }
+  if (loss) drawSoon();
+}
+
+function addMarkRow(mark) {
+  const list = document.getElementById("marks");
+  if (!list || list.querySelector(`[data-mark="${CSS.escape(mark.id)}"]`)) return;
+  const row = document.createElement("tr");
+  row.dataset.mark = mark.id;
+  row.dataset.kind = mark.kind;
+  const step = document.createElement("td");
+  step.className = "number";
+  step.textContent = short(mark.step);
+  const what = document.createElement("td");
+  const dot = document.createElement("i");
+  dot.className = "dot";
+  dot.dataset.kind = mark.kind;
+  what.append(dot, mark.text);
+  const time = document.createElement("td");
+  time.textContent = clock(Date.parse(mark.at) / 1000);
+  row.append(step, what, time);
+  list.tBodies[0].prepend(row);
+}
+
+function fill(name, text) {
+  const place = document.querySelector(`#waiting [data-field="${name}"]`);
+  if (!place) return;
+  place.textContent = text || "";
+  const term = document.querySelector(`#waiting [data-of="${name}"]`);
+  place.hidden = !text;
+  if (term) term.hidden = !text;
+}
+
+function showStanding(standing) {
+  showState(document.querySelector("[data-run-state] .state"), standing.state);
+  const box = document.getElementById("waiting");
+  const waiting = standing.waiting;
+  box.hidden = !waiting.reason;
+  box.dataset.reason = waiting.reason || "";
+  fill("reason", waiting.reason ? waiting.reason.replaceAll("_", " ") : "");
+  fill("text", waiting.text);
+  fill("since", waiting.since ? clock(Date.parse(waiting.since) / 1000) : "");
+  const ahead = waiting.ahead || {};
+  fill("bound", ahead.bound_passes != null ? `${short(ahead.bound_passes)} passes` : "");
+  fill("eta", ahead.eta_seconds != null ? `about ${short(Math.max(1, Math.round(ahead.eta_seconds)))} s` : "");
+}
+
+async function readLoss() {
+  if (isReadingLoss) return;
+  isReadingLoss = true;
+  try {
+    loss = await readCurve("mean_loss");
+  } finally {
+    isReadingLoss = false;
+  }
+  drawSoon();
+}
+
+function listen() {
+  close();
+  const opened = new EventSource(`${base}/events?after=${loss.lastStep}`);
+  stream = opened;
+  opened.addEventListener("open", () => {
+    root.dataset.live = "open";
+    dispatchEvent(new Event("weft:reached"));
+  });
+  opened.addEventListener("points", (event) => addPoints(JSON.parse(event.data)));
+  opened.addEventListener("reset", () => readAgain(opened));
+  opened.addEventListener("marks", (event) => addMarks(JSON.parse(event.data)));
+  opened.addEventListener("standing", (event) => showStanding(JSON.parse(event.data)));
+  opened.addEventListener("error", () => {
+    if (stream !== opened) return;
+    root.dataset.live = "closed";
+    dispatchEvent(new Event("weft:unreached"));
+    // The browser goes on by itself, but for an answer that is no stream.
+    if (opened.readyState !== EventSource.CLOSED) return;
+    stream = null;
+    retry = setTimeout(listenIfSeen, RETRY_MS);
+  });
+}
+
+/** Read the curves anew, since the stream does not send what is missing, and follow from there. */
+async function readAgain(opened) {
+  if (stream !== opened) return;
+  close();
+  try {
+    await readLoss();
+    await readOther();
+  } catch {
+    // The next stream tells again what is missing.
+  }
+  retry = setTimeout(listenIfSeen, RETRY_MS);
+}
+
+function listenIfSeen() {
+  if (!document.hidden && !stream) listen();
+}
+
+function close() {
+  clearTimeout(retry);
+  if (stream) stream.close();
+  stream = null;
+  root.dataset.live = "closed";
+}
+
+async function begin() {
+  loss = new Curve({ step: [], value: [], at: [], mean: [], count: [], width: 1, points: 0, broken: [], broken_points: 0 });
+  makeLossPlot();
+  makeOtherPlot();
+  await readLoss();
+  lastRow = loss.lastStep;
+  draw();
+  readOther().catch(() => {});
+  listen();
+}
+
+// A browser opens six connections to a server: a page that nobody sees keeps none.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) close();
+  else if (loss) listenIfSeen();
+});
+controls.scale.addEventListener("change", () => (makeLossPlot(), draw()));
+controls.weight.addEventListener("change", draw);
+controls.marks.addEventListener("change", draw);
+controls.series.addEventListener("change", () => ((other = closer.other = null), makeOtherPlot(), readOther().catch(() => {})));
+controls.from.addEventListener("change", lookAtFields);
+controls.to.addEventListener("change", lookAtFields);
+controls.whole.addEventListener("click", () => lookAtChosen(null));
+begin().catch((error) => (root.dataset.failed = error.message));

@@ -1,0 +1,33 @@
+// The list of runs: states, steps and losses of the rows go on while the page is open.
+import { readJson, short, showState } from "./curves.js";
+
+const EVERY_MS = 5000;
+const form = document.getElementById("runs");
+
+function show(told) {
+  const row = form.querySelector(`tr[data-run="${CSS.escape(told.id)}"]`);
+  if (!row) return false;
+  showState(row.querySelector(".state"), told.state);
+  row.querySelector('[data-field="steps"]').textContent = short(told.steps);
+  row.querySelector('[data-field="loss"]').textContent = short(told.loss);
+  row.querySelector(".spark path").setAttribute("d", told.path);
+  return true;
+}
+
+async function look() {
+  if (!document.hidden) {
+    try {
+      const shown = [...form.querySelectorAll("tr[data-run]")].map((row) => ["run", row.dataset.run]);
+      const { runs } = await readJson(`${form.dataset.live}?${new URLSearchParams(shown)}`);
+      runs.forEach(show);
+      form.dataset.looks = Number(form.dataset.looks || 0) + 1;
+      dispatchEvent(new Event("weft:reached"));
+    } catch {
+      // The next look may succeed.
+      dispatchEvent(new Event("weft:unreached"));
+    }
+  }
+  setTimeout(look, EVERY_MS);
+}
+
+if (form && form.querySelector("tr[data-run]")) setTimeout(look, EVERY_MS);

@@ -1,0 +1,1 @@
+"""Pages of tenants, a module for each noun."""

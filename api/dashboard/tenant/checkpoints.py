@@ -1,0 +1,153 @@
+"""Pages of checkpoints: list, time to live, sharing, links to files, and deletion by name or by ticks."""
+
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+
+from api.checkpoint_records import CheckpointType
+from api.dashboard.forms import Form, see
+from api.dashboard.rendering import page
+from api.dashboard.tenant.form_values import filled, integer, text
+from api.dashboard.web_session import PageCheckpointWriter, PageDownloader, PageReader
+from api.json_body import PathId
+from api.paging import PageRequest
+from api.services import ApiServices, Services
+from api.tinker.checkpoints import TtlRequest, set_ttl
+from api.tinker.downloads import archive
+from api.tinker.sharing import publish, unpublish
+from api.weft.checkpoints import CheckpointPaths, KeptCheckpoint, delete_many, list_kept
+from api.wire.request_model import NO_NUL
+from contracts.errors import InvalidRequest, NotFound
+from contracts.paths import parse_path
+from tenants.rights import Principal
+
+router = APIRouter(prefix="/checkpoints", tags=["checkpoints"])
+
+_DAY_SECONDS = 86_400
+_SHOWN = 50
+_MOST_OFFSET = 10_000_000
+_TICK = "tick:"
+_ONE = "/{run_id}/{segment}/{name}"
+_TYPES: Mapping[str, CheckpointType] = {"training": "training", "sampler": "sampler", "external": "external"}
+Text = Annotated[str, Query(max_length=200, pattern=NO_NUL)]
+
+
+@router.get("")
+async def checkpoints_page(
+    caller: PageReader,
+    services: Services,
+    request: Request,
+    run: Text = "",
+    type: Text = "",
+    show: Text = "",
+    offset: Annotated[int, Query(ge=0, le=_MOST_OFFSET)] = 0,
+) -> Response:
+    """Show a page of checkpoints: of one run or type; ``show`` is ``public``, or ``expiring`` for those with a day left."""
+    found = await list_kept(
+        caller,
+        services,
+        PageRequest(_SHOWN, offset),
+        run=run or None,
+        type=_TYPES.get(type),
+        public=True if show == "public" else None,
+        expires_within=_DAY_SECONDS if show == "expiring" else None,
+    )
+    given = {"run": run, "type": type, "show": show}
+    return page(request, "tenant/checkpoints.html", found=found, given=given)
+
+
+@router.post("/delete")
+async def delete_ticked(caller: PageCheckpointWriter, services: Services, request: Request, form: Form) -> Response:
+    """Delete the ticked checkpoints, once the form tells how many they are; without that, ask."""
+    paths = [name.removeprefix(_TICK) for name in form if name.startswith(_TICK)]
+    if not paths:
+        raise InvalidRequest("no checkpoint is ticked; go back and tick those that are to be deleted")
+    if text(form, "confirmed") != str(len(paths)):
+        return page(request, "tenant/checkpoints_delete.html", paths=paths)
+    await delete_many(caller, services, filled(CheckpointPaths, paths=paths))
+    return see("/ui/checkpoints")
+
+
+@router.get(_ONE)
+async def checkpoint_page(
+    caller: PageReader, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
+) -> Response:
+    """Show one checkpoint with the forms that change it. Raises ``NotFound``."""
+    return page(
+        request,
+        "tenant/checkpoint.html",
+        one=await _found(caller, services, run_id, f"{segment}/{name}"),
+        link=None,
+        problem="",
+    )
+
+
+@router.post(_ONE + "/ttl")
+async def set_time_to_live(
+    caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId, form: Form
+) -> Response:
+    """Let the checkpoint expire after so many hours, or keep it if the field is empty."""
+    hours = integer(form, "hours")
+    body = TtlRequest(ttl_seconds=None if hours is None else 3600 * hours)
+    await set_ttl(caller, services, run_id, f"{segment}/{name}", body)
+    return see(_address(run_id, segment, name))
+
+
+@router.post(_ONE + "/publish")
+async def publish_one(
+    caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId
+) -> Response:
+    """Let every tenant sample and train from the checkpoint."""
+    await publish(caller, services, run_id, f"{segment}/{name}")
+    return see(_address(run_id, segment, name))
+
+
+@router.post(_ONE + "/unpublish")
+async def unpublish_one(
+    caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId
+) -> Response:
+    """Take the publication back."""
+    await unpublish(caller, services, run_id, f"{segment}/{name}")
+    return see(_address(run_id, segment, name))
+
+
+@router.post(_ONE + "/download")
+async def download(
+    caller: PageDownloader, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
+) -> Response:
+    """Make a link to the checkpoint's files as one tar, and show it: it needs no key, and ends after an hour."""
+    made = await archive(caller, services, request, run_id, segment, name)
+    one = await _found(caller, services, run_id, f"{segment}/{name}")
+    return page(request, "tenant/checkpoint.html", one=one, link=made.headers["location"], problem="")
+
+
+@router.post(_ONE + "/delete")
+async def delete_one(
+    caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId, form: Form
+) -> Response:
+    """Delete the checkpoint, if its name was typed. Raises ``InvalidRequest``, ``NotFound``."""
+    if text(form, "name") != name:
+        raise InvalidRequest(
+            "the name that was typed is not the checkpoint's, so nothing was deleted; go back and type it"
+        )
+    path = f"tinker://{run_id}/{segment}/{name}"
+    deleted = await delete_many(caller, services, filled(CheckpointPaths, paths=[path]))
+    if not deleted.deleted:
+        raise NotFound(f"no checkpoint {path[:300]!r}")
+    return see("/ui/checkpoints")
+
+
+async def _found(caller: Principal, services: ApiServices, run_id: str, checkpoint_id: str) -> KeptCheckpoint:
+    """Return the caller's checkpoint. Raises ``NotFound``, ``InvalidRequest``."""
+    path = parse_path(f"tinker://{run_id}/{checkpoint_id}", field="checkpoint_id")
+    found = await list_kept(caller, services, PageRequest(3, 0), run=path.run_id, name=path.name)
+    for one in found.checkpoints:
+        if one.checkpoint_id == path.checkpoint_id:
+            return one
+    raise NotFound(f"no checkpoint {str(path)[:300]!r}")
+
+
+def _address(run_id: str, segment: str, name: str) -> str:
+    return f"/ui/checkpoints/{quote(run_id, safe=':')}/{quote(segment)}/{quote(name)}"

@@ -1,0 +1,97 @@
+"""Keys of a tenant: list, make, rotate and revoke them, as the API does, within the rights of one's own."""
+
+import secrets
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from api.dashboard.forms import Form, parsed, see
+from api.dashboard.rendering import page
+from api.dashboard.tenant.form_values import integer
+from api.dashboard.web_session import PageKeyAdmin
+from api.key_records import MadeKey, NewKeyRequest, RotateRequest
+from api.services import ApiServices, Services
+from api.weft import keys
+from contracts.errors import InvalidRequest, WeftError
+from tenants.rights import TENANT_ROLES, Principal
+
+router = APIRouter(tags=["keys"])
+
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
+_LONGEST_DAYS = 3650
+
+
+@router.get("/keys")
+async def own_keys(caller: PageKeyAdmin, services: Services, request: Request) -> Response:
+    """List the tenant's keys."""
+    return await _shown(request, services, caller)
+
+
+@router.post("/keys")
+async def make_key(caller: PageKeyAdmin, services: Services, request: Request, form: Form) -> Response:
+    """Make a key and show it once. The same form sent again shows the same key."""
+    values: dict[str, object] = {"note": form.get("note", ""), "role": form.get("role", "member")}
+    try:
+        if (days := integer(form, "days")) is not None:
+            values["expires_at"] = services.runtime.clock() + timedelta(days=_checked_days(days))
+        asked = parsed(NewKeyRequest, values)
+        made = await keys.make_key(caller, services, request, asked, _repeat_name(form))
+    except WeftError as error:
+        return await _shown(request, services, caller, problem=error)
+    return await _shown(request, services, caller, made=made)
+
+
+def _checked_days(days: int) -> int:
+    if not 1 <= days <= _LONGEST_DAYS:
+        raise InvalidRequest(
+            f"a key ends after 1 to {_LONGEST_DAYS} days; leave the field empty for one that does not end"
+        )
+    return days
+
+
+@router.post("/keys/{number}/rotate")
+async def rotate_key(
+    caller: PageKeyAdmin, services: Services, request: Request, number: Number, form: Form
+) -> Response:
+    """Make a key in place of another, which goes on for an hour, and show it once."""
+    try:
+        made = await keys.rotate(caller, services, request, number, RotateRequest(), _repeat_name(form))
+    except WeftError as error:
+        return await _shown(request, services, caller, problem=error)
+    return await _shown(request, services, caller, made=made)
+
+
+@router.post("/keys/{number}/revoke")
+async def revoke_key(caller: PageKeyAdmin, services: Services, request: Request, number: Number) -> Response:
+    """Revoke a key. Its web sessions end with it."""
+    try:
+        await keys.revoke(caller, services, request, number)
+    except WeftError as error:
+        return await _shown(request, services, caller, problem=error)
+    return see("/ui/keys")
+
+
+async def _shown(
+    request: Request,
+    services: ApiServices,
+    caller: Principal,
+    *,
+    made: MadeKey | None = None,
+    problem: WeftError | None = None,
+) -> Response:
+    return page(
+        request,
+        "tenant/keys.html",
+        status=200 if problem is None else problem.status,
+        keys=(await keys.list_own_keys(caller, services)).keys,
+        made=made,
+        problem="" if problem is None else problem.message,
+        roles=TENANT_ROLES,
+        repeat=secrets.token_urlsafe(16),
+    )
+
+
+def _repeat_name(form: Form) -> str | None:
+    """Return the name by which a form that is sent twice is known; each shown form has another."""
+    return form.get("repeat", "")[:100] or None

@@ -7,12 +7,15 @@ from contextlib import AsyncExitStack
 import typer
 
 from api.services import ApiServices
+from cli.address import address
+from cli.admin_listener import serve_admin
 from cli.base_models import read_base_models
 from cli.cluster_runtime import API, open_cluster
-from cli.http_server import ApiServer, address, bind
+from cli.http_server import ApiServer, bind
 from cli.process import keep_pauses_short
 from engine.sampling.vocabulary import read_vocabulary
 from store.settings import Settings
+from tenants.audit_tally import write_last_counts
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping.presence import PresenceNotes
 
@@ -33,10 +36,14 @@ async def serve_api(settings: Settings) -> None:
         stack.callback(announcing.cancel)
         present = asyncio.create_task(PresenceNotes(runtime).run(), name="presence")
         stack.callback(present.cancel)
-        revocations = asyncio.create_task(services.revocations.run(), name="revocations")
-        stack.callback(revocations.cancel)
+        ended_keys = asyncio.create_task(services.ended_keys.run(), name="ended keys")
+        stack.callback(ended_keys.cancel)
         uses = asyncio.create_task(services.key_uses.run(), name="uses of keys")
         stack.callback(uses.cancel)
+        counting = asyncio.create_task(services.audit_tally.run(), name="counts of the audit log")
+        stack.push_async_callback(write_last_counts, services.audit_tally)
+        stack.callback(counting.cancel)
+        await stack.enter_async_context(serve_admin(runtime, shared=True))
         server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
         listener.listen(server.config.backlog)

@@ -18,10 +18,9 @@ from migrations.upgrade import sync_url
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.settings import Settings
-from store.tables import WorkerProcess
+from store.tables import ProcessKind, WorkerProcess
 from tenants.recorded_folders import newest_recorded_folders
 from workers.cluster.celery_app import HOUSEKEEPING
-from workers.leases.processes import ProcessKind
 
 _SECONDS = 3.0
 _MOST_FOLDERS = 1000

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pydantic import BaseModel, ConfigDict
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -21,3 +23,11 @@ class Finding:
         if not self.is_well:
             return "FAIL"
         return "note" if self.advises else "ok  "
+
+
+class Findings(BaseModel):
+    """Every finding of one examination."""
+
+    model_config = ConfigDict(frozen=True)
+
+    items: list[Finding]

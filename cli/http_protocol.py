@@ -10,6 +10,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from api.loop_time import network_of
+from api.loop_turns import HOLDER
+from cli.connections import Connections
 from store.http_settings import HttpSettings
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,7 @@ def protocol(settings: HttpSettings) -> type[HttpToolsProtocol]:
 
     class Limited(LimitedProtocol):
         limits = settings
-        most_connections = most
+        held = Connections(most)
 
     return Limited
 
@@ -43,11 +46,11 @@ class LimitedProtocol(HttpToolsProtocol):
     - Headers have a deadline from the first byte, or from the connection's beginning.
     - The rest of a body that was answered early has the same deadline; a body that is read has the API's own (``read_body``).
     - An answer that the client does not read has a deadline for each piece.
-    - A connection beyond the most takes the place of an idle one, or else is closed.
+    - A connection beyond the most takes the place of another one, of who has the most (``Connections``).
     """
 
     limits: ClassVar[HttpSettings]
-    most_connections: ClassVar[int]
+    held: ClassVar["Connections[LimitedProtocol]"]
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._reading: TimerHandle | None = None
         self._writing: TimerHandle | None = None
+        self.holder = ""
 
     @property
     def is_idle(self) -> bool:
@@ -68,22 +72,20 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the deadline of the first headers."""
         super().connection_made(transport)
-        if len(self.connections) > self.most_connections and not self._make_room():
-            log.warning("more than %d connections, all in use; the newest one is closed", self.most_connections)
-            transport.abort()
-            return
-        self._begin_reading()
+        self.belongs_to(f"address {network_of({'client': self.client})}")
+        if self.held.is_overfull:
+            surplus = self.held.surplus(self)
+            if not surplus.is_idle or surplus is self:
+                log.warning("more than %d connections, all in use; one of %s is closed", self.held.most, surplus.holder)
+            surplus.transport.abort()
+        if not transport.is_closing():
+            self._begin_reading()
 
-    def _make_room(self) -> bool:
-        """End an idle connection; return False if there is none."""
-        for other in self.connections:
-            if other is self or not isinstance(other, LimitedProtocol):
-                continue
-            # A connection that is being ended stays in the set for a turn of the event loop: it makes room only once.
-            if other.is_idle and not other.transport.is_closing():
-                other.transport.abort()
-                return True
-        return False
+    def belongs_to(self, holder: str) -> None:
+        """Count the connection as one of ``holder``, an address or a tenant."""
+        self.holder = holder
+        if not self.transport.is_closing():
+            self.held.put(self, holder, is_idle=self.is_idle)
 
     def data_received(self, data: bytes) -> None:
         """Read on; a client that begins a new request has to bring its headers in time."""
@@ -95,7 +97,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """End the deadline of the headers."""
         self._end_reading()
+        self.scope.setdefault("extensions", {})[HOLDER] = {"tell": self.belongs_to}
         super().on_headers_complete()
+        self.belongs_to(self.holder)
 
     def on_message_complete(self) -> None:
         """Keep the connection whose body has come to its end after the answer."""
@@ -111,6 +115,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Wait for the next request, or for a while for the rest of this one's body."""
         cut = self.cycle is not None and self.cycle.more_body
         super().on_response_complete()
+        self.belongs_to(self.holder)
         if cut and self.is_idle and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             # Closed at once, the connection would be reset before the client has read the answer.
@@ -128,7 +133,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End every deadline."""
+        """End every deadline, and hold no place."""
+        self.held.remove(self)
         self._end_reading()
         self._end_writing()
         self._unset_keepalive_if_required()

@@ -4,36 +4,28 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import (
-    bases,
-    checkpoint,
-    gates,
-    housekeeping,
-    keys,
-    operations,
-    projects,
-    replicas,
-    runs,
-    sessions,
-    suspensions,
-    tenant_limits,
-    trainers,
-)
-from cli.operator_log import begin_command
+from cli.command_line import begin_command
+from cli.global_options import GlobalOptions, JsonOption, KeyOption, UrlOption
+from cli.grafana import grafana
+from cli.lazy_group import add_lazy_group
 from cli.options import BaseOption, DataOption, HostOption, PortOption, load_settings, run_or_explain
-from cli.process import run_process
+from cli.top import top
 from store.private_folder import PRIVATE_UMASK, open_private_folder
-from store.settings import Settings
+
+if TYPE_CHECKING:
+    from store.settings import Settings
 
 
-def _begin() -> None:
-    """Let only the service's own user read what the command writes, and remember the command for the security log."""
+def _begin(context: typer.Context, url: UrlOption = None, key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """weft: multi-tenant LoRA training behind the Tinker API."""
+    # Only the service's own user may read what a command writes.
     os.umask(PRIVATE_UMASK)
     begin_command(sys.argv[1:])
+    context.obj = GlobalOptions(url, key, as_json)
 
 
 app = typer.Typer(
@@ -41,35 +33,52 @@ app = typer.Typer(
     no_args_is_help=True,
     callback=_begin,
 )
-tenant_app = typer.Typer(
-    help="Make and list tenants, set their limits, suspend them, and show their usage.", no_args_is_help=True
-)
 model_app = typer.Typer(help="Make base models to try weft with.", no_args_is_help=True)
 database_app = typer.Typer(help="Upgrade the database.", no_args_is_help=True)
-tenant_app.command("set")(tenant_limits.set_values)
-tenant_app.command("limits")(tenant_limits.show)
-tenant_app.command("suspend")(suspensions.suspend)
-tenant_app.command("resume")(suspensions.resume)
-app.add_typer(tenant_app, name="tenant")
-app.add_typer(keys.app, name="key")
-app.add_typer(projects.app, name="project")
+add_lazy_group(
+    app, "tenant", "cli.tenants", "Make, list and show tenants, set their limits, suspend them, and show their usage."
+)
+add_lazy_group(app, "key", "cli.keys", "Make, list, rotate and revoke API keys.")
+add_lazy_group(
+    app, "project", "cli.projects", "Make, list and bound projects, which clients name as TINKER_PROJECT_ID."
+)
+add_lazy_group(app, "price", "cli.prices", "Add and list prices of tokens and storage.")
+add_lazy_group(app, "usage", "cli.usage", "Export usage for a bill, and count it again.")
 app.add_typer(model_app, name="model")
 app.add_typer(database_app, name="db")
-app.add_typer(gates.app, name="gate")
-app.add_typer(housekeeping.app, name="housekeeping")
-app.add_typer(replicas.app, name="replica")
-app.add_typer(operations.app, name="operation")
-app.add_typer(runs.app, name="run")
-app.add_typer(trainers.app, name="trainer")
-app.add_typer(sessions.app, name="session")
-app.add_typer(bases.app, name="base")
-app.add_typer(checkpoint.app, name="checkpoint")
+add_lazy_group(app, "audit", "cli.audit", "Read the audit log: who did what. Prove that nothing in it was changed.")
+add_lazy_group(app, "gate", "cli.gates", "Pause and resume sampling. A running service follows within seconds.")
+add_lazy_group(app, "housekeeping", "cli.housekeeping", "Run housekeeping by hand, and see its last runs.")
+add_lazy_group(
+    app, "replica", "cli.replicas", "Drain replicas or put them to sleep. A running service follows within seconds."
+)
+add_lazy_group(
+    app, "operation", "cli.operations", "Look at operations: what waits and why. End one, or have it begun anew."
+)
+add_lazy_group(app, "run", "cli.runs", "Look at training runs and their history, move one, or page it out.")
+add_lazy_group(app, "trainer", "cli.trainers", "List trainers, and drain one before its machine is worked on.")
+add_lazy_group(app, "process", "cli.trainers", "List the sampling processes.", "process_app")
+add_lazy_group(app, "session", "cli.sessions", "List, show and end clients' sessions.")
+add_lazy_group(app, "queue", "cli.queue", "See what waits, and who fills the queue.")
+add_lazy_group(app, "ui", "cli.ui", "Open the dashboard.")
+add_lazy_group(app, "operator", "cli.operator_keys", "Make, list and revoke operators' keys for the admin API.")
+app.command("top")(top)
+app.command("grafana")(grafana)
+add_lazy_group(app, "webhook", "cli.webhooks", "Tell tenants' own addresses of what happens.")
+add_lazy_group(app, "base", "cli.bases", "List base models' weights, and accept others under a name.")
+add_lazy_group(
+    app,
+    "checkpoint",
+    "cli.checkpoint",
+    "List, show and delete checkpoints, merge them into their base, and import adapters.",
+)
 
 
-def _on_database(settings: Settings, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
-    from cli.administration import on_database
+def _run(settings: "Settings", process: str, main: Callable[["Settings"], Coroutine[Any, Any, None]]) -> None:
+    # Imported late, so that `weft --help` stays quick.
+    from cli.process import run_process
 
-    return run_or_explain(lambda: on_database(settings, work))
+    run_or_explain(lambda: run_process(settings, process, main))
 
 
 def _prepare_libraries() -> None:
@@ -90,7 +99,7 @@ def serve(
     from cli.serve import serve as run
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
-    run_or_explain(lambda: run_process(settings, "serve", run))
+    _run(settings, "serve", run)
 
 
 @app.command()
@@ -101,7 +110,7 @@ def api(
     from cli.api import serve_api
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
-    run_or_explain(lambda: run_process(settings, "api", serve_api))
+    _run(settings, "api", serve_api)
 
 
 @app.command()
@@ -111,7 +120,7 @@ def worker(base_model: BaseOption = None, data: DataOption = None) -> None:
     from cli.worker import work
 
     settings = load_settings(data=data, base_models=base_model)
-    run_or_explain(lambda: run_process(settings, "worker", work))
+    _run(settings, "worker", work)
 
 
 @app.command()
@@ -121,7 +130,7 @@ def pool(base_model: BaseOption = None, data: DataOption = None) -> None:
     from cli.pool import sample
 
     settings = load_settings(data=data, base_models=base_model)
-    run_or_explain(lambda: run_process(settings, "pool", sample))
+    _run(settings, "pool", sample)
 
 
 @app.command()
@@ -148,21 +157,27 @@ def up(
 
     settings = load_settings(data=data, base_models=base_model, host=host, port=port)
     sizes = Sizes(apis, trainers, pools)
-    run_or_explain(lambda: run_process(settings, "up", lambda given: run_cluster(given, sizes)))
+    _run(settings, "up", lambda given: run_cluster(given, sizes))
 
 
 @app.command()
 def doctor(
-    base_model: BaseOption = None, data: DataOption = None, host: HostOption = None, port: PortOption = None
+    context: typer.Context,
+    base_model: BaseOption = None,
+    data: DataOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check settings, database, base models, port and a cluster's parts, and say how to mend what is wrong."""
+    from cli.admin_command import Shown, show
     from cli.doctor import examine
+    from cli.finding import Findings
 
     findings = examine(load_settings(data=data, base_models=base_model, host=host, port=port))
-    for finding in findings:
-        typer.echo(f"{finding.mark} {finding.part}: {finding.text}")
-    if not all(finding.is_well for finding in findings):
-        raise typer.Exit(1)
+    lines = [f"{finding.mark} {finding.part}: {finding.text}" for finding in findings]
+    is_failure = not all(finding.is_well for finding in findings)
+    show(Shown(Findings(items=findings), lines, is_failure), context, as_json=as_json)
 
 
 @model_app.command("tiny")
@@ -172,35 +187,6 @@ def model_tiny(directory: Path, seed: int = 0) -> None:
 
     run_or_explain(lambda: write_tiny_model(directory, seed=seed))
     typer.echo(f"wrote {directory}; try: weft serve --base-model {directory}")
-
-
-@tenant_app.command("create")
-def tenant_create(name: str, data: DataOption = None) -> None:
-    """Make a tenant and its first key. The key is shown only once."""
-    from cli.administration import new_tenant
-
-    secret = _on_database(load_settings(data=data), lambda database: new_tenant(database, name))
-    typer.echo(secret)
-
-
-@tenant_app.command("list")
-def tenant_list(data: DataOption = None) -> None:
-    """List all tenants."""
-    from cli.administration import tenant_lines
-
-    for line in _on_database(load_settings(data=data), tenant_lines):
-        typer.echo(line)
-
-
-@tenant_app.command("usage")
-def tenant_usage(
-    days: Annotated[int, typer.Option(min=1, help="Number of days up to today.")] = 30, data: DataOption = None
-) -> None:
-    """List usage: tenant, day, base model, kind of operation, operations and tokens."""
-    from cli.administration import usage_lines
-
-    for line in _on_database(load_settings(data=data), lambda database: usage_lines(database, days)):
-        typer.echo(line)
 
 
 @database_app.command("upgrade")

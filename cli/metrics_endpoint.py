@@ -22,7 +22,7 @@ async def serve_metrics_and_health(
 
     ``reads_queue``: this process reports the depth of the whole queue, and housekeeping. Raises ``InvalidRequest``.
     """
-    telemetry.metrics.watch_database(database.engine)
+    telemetry.metrics.watch_pool(database.engine.pool)
     stopping, tasks = asyncio.Event(), list[asyncio.Task[None]]()
     exposition = None
     if settings.metrics_port is not None:

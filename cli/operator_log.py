@@ -2,24 +2,15 @@
 
 import getpass
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
+from cli.command_line import current_command
 from contracts.errors import WeftError
-from contracts.secrets import mask_secrets
 from store.database import this_host
 from store.settings import Settings
 from telemetry.security import Outcome, SecurityEvent, SecurityRecord, note
 from telemetry.security_file import security_files
-
-_MOST_CHARACTERS = 500
-_command: ContextVar[str | None] = ContextVar("weft_command", default=None)
-
-
-def begin_command(arguments: Sequence[str]) -> None:
-    """Remember the command line of this process, whose operator acts from here on."""
-    _command.set(mask_secrets(" ".join(["weft", *arguments]))[:_MOST_CHARACTERS])
 
 
 def operator() -> str:
@@ -49,6 +40,6 @@ def noted_command(settings: Settings) -> Iterator[None]:
 
 
 def _note_command(outcome: Outcome) -> None:
-    command = _command.get()
+    command = current_command()
     if command is not None:
         note(SecurityRecord(event=SecurityEvent.COMMAND, outcome=outcome, actor=operator(), resource=command))

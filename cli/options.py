@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from contracts.errors import WeftError
-from store.settings import Settings
+
+if TYPE_CHECKING:
+    from store.settings import Settings
 
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Data folder [env: WEFT_DATA_DIR; default: .weft].")
@@ -19,6 +20,8 @@ BaseOption = Annotated[
     typer.Option("--base-model", metavar="[NAME=]PATH", help="A Hugging Face model folder to serve; repeatable."),
 ]
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on [default: 127.0.0.1].")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=200, help="Most lines.")]
+AfterOption = Annotated[str | None, typer.Option("--after", help="Id of the last line of the page before.")]
 PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on, 0 for a free one [default: 8642].")]
 
 
@@ -28,8 +31,13 @@ def load_settings(
     base_models: list[str] | None = None,
     host: str | None = None,
     port: int | None = None,
-) -> Settings:
+) -> "Settings":
     """Return the settings: file and environment, overridden by the options given. Exit with 2 and a message for a wrong value."""
+    # Imported late, so that `weft --help` stays quick.
+    from pydantic import ValidationError
+
+    from store.settings import Settings
+
     given: dict[str, Any] = {"data_dir": data, "base_models": base_models or None, "host": host, "port": port}
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})

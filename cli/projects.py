@@ -1,45 +1,49 @@
-"""``weft project``: makes and lists tenants' projects."""
+"""``weft project``: makes, lists and bounds tenants' projects."""
 
 from typing import Annotated
 
 import typer
 
-from cli.administration import on_database
-from cli.options import DataOption, load_settings, run_or_explain
-from store.clock import utc_now
-from store.database import Database
-from tenants.keys import find_tenant
-from tenants.projects import create_project, list_projects
+from api.admin.projects import NewProject, NewProjectLimits, ProjectBody
+from cli.admin_client import AdminClient, segment
+from cli.admin_command import Shown, admin_command
+from cli.tenants import parsed_limit, path_of
 
-app = typer.Typer(help="Make and list projects, which clients name as TINKER_PROJECT_ID.", no_args_is_help=True)
+app = typer.Typer()
 
 TenantOption = Annotated[str, typer.Option(help="Name of the tenant.")]
 
 
-@app.command()
+@admin_command(app, "create")
 def create(
+    admin: AdminClient,
     name: Annotated[str, typer.Argument(help="Name of the project.")],
     tenant: TenantOption = "default",
-    data: DataOption = None,
-) -> None:
+) -> Shown:
     """Make a project and print its id; one of that name is left as it is."""
-
-    async def make(database: Database) -> str:
-        async with database.write() as transaction:
-            owner = await find_tenant(transaction, name=tenant)
-            return (await create_project(transaction, owner, name, utc_now)).id
-
-    typer.echo(run_or_explain(lambda: on_database(load_settings(data=data), make)))
+    made = admin.send("POST", path_of(admin, tenant, "projects"), ProjectBody, NewProject(name=name))
+    return Shown(made, [made.id])
 
 
-@app.command("list")
-def list_all(tenant: TenantOption = "default", data: DataOption = None) -> None:
+@admin_command(app, "list")
+def list_all(admin: AdminClient, tenant: TenantOption = "default") -> Shown:
     """List a tenant's projects: id and name, the default one first."""
+    found = admin.page(path_of(admin, tenant, "projects"), ProjectBody)
+    return Shown(found, [f"{one.id}\t{one.name}" for one in found.items])
 
-    async def lines(database: Database) -> list[str]:
-        async with database.read() as session:
-            owner = await find_tenant(session, name=tenant)
-            return [f"{one.id}\t{one.name}" for one in await list_projects(session, owner)]
 
-    for line in run_or_explain(lambda: on_database(load_settings(data=data), lines)):
-        typer.echo(line)
+@admin_command(app, "set")
+def set_limits(
+    admin: AdminClient,
+    name: Annotated[str, typer.Argument(help="Name or id of the project.")],
+    limit: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=VALUE", help="A limit of the project within its tenant's; VALUE may be `default`."),
+    ],
+    tenant: TenantOption = "default",
+) -> Shown:
+    """Give a project limits of its own, within its tenant's, and print all that it has."""
+    change = NewProjectLimits(limits=dict(parsed_limit(one) for one in limit))
+    path = path_of(admin, tenant, f"projects/{segment(name)}/limits")
+    found = admin.send("PUT", path, ProjectBody, change)
+    return Shown(found, [f"limit {limit}\t{value}" for limit, value in sorted(found.limits.items())] or ["no limits"])

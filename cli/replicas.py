@@ -4,65 +4,63 @@ from typing import Annotated
 
 import typer
 
-from cli.administration import on_database
-from cli.options import DataOption, load_settings, run_or_explain
-from store.clock import utc_now
-from store.database import Database
-from tenants.replica_directives import ReplicaDirective, direct_replica, lift_directive, standing_directives
+from api.admin.replicas import NewDirective, ReplicaBody
+from cli.admin_client import AdminClient, segment
+from cli.admin_command import Done, Shown, admin_command
+from tenants.replica_directives import ReplicaDirective
 
-app = typer.Typer(
-    help="Drain replicas or put them to sleep. A running service follows within seconds.", no_args_is_help=True
-)
+app = typer.Typer()
 
 BaseOption = Annotated[str, typer.Option(help="The base model.")]
 ReplicaArgument = Annotated[str, typer.Argument(help="The replica's name, as in logs and samples' reports.")]
 ReasonOption = Annotated[str, typer.Option(help="Reason that `weft replica show` prints.")]
 
 
-@app.command("drain")
-def drain(replica: ReplicaArgument, base: BaseOption, reason: ReasonOption = "", data: DataOption = None) -> None:
+@admin_command(app, "drain")
+def drain(admin: AdminClient, replica: ReplicaArgument, base: BaseOption, reason: ReasonOption = "") -> Shown:
     """Send the replica no new samples. The samples that it works on end there."""
-    _direct(replica, base, ReplicaDirective.DRAIN, reason, data)
+    return _direct(admin, replica, base, ReplicaDirective.DRAIN, reason)
 
 
-@app.command("sleep")
-def sleep(replica: ReplicaArgument, base: BaseOption, reason: ReasonOption = "", data: DataOption = None) -> None:
+@admin_command(app, "sleep")
+def sleep(admin: AdminClient, replica: ReplicaArgument, base: BaseOption, reason: ReasonOption = "") -> Shown:
     """Drain the replica, then have its server free the accelerator's memory (vLLM with --enable-sleep-mode)."""
-    _direct(replica, base, ReplicaDirective.SLEEP, reason, data)
+    return _direct(admin, replica, base, ReplicaDirective.SLEEP, reason)
 
 
-@app.command("work")
-def work(replica: ReplicaArgument, base: BaseOption, data: DataOption = None) -> None:
+@admin_command(app, "work")
+def work(admin: AdminClient, replica: ReplicaArgument, base: BaseOption) -> Shown:
     """Wake the replica and send it samples again. A replica that works is left alone."""
-
-    async def change(database: Database) -> None:
-        async with database.write() as transaction:
-            await lift_directive(transaction, base, replica)
-
-    run_or_explain(lambda: on_database(load_settings(data=data), change))
-    typer.echo(f"{replica}\twork")
+    admin.delete(f"/replicas/{segment(replica)}", base_model=base)
+    return Shown(Done(done="work"), [f"{replica}\twork"])
 
 
-@app.command("show")
-def show(base: BaseOption, data: DataOption = None) -> None:
+@admin_command(app, "show")
+def show(admin: AdminClient, base: BaseOption) -> Shown:
     """List the standing directives. A replica without one works."""
-
-    async def look(database: Database) -> list[str]:
-        async with database.read() as session:
-            standing = await standing_directives(session, base)
-        return [
-            f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}"
-            for one in standing.values()
-        ]
-
-    for line in run_or_explain(lambda: on_database(load_settings(data=data), look)):
-        typer.echo(line)
+    found = admin.page("/replicas", ReplicaBody, base_model=base)
+    lines = [
+        f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}"
+        for one in found.items
+        if one.directive is not None
+    ]
+    return Shown(found, lines)
 
 
-def _direct(replica: str, base: str, directive: ReplicaDirective, reason: str, data: DataOption) -> None:
-    async def change(database: Database) -> None:
-        async with database.write() as transaction:
-            await direct_replica(transaction, base, replica, directive, reason or None, utc_now)
+@admin_command(app, "list")
+def list_all(
+    admin: AdminClient, base: Annotated[str | None, typer.Option(help="The base model; default: all.")] = None
+) -> Shown:
+    """List replicas that draw samples now and those with a directive: base model, name, state, samples in flight."""
+    found = admin.page("/replicas", ReplicaBody, base_model=base)
+    lines = [
+        f"{one.base_model}\t{one.replica}\t{one.directive or 'work'}\t{one.in_flight} in flight\t{one.reason or ''}"
+        for one in found.items
+    ]
+    return Shown(found, lines)
 
-    run_or_explain(lambda: on_database(load_settings(data=data), change))
-    typer.echo(f"{replica}\t{directive}")
+
+def _direct(admin: AdminClient, replica: str, base: str, directive: ReplicaDirective, reason: str) -> Shown:
+    asked = NewDirective(base_model=base, directive=directive, reason=reason)
+    found = admin.send("PUT", f"/replicas/{segment(replica)}", ReplicaBody, asked)
+    return Shown(found, [f"{replica}\t{directive}"])

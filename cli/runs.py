@@ -1,132 +1,125 @@
-"""``weft run``: an operator looks at a run and its history, has it moved to another trainer or paged out."""
+"""``weft run``: an operator lists runs, looks at one and its history, has it moved to another trainer or paged out."""
 
 from typing import Annotated
 
 import typer
-from sqlalchemy.ext.asyncio import AsyncSession
 
-from cli.operators import Operator, as_operator
-from cli.options import DataOption
-from contracts.errors import InvalidRequest, NotFound
-from contracts.ids import RunId
-from ledger.inspection import count_pending
-from ledger.wakeups import trainer_topic
-from store.clock import utc_now
-from store.database import after_commit
-from store.tables import Run, Tenant
-from tenants.run_directives import RunDirective, direct_run, standing_directive
-from tenants.run_history import MOST_EVENTS, run_history
-from tenants.run_leases import assign_run
-from workers.leases.drains import find_trainer
+from api.admin.bodies import ReasonBody
+from api.admin.runs import DirectedRunBody, MoveRequest, NewWeight, Outcome, RunBody, RunDetails
+from cli.admin_client import AdminClient, segment
+from cli.admin_command import Shown, admin_command
+from cli.options import AfterOption, LimitOption
+from cli.tenants import find_tenant
+from cli.wait_lines import wait_lines
+from store.tables import RunState
+from tenants.run_history import MOST_EVENTS
 
-app = typer.Typer(help="Look at a training run and its history, move it, or page it out.", no_args_is_help=True)
+app = typer.Typer()
 
 RunArgument = Annotated[str, typer.Argument(help="The run's id: the SDK's model id.")]
 ReasonOption = Annotated[str, typer.Option(help="Reason for the run's history.")]
 
 
-@app.command("show")
+@admin_command(app, "list")
+def list_all(
+    admin: AdminClient,
+    tenant: Annotated[str | None, typer.Option(help="Name of their tenant.")] = None,
+    base: Annotated[str | None, typer.Option(help="Their base model.")] = None,
+    trainer: Annotated[str | None, typer.Option(help="Id of the trainer that has them.")] = None,
+    state: Annotated[RunState | None, typer.Option(help="Their state.")] = None,
+    limit: LimitOption = 50,
+    after: AfterOption = None,
+) -> Shown:
+    """List runs in order of their ids: id, state, base model, rank, trainer, steps, last request."""
+    tenant_id = None if tenant is None else find_tenant(admin, tenant).id
+    found = admin.page(
+        "/runs",
+        RunBody,
+        tenant_id=tenant_id,
+        base_model=base,
+        trainer=trainer,
+        state=state,
+        limit=limit,
+        after=after,
+    )
+    return Shown(found, [_line(one) for one in found.items])
+
+
+@admin_command(app, "show")
 def show(
+    admin: AdminClient,
     run: RunArgument,
     most: Annotated[int, typer.Option("--events", min=1, max=MOST_EVENTS, help="Most events, the newest first.")] = 20,
-    data: DataOption = None,
-) -> None:
+) -> Shown:
     """Show a run: its state, its trainer, what an operator wants of it, and its history."""
-
-    async def look(operator: Operator) -> list[str]:
-        async with operator.database.read() as session:
-            found = await _found(session, run)
-            tenant = await session.get_one(Tenant, found.tenant_id)
-            directive = await standing_directive(session, run)
-            shown = {
-                "id": found.id,
-                "tenant": tenant.name,
-                "base model": found.base_model,
-                "rank": found.rank,
-                "state": found.state,
-                "trainer": found.trainer_id or "none",
-                "fencing token": found.lease_token,
-                "next seq_id": found.next_seq_id,
-                "snapshot up to": found.snapshot_seq_id,
-                "pending": await count_pending(session, run),
-                "last request": f"{found.last_request_at:%Y-%m-%d %H:%M:%S}",
-                "directive": directive and f"{directive.directive} {directive.target or ''}".rstrip(),
-            }
-            events = await run_history(session, run, most=most)
-        lines = [f"{name}\t{value}" for name, value in shown.items() if value is not None]
-        return lines + [
-            f"{event.at:%Y-%m-%d %H:%M:%S}\t{event.kind}\t{event.trainer or ''}\t{event.lease_token}\t{event.detail or ''}"
-            for event in events
-        ]
-
-    for line in as_operator(data, look):
-        typer.echo(line)
+    found = admin.get(f"/runs/{segment(run)}", RunDetails, events=most)
+    wanted = found.directive
+    shown = {
+        "id": found.id,
+        "tenant": found.tenant,
+        "base model": found.base_model,
+        "rank": found.rank,
+        "state": found.state,
+        "trainer": found.trainer_id or "none",
+        "fencing token": found.lease_token,
+        "next seq_id": found.next_seq_id,
+        "snapshot up to": found.snapshot_seq_id,
+        "weight": f"{found.weight:g}",
+        "pending": found.pending,
+        "last request": f"{found.last_request_at:%Y-%m-%d %H:%M:%S}",
+        "directive": wanted and f"{wanted.directive} {wanted.target or ''}".rstrip(),
+    }
+    lines = [f"{name}\t{value}" for name, value in shown.items() if value is not None] + wait_lines(found.waiting)
+    lines += [
+        f"{event.at:%Y-%m-%d %H:%M:%S}\t{event.kind}\t{event.trainer or ''}\t{event.lease_token}\t{event.detail or ''}"
+        for event in found.events
+    ]
+    return Shown(found, lines)
 
 
-@app.command("move")
+@admin_command(app, "move")
 def move(
+    admin: AdminClient,
     run: RunArgument,
     to: Annotated[str | None, typer.Option(help="The trainer's id, or its beginning. Default: any other one.")] = None,
     reason: ReasonOption = "",
-    data: DataOption = None,
-) -> None:
+) -> Shown:
     """Have the run's trainer hand it to another one, in order: what is under way ends, and nothing is replayed."""
-
-    async def change(operator: Operator) -> str:
-        async with operator.database.write() as transaction:
-            found = await _found(transaction, run)
-            target = None if to is None else await find_trainer(transaction, to, utc_now)
-            if target is not None and (target.base_model != found.base_model or not target.is_alive):
-                raise InvalidRequest(f"trainer {target.id} is dead, or trains {target.base_model} only")
-            if found.trainer_id is None:
-                return await _assign(operator, transaction, RunId(run), None if target is None else target.id, reason)
-            if target is not None and target.id == found.trainer_id:
-                return f"{run}\tis {target.id}'s already"
-            await direct_run(
-                transaction,
-                run,
-                RunDirective.MOVE,
-                target=None if target is None else target.id,
-                reason=reason or None,
-                now=utc_now(),
-            )
-            _wake(operator, transaction, found.trainer_id)
-            return f"{run}\tmoves from {found.trainer_id}"
-
-    typer.echo(as_operator(data, change))
+    asked = MoveRequest(to=to, reason=reason)
+    found = admin.send("POST", f"/runs/{segment(run)}/move", DirectedRunBody, asked)
+    return Shown(found, [_outcome(found)])
 
 
-@app.command("evict")
-def evict(run: RunArgument, reason: ReasonOption = "", data: DataOption = None) -> None:
+@admin_command(app, "weigh")
+def weigh(
+    admin: AdminClient,
+    run: RunArgument,
+    weight: Annotated[float, typer.Argument(help="Weight, 0.01 to 100; a run begins with 1.")],
+) -> Shown:
+    """Give a run a weight among its tenant's runs: of two with work, one of weight 3 is served three times as much."""
+    found = admin.send("PUT", f"/runs/{segment(run)}/weight", RunBody, NewWeight(weight=weight))
+    return Shown(found, [f"{found.id}\tweight {found.weight:g}"])
+
+
+@admin_command(app, "evict")
+def evict(admin: AdminClient, run: RunArgument, reason: ReasonOption = "") -> Shown:
     """Have the run's adapter written to disk and its memory freed. Its next operation brings it back."""
-
-    async def change(operator: Operator) -> str:
-        async with operator.database.write() as transaction:
-            found = await _found(transaction, run)
-            if found.trainer_id is None:
-                return f"{run}\tis in no trainer's memory"
-            await direct_run(transaction, run, RunDirective.EVICT, reason=reason or None, now=utc_now())
-            _wake(operator, transaction, found.trainer_id)
-            return f"{run}\tleaves the memory of {found.trainer_id}"
-
-    typer.echo(as_operator(data, change))
+    found = admin.send("POST", f"/runs/{segment(run)}/eviction", DirectedRunBody, ReasonBody(reason=reason))
+    return Shown(found, [_outcome(found)])
 
 
-async def _assign(operator: Operator, transaction: AsyncSession, run: RunId, target: str | None, reason: str) -> str:
-    """Lease a run that no trainer has to ``target``."""
-    if target is None:
-        raise InvalidRequest("no trainer has the run; name one with --to, or leave it to the first that is free")
-    await assign_run(transaction, run, target=target, now=utc_now(), detail=reason or None)
-    _wake(operator, transaction, target)
-    return f"{run}\tis {target}'s"
+def _line(one: RunBody) -> str:
+    last = f"{one.last_request_at:%Y-%m-%d %H:%M:%S}"
+    held = one.trainer_id or "none"
+    return "\t".join([one.id, one.state, one.base_model, str(one.rank), held, f"{one.optimizer_steps} steps", last])
 
 
-def _wake(operator: Operator, transaction: AsyncSession, trainer: str) -> None:
-    after_commit(transaction, lambda: operator.wakeups.announce(trainer_topic(trainer)))
-
-
-async def _found(session: AsyncSession, run: str) -> Run:
-    found = await session.get(Run, run)
-    if found is None:
-        raise NotFound(f"no run {run[:150]!r}; `weft operation list` shows the runs with work")
-    return found
+def _outcome(found: DirectedRunBody) -> str:
+    told = {
+        Outcome.MOVES: f"moves from {found.trainer}",
+        Outcome.ASSIGNED: f"is {found.trainer}'s",
+        Outcome.IS_THERE: f"is {found.trainer}'s already",
+        Outcome.LEAVES: f"leaves the memory of {found.trainer}",
+        Outcome.NOT_RESIDENT: "is in no trainer's memory",
+    }
+    return f"{found.id}\t{told[found.outcome]}"

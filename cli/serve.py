@@ -9,11 +9,14 @@ from contextlib import AsyncExitStack
 import typer
 
 from api.services import ApiServices
+from cli.address import address
+from cli.admin_listener import serve_admin
 from cli.base_models import read_base_models
-from cli.http_server import ApiServer, address, bind
+from cli.http_server import ApiServer, bind
 from cli.metrics_endpoint import serve_metrics_and_health
 from cli.process import keep_pauses_short
 from cli.readiness import readiness
+from cli.ui import login_link
 from contracts.errors import ProcessMustEnd
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
@@ -28,7 +31,11 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
 from telemetry.telemetry import open_telemetry
-from tenants.keys import create_key, create_tenant, list_tenants
+from tenants.audit import Actor, Door, record, rights_told
+from tenants.audit_actions import Action
+from tenants.audit_tally import write_last_counts
+from tenants.keys import create_key, create_tenant, list_tenants, named_key
+from tenants.login_codes import GREETING_LIFE, make_code
 from tenants.rights import KeyRights, Role
 from workers.embedded import EmbeddedRunner
 
@@ -60,24 +67,29 @@ async def serve(settings: Settings) -> None:
     first_key = await make_first_key(database)
     metrics = AsyncExitStack()
     await metrics.enter_async_context(serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True))
+    await metrics.enter_async_context(serve_admin(runtime))
     await runner.start()
-    revocations = asyncio.create_task(services.revocations.run(), name="revocations")
+    ended_keys = asyncio.create_task(services.ended_keys.run(), name="ended keys")
     uses = asyncio.create_task(services.key_uses.run(), name="uses of keys")
+    counting = asyncio.create_task(services.audit_tally.run(), name="counts of the audit log")
     server = ApiServer(services, settings, wakeups)
     server.end_on_signals()
     try:
         # From here on connections are queued: a client that reads "ready" may connect at once.
         listener.listen(server.config.backlog)
         keep_pauses_short()
-        greet(address(listener), first_key)
+        link = await make_first_link(database, address(listener), first_key)
+        greet(address(listener), first_key, link)
         await _serve(server, listener, runner)
     except ProcessMustEnd:
         await runner.give_up()
         raise
     finally:
         log.info("finishing the pass in hand and writing snapshots")
-        revocations.cancel()
+        ended_keys.cancel()
         uses.cancel()
+        counting.cancel()
+        await write_last_counts(services.audit_tally)
         await runner.stop()
         await metrics.aclose()
         await database.close()
@@ -105,15 +117,27 @@ async def make_first_key(database: Database) -> str | None:
         if await list_tenants(transaction):
             return None
         tenant = await create_tenant(transaction, name=FIRST_TENANT, clock=utc_now)
-        rights = KeyRights(Role.ADMIN)
-        return (
-            await create_key(transaction, tenant=tenant, note="made at first start", clock=utc_now, rights=rights)
-        ).secret
+        rights, note, service = KeyRights(Role.ADMIN), "made at first start", Actor(Door.SERVICE, PROCESS)
+        key = await create_key(transaction, tenant=tenant, note=note, clock=utc_now, rights=rights)
+        now, told = utc_now(), rights_told(rights, note)
+        await record(transaction, service, Action.TENANT_CREATE, tenant, tenant=tenant, now=now)
+        await record(transaction, service, Action.KEY_CREATE, key.prefix, tenant=tenant, now=now, after=told)
+        return key.secret
 
 
-def greet(url: str, first_key: str | None) -> None:
-    """Print the service's address and the variables that clients need."""
-    lines = [f"weft listens on {url}", f"export TINKER_BASE_URL={url}"]
+async def make_first_link(database: Database, url: str, first_key: str | None) -> str:
+    """Return the dashboard's address; at the very first start a link that logs in with the first key, once."""
+    if first_key is None:
+        return f"{url}/ui"
+    async with database.write() as transaction:
+        key = await named_key(transaction, first_key)
+        code = await make_code(transaction, key.id, now=utc_now(), life=GREETING_LIFE)
+    return login_link(url, code)
+
+
+def greet(url: str, first_key: str | None, link: str) -> None:
+    """Print the service's address, the dashboard's, and the variables that clients need."""
+    lines = [f"weft listens on {url}", f"dashboard: {link}", f"export TINKER_BASE_URL={url}"]
     if first_key is not None:
         lines.append(f"export TINKER_API_KEY={first_key}")
         lines.append(f"(the key of tenant {FIRST_TENANT!r}, shown only now; `weft key create` makes more)")

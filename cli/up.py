@@ -8,10 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from cli.address import address
 from cli.base_models import read_base_models
 from cli.cluster_runtime import check_cluster
-from cli.http_server import address, bind
-from cli.serve import greet, make_first_key
+from cli.http_server import bind
+from cli.serve import greet, make_first_key, make_first_link
 from cli.supervisor import Child, Supervisor
 from contracts.errors import Unavailable
 from migrations.upgrade import upgrade
@@ -61,7 +62,7 @@ async def run_cluster(settings: Settings, sizes: Sizes) -> None:
         ready = asyncio.create_task(supervisor.wait_ready())
         await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            greet(address(listener), first_key)
+            greet(address(listener), first_key, await make_first_link(database, address(listener), first_key))
         ready.cancel()
         await running
     finally:

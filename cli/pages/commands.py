@@ -15,10 +15,26 @@ _HEAD = f"""# Commands
 
 Every command reads the [settings](settings.md); the options here win over them. `weft COMMAND --help` shows the same.
 
+Commands of operators work on the database of the data folder, or over the [admin API](admin-routes.md) of a running service:
+
+| before the command | meaning |
+|---|---|
+| `--url URL`, or `WEFT_ADMIN_URL` | address of the admin API; an explicit `--data` wins |
+| `--key KEY`, or `WEFT_ADMIN_KEY` | an operator's key for it; the variable keeps it out of the list of processes |
+| `--json` | print the record as JSON; also after the command |
+| `--install-completion` | install completion for your shell |
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | refused: the message says what to change |
+| 2 | wrong usage, or a setting with a wrong value |
+| 3 | the service cannot be reached, or fails |
+
 ## Shared options
 
 """
-_SHARED = ("base_model", "data", "host", "port")
+_SHARED = ("base_model", "data", "host", "port", "as_json")
 """Options told once for all commands."""
 
 

@@ -4,9 +4,8 @@ import re
 from typing import Any
 from unittest.mock import create_autospec
 
-from api.app import TINKER_PREFIX, create_app
+from api.app import create_app
 from api.services import ApiServices
-from api.tinker.not_offered import NOT_OFFERED
 from cli.pages.errors import errors
 from cli.pages.markdown import GENERATED, prose, table
 
@@ -19,27 +18,25 @@ downloads, whose link holds a secret. The page of [errors](errors.md) explains
 the codes.
 
 """
-_NOT_OFFERED = """## Not offered
-
-Endpoints of the Tinker API that answer with a final 404 `not_implemented`.
-
-"""
 
 
 def render() -> str:
     """Return the page."""
-    sections: dict[str, list[tuple[str, str, str]]] = {}
-    for path, methods in openapi_document()["paths"].items():
+    return _HEAD + sections(openapi_document())
+
+
+def sections(document: dict[str, Any]) -> str:
+    """Return a section with a table for each tag of the document."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for path, methods in document["paths"].items():
         for method, operation in methods.items():
             meaning, raised = _meaning(operation.get("description", ""))
             query = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
             shown = f"`{method.upper()} {path}{'?' if query else ''}{'&'.join(query)}`"
-            sections.setdefault(operation["tags"][0], []).append((shown, meaning, raised))
-    pages = [
-        f"## {tag.capitalize()}\n\n{table(('route', 'what it does', 'errors'), rows)}" for tag, rows in sections.items()
-    ]
-    refused = [(f"`{one.method} {TINKER_PREFIX}{one.path}`", one.instead) for one in NOT_OFFERED]
-    return _HEAD + "\n".join(pages) + "\n" + _NOT_OFFERED + table(("route", "instead"), refused)
+            found.setdefault(operation["tags"][0], []).append((shown, meaning, raised))
+    return "\n".join(
+        f"## {tag.capitalize()}\n\n{table(('route', 'what it does', 'errors'), rows)}" for tag, rows in found.items()
+    )
 
 
 def openapi_document() -> dict[str, Any]:

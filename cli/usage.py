@@ -1,0 +1,102 @@
+"""``weft usage``: exports a tenant's usage for a bill, and counts usage again."""
+
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from api.admin.usage import UsageVerification
+from cli.acting import record_command
+from cli.admin_client import AdminClient, open_admin, segment
+from cli.admin_command import Shown, admin_command, door_of, ends_explained
+from cli.administration import on_database
+from cli.options import DataOption, load_settings
+from cli.tenants import find_tenant
+from cli.times import moment
+from store.clock import utc_now
+from store.database import Database
+from tenants.audit_actions import Action
+from tenants.keys import find_tenant as tenant_named
+from tenants.prices import currency_of
+from tenants.usage_documents import Document, header
+from tenants.usage_documents import lines as lines_of
+from tenants.usage_exports import usage_records
+
+app = typer.Typer()
+
+
+@app.command()
+def export(
+    since: Annotated[str, typer.Option(help="First hour (UTC): 2027-01-01 or 2027-01-01T12:00.")],
+    before: Annotated[str | None, typer.Option(help="End (UTC). Default: now.")] = None,
+    tenant: Annotated[str, typer.Option(help="Name of the tenant.")] = "default",
+    form: Annotated[Document, typer.Option("--format", help="FOCUS 1.2 as CSV, or CloudEvents as JSON lines.")] = (
+        Document.FOCUS
+    ),
+    data: DataOption = None,
+    *,
+    context: typer.Context,
+) -> None:
+    """Print a tenant's usage of hours that change no more, a record for each meter and all that usage is told apart by."""
+    with ends_explained():
+        now = utc_now()
+        end = now if before is None else moment(before, "--before", now)
+        asked = _Asked(tenant, moment(since, "--since", now), end, form, now)
+        door = door_of(context, data)
+        if door.url is None:
+            on_database(load_settings(data=data), asked.write)
+        else:
+            with open_admin(door) as admin:
+                asked.copy(admin)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An export that is asked for."""
+
+    tenant: str
+    since: datetime
+    before: datetime
+    form: Document
+    now: datetime
+
+    def copy(self, admin: AdminClient) -> None:
+        """Print what the service answers, as it comes."""
+        owner = find_tenant(admin, self.tenant).id
+        window = {"since": self.since.isoformat(), "before": self.before.isoformat()}
+        for piece in admin.pieces(f"/tenants/{segment(owner)}/usage/export", format=self.form, **window):
+            sys.stdout.write(piece)
+
+    async def write(self, database: Database) -> None:
+        """Print the database's records page by page: an answer of this process would be held whole."""
+        async with database.read() as session:
+            owner = await tenant_named(session, name=self.tenant)
+            currency = await currency_of(session)
+        sys.stdout.write(header(self.form))
+        async for page in usage_records(database, owner, since=self.since, before=self.before, now=self.now):
+            sys.stdout.write(lines_of(self.form, page, currency))
+        async with database.write() as transaction:
+            told = {"since": self.since, "before": self.before, "format": self.form}
+            await record_command(transaction, Action.USAGE_READ, "usage export", tenant=owner, after=told)
+
+
+@admin_command(app, "verify")
+def verify(
+    admin: AdminClient,
+    day: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="Day (UTC).")],
+) -> Shown:
+    """Count a day's usage again, and exit with 1 if a sum differs.
+
+    Days are counted from their hours, and hours from the operations, which are kept for WEFT_RETENTION_OPERATIONS.
+    """
+    found = admin.computed("/usage/verification", UsageVerification, day=day.date())
+    lines = [
+        f"{one.tenant}\t{one.table}\t{one.name}\t{one.told} told\t{one.counted} counted" for one in found.mismatches
+    ]
+    counted = f"{found.operations} operations counted again from {found.since.astimezone(UTC):%Y-%m-%dT%H:%MZ} on"
+    lines.append(f"{found.day}: {len(found.mismatches)} sums differ; {found.tenants} tenants, {counted}")
+    if not found.has_all_hours:
+        lines.append(f"{found.day}: not counted again from its hours, some of which have expired")
+    return Shown(found, lines, is_failure=bool(found.mismatches))

@@ -1,93 +1,69 @@
 """The client with asyncio. ``weft_client.synchronous`` is made of this file (``clients/python/make_sync.py``)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
-from datetime import datetime
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from typing import ParamSpec, Self, TypeVar
 
 import httpx
 
 from weft_client import calls, models
-from weft_client.calls import TINKER, Archive, Call
-from weft_client.errors import BadRequest, WeftClientError
-from weft_client.models import Record
-from weft_client.streams import Event, StreamReader, sample_body
-from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint, read, unreachable
+from weft_client.admin_async import AsyncWeftAdmin
+from weft_client.calls import Archive
+from weft_client.raw_responses import NotedResponses, RawResponse
+from weft_client.sampling_async import AsyncClientExceptions, AsyncGates, AsyncOperations, AsyncSamples
+from weft_client.tenancy_async import AsyncAudit, AsyncKeys, AsyncProjects, AsyncUsage
+from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint
+from weft_client.transport_async import AsyncTransport
+from weft_client.webhooks_async import AsyncWebhooks
 
-R = TypeVar("R", bound=Record)
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _PAGE = 1000
 
 
-class AsyncTransport:
-    """Sends calls over one pool of connections, and repeats those that may be repeated."""
-
-    def __init__(self, endpoint: Endpoint, http: httpx.AsyncClient | None) -> None:
-        self._endpoint = endpoint
-        self._http = http or httpx.AsyncClient()
-
-    async def send(self, call: Call[R]) -> R:
-        """Return the record of the answer. Raises ``WeftClientError``."""
-        answer = await self._answer(call)
-        if answer is None:
-            raise WeftClientError("the answer is empty", code="no_answer", status=204)
-        return answer
-
-    async def send_only(self, call: Call[Any]) -> None:
-        """Send a call whose answer has no body. Raises ``WeftClientError``."""
-        await self._answer(call)
-
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Event]:
-        """Yield the events of a stream; one that breaks off is begun again. Raises ``WeftClientError``."""
-        call: Call[Record] = Call("POST", path, None, body=body)
-        reader, attempt = StreamReader(), 0
-        while not reader.is_done:
-            try:
-                request = self._endpoint.request(call)
-                async with self._http.stream(**request) as response:
-                    if not response.is_success:
-                        await response.aread()
-                        read(call, response)
-                    async for line in response.aiter_lines():
-                        for event in reader.events(line):
-                            attempt = 0
-                            yield event
-                if reader.is_done:
-                    return
-                failure: WeftClientError = unreachable(httpx.ReadError("the stream ended early"))
-            except httpx.TransportError as error:
-                failure = unreachable(error)
-            except WeftClientError as error:
-                failure = error
-            await asyncio.sleep(self._endpoint.delay(call, failure, attempt))
-            attempt += 1
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def _answer(self, call: Call[R]) -> R | None:
-        attempt = 0
-        while True:
-            try:
-                return read(call, await self._http.request(**self._endpoint.request(call)))
-            except httpx.TransportError as error:
-                failure: WeftClientError = unreachable(error)
-            except WeftClientError as error:
-                failure = error
-            await asyncio.sleep(self._endpoint.delay(call, failure, attempt))
-            attempt += 1
-
-
 class AsyncRuns:
-    """Curves of runs."""
+    """Runs, and their curves."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
+    async def page(
+        self,
+        *,
+        project_id: str | None = None,
+        base_model: str | None = None,
+        state: models.ListedState | None = None,
+        text: str | None = None,
+        metadata: str | None = None,
+        recent: int = 0,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> models.RunList:
+        """Return a page of runs, latest first. ``metadata`` is one entry, as ``name=value``."""
+        which: dict[models.RunFilter, str | None] = {"project_id": project_id, "base_model": base_model, "state": state}
+        which |= {"text": text, "metadata": metadata}
+        return await self._transport.send(calls.runs(which, recent=recent, limit=limit, cursor=cursor))
+
+    async def get(self, run: str, *, recent: int = 0) -> models.RunInfo:
+        """Describe the run, with the mean losses of its last ``recent`` steps."""
+        return await self._transport.send(calls.run(run, recent=recent))
+
+    async def weigh(self, run: str, weight: float) -> models.RunWeight:
+        """Give the run a weight among the tenant's runs; one of weight 3 is served three times as much as one of 1."""
+        return await self._transport.send(calls.weigh_run(run, weight))
+
+    async def marks(self, run: str) -> list[models.MarkInfo]:
+        """Return what happened to the run beside its steps: saves, versions, its trainers, pauses."""
+        return (await self._transport.send(calls.marks(run))).marks
+
     async def points(self, run: str, *, after: int = 0, limit: int = 500) -> models.Points:
         """Return the run's points after step ``after``, at most ``limit``."""
         return await self._transport.send(calls.points(run, after=after, limit=limit))
+
+    async def waiting(self, run: str) -> models.WaitingInfo:
+        """Tell why the run's next operation has not ended, behind what it waits, and for how long at most."""
+        return await self._transport.send(calls.waiting(run))
 
     async def follow(self, run: str, *, after: int = 0, every: float = 1.0) -> AsyncIterator[models.PointInfo]:
         """Yield each point after step ``after`` once, as it comes, for ever; look every ``every`` seconds."""
@@ -108,198 +84,44 @@ class AsyncRuns:
         return await self._transport.send(calls.metric(run, name, after=after, limit=limit))
 
 
-class AsyncGates:
-    """Gates of adapters: pause, resume, and the version that live samplers follow."""
+class AsyncCheckpoints:
+    """Checkpoints of the tenant, many at once; the SDK does the rest."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def state(self, run: str) -> models.GateState:
-        """Describe the gate of the run's adapter."""
-        return await self._transport.send(calls.gate(run))
-
-    async def pause(
-        self,
-        run: str,
-        *,
-        mode: models.GateMode = "keep",
-        reason: str | None = None,
-        ttl: float | None = None,
-        wait_seconds: float = 30.0,
-        clear_cache: bool = False,
-    ) -> models.GateState:
-        """Pause sampling from the adapter, for ``ttl`` seconds at most; wait up to ``wait_seconds`` for it to hold."""
-        return await self._transport.send(
-            calls.pause(run, mode=mode, reason=reason, ttl=ttl, wait_seconds=wait_seconds, clear_cache=clear_cache)
-        )
-
-    async def resume(self, run: str, *, generation: int | None = None) -> models.GateState:
-        """End a pause; with ``generation`` only that one, not a later one of somebody else."""
-        return await self._transport.send(calls.resume(run, generation=generation))
-
-    @asynccontextmanager
-    async def paused(
-        self, run: str, *, mode: models.GateMode = "keep", reason: str | None = None, ttl: float | None = None
-    ) -> AsyncIterator[models.GateState]:
-        """Pause the adapter within the block. At its end, after an error too, this pause ends; one of somebody else goes on."""
-        state = await self.pause(run, mode=mode, reason=reason, ttl=ttl)
-        try:
-            yield state
-        finally:
-            await self._end(run, state.generation)
-
-    async def _end(self, run: str, generation: int) -> None:
-        try:
-            await self.resume(run, generation=generation)
-        except BadRequest:
-            if (await self.state(run)).generation == generation:
-                raise
-
-    async def reload(self, run: str, *, path: str | None = None) -> models.Reloaded:
-        """Have live samplers of the run follow the checkpoint ``path``, by default the newest."""
-        return await self._transport.send(calls.reload(run, path=path))
-
-
-class AsyncSamples:
-    """Samples: streams, reports, and how old a live sampler's may become."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def stream(
-        self,
-        sampler: str,
-        prompt: list[int],
-        *,
-        seq_id: int,
-        num_samples: int = 1,
-        max_tokens: int | None = None,
-        temperature: float = 1.0,
-        seed: int | None = None,
-        stop: list[int] | None = None,
-    ) -> AsyncIterator[Event]:
-        """Draw a sample and yield its tokens as they are made, then all of it.
-
-        ``sampler`` is a sampling session's id, and ``seq_id`` a number that none of its samples had. A stream that breaks
-        off goes on with the next token. Raises ``WeftClientError``.
-        """
-        body = sample_body(
-            sampler,
-            prompt,
-            seq_id=seq_id,
-            num_samples=num_samples,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop=stop,
-        )
-        async for event in self._transport.stream(f"{TINKER}/stream_sample", body):
-            yield event
-
-    async def report(self, request: str) -> models.SampleInfo:
-        """Report on a finished sample: the weights that made each token, the replicas, the time."""
-        return await self._transport.send(calls.report(request))
-
-    async def staleness(self, sampler: str) -> models.StalenessInfo:
-        """Describe how far a live sampler's samples may fall behind."""
-        return await self._transport.send(calls.staleness(sampler))
-
-    async def bound_staleness(
-        self, sampler: str, *, max_version_lag: int | None, on_stale: models.OnStale = "fail"
-    ) -> models.StalenessInfo:
-        """Set how far a live sampler's samples may fall behind; None lifts the bound."""
-        return await self._transport.send(
-            calls.bound_staleness(sampler, max_version_lag=max_version_lag, on_stale=on_stale)
-        )
-
-
-class AsyncUsage:
-    """Usage and limits of the tenant."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def query(
+    async def list(
         self,
         *,
-        since: datetime,
-        before: datetime | None = None,
-        group_by: Collection[models.Dimension] = (),
-        bucket_width: models.BucketWidth = "1h",
-    ) -> AsyncIterator[models.UsageInfo]:
-        """Yield the usage of the hours from ``since`` on, page by page. Both times have a zone."""
-        offset: int | None = 0
-        while offset is not None:
+        run: str | None = None,
+        type: models.CheckpointType | None = None,
+        name: str | None = None,
+        public: bool | None = None,
+        expires_within: int | None = None,
+    ) -> AsyncIterator[models.KeptCheckpoint]:
+        """Yield checkpoints, newest first, page by page: those that are so, and expire within so many seconds."""
+        offset = 0
+        while True:
             page = await self._transport.send(
-                calls.usage(
-                    since=since,
-                    before=before,
-                    group_by=group_by,
-                    bucket_width=bucket_width,
+                calls.checkpoints(
+                    run=run,
+                    type=type,
+                    name=name,
+                    public=public,
+                    expires_within=expires_within,
                     limit=_PAGE,
                     offset=offset,
                 )
             )
-            for line in page.lines:
-                yield line
-            offset = page.next_offset
+            for checkpoint in page.checkpoints:
+                yield checkpoint
+            offset += _PAGE
+            if offset >= page.cursor.total_count:
+                return
 
-    async def standing(self) -> models.StandingReport:
-        """Return the tenant's limits and their use."""
-        return await self._transport.send(calls.standing())
-
-
-class AsyncKeys:
-    """API keys of the tenant."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def list(self) -> models.KeyList:
-        """List the keys, ended ones too."""
-        return await self._transport.send(calls.keys())
-
-    async def create(
-        self,
-        *,
-        note: str = "",
-        role: models.Role = "member",
-        scopes: Collection[str] | None = None,
-        projects: Collection[str] | None = None,
-        expires_at: datetime | None = None,
-        base_models: Collection[str] | None = None,
-        max_rank: int | None = None,
-        networks: Collection[str] | None = None,
-        idempotency_key: str | None = None,
-    ) -> models.MadeKey:
-        """Make a key; its secret is in the answer only. The right to each bound is the caller's own."""
-        rights: dict[str, Any] = {"note": note, "role": role, "expires_at": expires_at, "max_rank": max_rank}
-        lists = {"scopes": scopes, "projects": projects, "base_models": base_models, "networks": networks}
-        rights |= {name: None if given is None else [*given] for name, given in lists.items()}
-        return await self._transport.send(calls.make_key(rights, idempotency_key=idempotency_key))
-
-    async def rotate(self, key: int, *, grace: int = 3600, idempotency_key: str | None = None) -> models.MadeKey:
-        """Make a key with the same rights; the old one ends after ``grace`` seconds."""
-        return await self._transport.send(calls.rotate_key(key, grace=grace, idempotency_key=idempotency_key))
-
-    async def revoke(self, key: int) -> None:
-        """Revoke a key, and end its samples, at once."""
-        await self._transport.send_only(calls.revoke_key(key))
-
-
-class AsyncProjects:
-    """Projects of the tenant."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def list(self) -> models.ProjectList:
-        """List the projects that the key reaches."""
-        return await self._transport.send(calls.projects())
-
-    async def create(self, name: str) -> models.ProjectBody:
-        """Make a project; one of that name is returned as it is."""
-        return await self._transport.send(calls.make_project(name))
+    async def delete(self, paths: Collection[str]) -> models.DeletedCheckpoints:
+        """Delete up to 1,000 checkpoints, and tell at which paths there was none."""
+        return await self._transport.send(calls.delete_checkpoints(paths))
 
 
 class AsyncJobs:
@@ -330,9 +152,14 @@ class AsyncJobs:
         name: str,
         segment: str | None = None,
         ttl_seconds: int | None = None,
+        project: str | None = None,
+        offset: int = 0,
         idempotency_key: str | None = None,
     ) -> models.JobInfo:
-        """Send a tar of PEFT's adapter files, and begin to take it in. Bytes are sent again after an outage, a stream is not."""
+        """Send a tar of PEFT's adapter files, and begin to take it in. Bytes are sent again after an outage, a stream is not.
+
+        With ``offset``, ``archive`` is what comes after so many bytes of an upload that broke off (``received``).
+        """
         return await self._transport.send(
             calls.import_archive(
                 archive,
@@ -340,9 +167,15 @@ class AsyncJobs:
                 name=name,
                 segment=segment,
                 ttl_seconds=ttl_seconds,
+                project=project,
+                offset=offset,
                 idempotency_key=idempotency_key,
             )
         )
+
+    async def received(self, idempotency_key: str) -> models.ReceivedBytes:
+        """Tell how much has come of an archive that was sent under this key, and whose upload broke off."""
+        return await self._transport.send(calls.received(idempotency_key))
 
     async def list(self, *, limit: int = 100) -> models.JobList:
         """List the jobs, newest first."""
@@ -379,18 +212,41 @@ class AsyncWeft:
         retries: int = DEFAULT_RETRIES,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        self._transport = AsyncTransport(Endpoint(base_url, api_key, timeout, retries), http)
+        self._transport = AsyncTransport(Endpoint.of_tenant(base_url, api_key, timeout, retries), http)
         self.runs = AsyncRuns(self._transport)
         self.gates = AsyncGates(self._transport)
         self.samples = AsyncSamples(self._transport)
+        self.operations = AsyncOperations(self._transport)
+        self.exceptions = AsyncClientExceptions(self._transport)
         self.usage = AsyncUsage(self._transport)
+        self.audit = AsyncAudit(self._transport)
         self.keys = AsyncKeys(self._transport)
         self.projects = AsyncProjects(self._transport)
+        self.webhooks = AsyncWebhooks(self._transport)
+        self.checkpoints = AsyncCheckpoints(self._transport)
         self.jobs = AsyncJobs(self._transport)
+        self._admin: AsyncWeftAdmin | None = None
+
+    @property
+    def admin(self) -> AsyncWeftAdmin:
+        """The admin API at ``WEFT_ADMIN_URL``, with the operator's key ``WEFT_ADMIN_KEY``. Raises ``ValueError`` without them."""
+        if self._admin is None:
+            self._admin = AsyncWeftAdmin()
+        return self._admin
+
+    async def with_raw_response(
+        self, method: Callable[P, Awaitable[R]], *args: P.args, **given: P.kwargs
+    ) -> RawResponse[R]:
+        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body."""
+        with NotedResponses() as noted:
+            parsed = await method(*args, **given)
+        return RawResponse(parsed, noted[-1])
 
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.close()
+        if self._admin is not None:
+            await self._admin.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -43,8 +43,16 @@ class OverLimit(WeftClientError):
     """A limit of the tenant is reached; the request may be sent again later."""
 
 
+class EditConflict(WeftClientError):
+    """The state has changed since it was read; nothing was done. Read it again, and decide anew."""
+
+
 class ServiceUnavailable(WeftClientError):
     """The service, or the way to it, is down; whether the request took effect is not known."""
+
+
+class OutcomeUnknown(ServiceUnavailable):
+    """The answer of a change was lost, and the change cannot be sent twice. Read the state to learn whether it was made."""
 
 
 _BY_STATUS: Mapping[int, type[WeftClientError]] = {
@@ -53,6 +61,7 @@ _BY_STATUS: Mapping[int, type[WeftClientError]] = {
     403: NotAllowed,
     404: NotThere,
     410: NotThere,
+    412: EditConflict,
     413: BadRequest,
     422: BadRequest,
     429: OverLimit,

@@ -1,22 +1,130 @@
-"""Records of the service's answers. All are frozen, and ignore fields that a newer service has."""
+"""Records of the service's answers. All are frozen, and read those of other versions.
+
+Fields that a newer service has are ignored, and a field with a fixed set of words is a ``str``: there may be more of them.
+One that may be None is, where an older service does not send it.
+"""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+# isort: off
+from weft_client.sampling_models import (
+    AdapterList as AdapterList,
+    AheadInfo as AheadInfo,
+    ClientExceptionInfo as ClientExceptionInfo,
+    ClientExceptionList as ClientExceptionList,
+    Cursor as Cursor,
+    GateState as GateState,
+    OperationList as OperationList,
+    OwnOperation as OwnOperation,
+    Record as Record,
+    Reloaded as Reloaded,
+    SampleInfo as SampleInfo,
+    SampleList as SampleList,
+    SampleSummary as SampleSummary,
+    Sequence as Sequence,
+    Span as Span,
+    StalenessInfo as StalenessInfo,
+    UsedVersion as UsedVersion,
+    WaitingInfo as WaitingInfo,
+)
+from weft_client.standing_models import (
+    AlertReport as AlertReport,
+    BudgetReport as BudgetReport,
+    LimitReport as LimitReport,
+    MoneyAlertReport as MoneyAlertReport,
+    MoneyBudgetReport as MoneyBudgetReport,
+    Period as Period,
+    ProjectLimitReport as ProjectLimitReport,
+    ProjectReport as ProjectReport,
+    RateReport as RateReport,
+    StandingReport as StandingReport,
+)
+from weft_client.webhook_models import (
+    WebhookBody as WebhookBody,
+    WebhookEventBody as WebhookEventBody,
+    WebhookEventList as WebhookEventList,
+    WebhookList as WebhookList,
+    WebhookSecretBody as WebhookSecretBody,
+)
+# isort: on
 
 GateMode = Literal["abort", "wait", "keep"]
 """``abort`` ends samples in flight, ``wait`` lets them end, ``keep`` holds them and goes on with them after the pause."""
 OnStale = Literal["fail", "restart"]
+SwapPolicy = Literal["continue", "finish"]
 Role = Literal["viewer", "member", "billing", "admin"]
 Dimension = Literal["project", "session", "run", "key", "base_model", "kind"]
 BucketWidth = Literal["1h", "1d"]
+ListedState = Literal["creating", "ready", "ended", "unloaded", "failed"]
+RunFilter = Literal["project_id", "base_model", "state", "text", "metadata"]
+CheckpointType = Literal["training", "sampler", "external"]
+OperationState = Literal["pending", "done", "failed"]
+PriceMeter = Literal["train_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens", "storage"]
+ServiceClass = Literal["interactive", "standard", "batch"]
+SuspendMode = Literal["hold", "read_only", "blocked"]
+GateOf = Literal["adapter", "pool"]
+ReplicaDirective = Literal["drain", "sleep"]
 
 
-class Record(BaseModel):
-    """Base of the records."""
+class RunInfo(Record):
+    """A training run, with the mean losses of its last steps if they were asked for."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    id: str
+    state: str
+    base_model: str
+    project_id: str
+    session_id: str
+    rank: int
+    alpha: float
+    seed: int
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
+    optimizer: str
+    user_metadata: dict[str, str] | None = None
+    sdk_version: str
+    created_at: datetime
+    last_request_at: datetime
+    ended_at: datetime | None = None
+    end_reason: str | None = None
+    optimizer_steps: int
+    weight: float
+    metrics: list[str]
+    recent_losses: list[float | None]
+
+
+class RunWeight(Record):
+    """Weight of a run's passes among the runs of its tenant."""
+
+    id: str
+    weight: float
+
+
+class RunList(Record):
+    """A page of runs, latest first; without a next cursor it is the last one."""
+
+    runs: list[RunInfo]
+    next_cursor: str | None = None
+
+
+class MarkInfo(Record):
+    """Something that happened to a run beside its steps, and the last step that had ended by then."""
+
+    id: str
+    kind: str
+    at: datetime
+    step: int
+    text: str
+    name: str | None = None
+
+
+class MarkList(Record):
+    """Marks in order of time."""
+
+    marks: list[MarkInfo]
 
 
 class PointInfo(Record):
@@ -24,16 +132,16 @@ class PointInfo(Record):
 
     step: int
     at: datetime
-    mean_loss: float | None
-    loss_sum: float | None
+    mean_loss: float | None = None
+    loss_sum: float | None = None
     loss_weight: float
     loss_per: str
     tokens: int
-    learning_rate: float | None
-    grad_norm: float | None
-    sampling_kl: float | None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    sampling_kl: float | None = None
     sampled_tokens: int
-    adapter_step: int | None
+    adapter_step: int | None = None
 
 
 class Points(Record):
@@ -48,7 +156,7 @@ class ValueInfo(Record):
     """Value of a metric at a step; None for one that was not finite."""
 
     step: int
-    value: float | None
+    value: float | None = None
     at: datetime
 
 
@@ -65,105 +173,65 @@ class Recorded(Record):
     values: int
 
 
-class GateState(Record):
-    """State of an adapter's gate: ``open``, ``pausing`` or ``paused``; versions in flight on each replica."""
-
-    adapter: str
-    state: str
-    generation: int
-    mode: str | None
-    reason: str | None
-    since: datetime | None
-    expires_at: datetime | None
-    in_flight: int
-    versions: dict[str, list[str]]
-
-
-class Reloaded(Record):
-    """Version that live samplers follow now."""
-
-    adapter: str
-    version: str
-
-
-class StalenessInfo(Record):
-    """Bound of a live sampler, and the number of versions that it has followed."""
-
-    sampler_id: str
-    max_version_lag: int | None
-    on_stale: str | None
-    publications: int
-
-
-class Span(Record):
-    """Tokens ``[start, end)`` of a sequence, all made by ``version``; None is the bare base."""
-
-    version: str | None
-    start: int
-    end: int
-
-
-class Sequence(Record):
-    """A sampled sequence, and the weights that made its tokens."""
-
-    stop_reason: str
-    spans: list[Span]
-
-
-class SampleInfo(Record):
-    """Report on a finished sample."""
-
-    request_id: str
-    sequences: list[Sequence]
-    min_version: str | None
-    max_version: str | None
-    replicas: list[str]
-    attempts: int
-    queue_seconds: float
-    decode_seconds: float
+UsageDocument = Literal["focus", "cloudevents"]
 
 
 class UsageInfo(Record):
-    """Usage of a bucket; what was not asked for is None."""
+    """Usage of a bucket; what was not asked for is None. ``cost`` is a decimal number, None if a part has no price."""
 
     start: datetime
-    project: str | None
-    session: str | None
-    run: str | None
-    key: int | None
-    base_model: str | None
-    kind: str | None
+    project: str | None = None
+    session: str | None = None
+    run: str | None = None
+    key: int | None = None
+    base_model: str | None = None
+    kind: str | None = None
     operations: int
     failed: int
     train_tokens: int
     prompt_tokens: int
     cached_prompt_tokens: int
     sampled_tokens: int
+    cost: str | None = None
 
 
 class Usage(Record):
-    """A page of usage, and where the next one begins."""
+    """A page of usage, and where the next one begins; ``currency`` of the costs, None without prices.
+
+    Older services send no ``next_cursor``.
+    """
 
     lines: list[UsageInfo]
-    next_offset: int | None
+    currency: str | None = None
+    next_cursor: str | None = None
+    next_offset: int | None = None
 
 
-class LimitReport(Record):
-    """A limit and its use; ``used`` None for a limit of single requests."""
+class AuditInfo(Record):
+    """One thing that was done, or refused: by whom, through which door, to what, and what has changed."""
 
-    name: str
-    value: int
-    used: int | None
-    is_reached: bool
-    is_own: bool
-    reason: str
+    id: int
+    at: datetime
+    actor: str
+    key_id: int | None = None
+    role: str | None = None
+    door: str
+    action: str
+    resource: str
+    resource_id: str
+    project_id: str | None = None
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+    address: str | None = None
+    trace_id: str | None = None
+    outcome: str
 
 
-class StandingReport(Record):
-    """Share of passes, and limits."""
+class AuditPageBody(Record):
+    """Entries of the audit log, newest first; cursor of the next page, None on the last one."""
 
-    share: float
-    limits: list[LimitReport]
+    entries: list[AuditInfo]
+    next_cursor: str | None = None
 
 
 class KeyBody(Record):
@@ -174,14 +242,14 @@ class KeyBody(Record):
     note: str
     role: str
     scopes: list[str]
-    projects: list[str] | None
-    base_models: list[str] | None
-    max_rank: int | None
-    networks: list[str] | None
+    projects: list[str] | None = None
+    base_models: list[str] | None = None
+    max_rank: int | None = None
+    networks: list[str] | None = None
     created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
 
 
 class KeyList(Record):
@@ -203,13 +271,43 @@ class ProjectBody(Record):
 
     id: str
     name: str
-    created_at: datetime | None
+    created_at: datetime | None = None
+    limits: dict[str, int]
 
 
 class ProjectList(Record):
     """Projects, the default one first."""
 
     projects: list[ProjectBody]
+
+
+class KeptCheckpoint(Record):
+    """A checkpoint of ``run``, and how many samplers of open sessions draw from it now."""
+
+    checkpoint_id: str
+    checkpoint_type: str
+    time: datetime
+    tinker_path: str
+    size_bytes: int
+    public: bool
+    user_metadata: dict[str, str] | None = None
+    expires_at: datetime | None = None
+    run: str
+    samplers: int
+
+
+class KeptCheckpoints(Record):
+    """A page of checkpoints, newest first."""
+
+    checkpoints: list[KeptCheckpoint]
+    cursor: Cursor
+
+
+class DeletedCheckpoints(Record):
+    """Number of checkpoints that were deleted, and the paths at which there was none."""
+
+    deleted: int
+    missing: list[str]
 
 
 class JobError(Record):
@@ -219,6 +317,12 @@ class JobError(Record):
     message: str
 
 
+class ReceivedBytes(Record):
+    """Bytes of an archive that have come before its upload broke off."""
+
+    received_bytes: int
+
+
 class JobInfo(Record):
     """A merge or an import. ``path`` is what it made; ``total_bytes`` is 0 until it is known."""
 
@@ -226,14 +330,14 @@ class JobInfo(Record):
     kind: str
     state: str
     base_model: str
-    path: str | None
+    path: str | None = None
     done_bytes: int
     total_bytes: int
     attempts: int
     created_at: datetime
-    finished_at: datetime | None
+    finished_at: datetime | None = None
     is_cancelling: bool
-    error: JobError | None
+    error: JobError | None = None
 
 
 class JobList(Record):

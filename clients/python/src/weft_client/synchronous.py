@@ -1,93 +1,72 @@
-"""The client without asyncio. ``clients/python/make_sync.py`` makes it of ``weft_client.asynchronous``."""
+"""The client without asyncio.
+
+``clients/python/make_sync.py`` makes this file of ``weft_client.asynchronous``.
+"""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import datetime
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import ParamSpec, Self, TypeVar
 
 import httpx
 
 from weft_client import calls, models
-from weft_client.calls import TINKER, Archive, Call
-from weft_client.errors import BadRequest, WeftClientError
-from weft_client.models import Record
-from weft_client.streams import Event, StreamReader, sample_body
-from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint, read, unreachable
+from weft_client.admin_sync import WeftAdmin
+from weft_client.calls import Archive
+from weft_client.raw_responses import NotedResponses, RawResponse
+from weft_client.sampling_sync import ClientExceptions, Gates, Operations, Samples
+from weft_client.tenancy_sync import Audit, Keys, Projects, Usage
+from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint
+from weft_client.transport_sync import Transport
+from weft_client.webhooks_sync import Webhooks
 
-R = TypeVar("R", bound=Record)
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _PAGE = 1000
 
 
-class Transport:
-    """Sends calls over one pool of connections, and repeats those that may be repeated."""
-
-    def __init__(self, endpoint: Endpoint, http: httpx.Client | None) -> None:
-        self._endpoint = endpoint
-        self._http = http or httpx.Client()
-
-    def send(self, call: Call[R]) -> R:
-        """Return the record of the answer. Raises ``WeftClientError``."""
-        answer = self._answer(call)
-        if answer is None:
-            raise WeftClientError("the answer is empty", code="no_answer", status=204)
-        return answer
-
-    def send_only(self, call: Call[Any]) -> None:
-        """Send a call whose answer has no body. Raises ``WeftClientError``."""
-        self._answer(call)
-
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a stream; one that breaks off is begun again. Raises ``WeftClientError``."""
-        call: Call[Record] = Call("POST", path, None, body=body)
-        reader, attempt = StreamReader(), 0
-        while not reader.is_done:
-            try:
-                request = self._endpoint.request(call)
-                with self._http.stream(**request) as response:
-                    if not response.is_success:
-                        response.read()
-                        read(call, response)
-                    for line in response.iter_lines():
-                        for event in reader.events(line):
-                            attempt = 0
-                            yield event
-                if reader.is_done:
-                    return
-                failure: WeftClientError = unreachable(httpx.ReadError("the stream ended early"))
-            except httpx.TransportError as error:
-                failure = unreachable(error)
-            except WeftClientError as error:
-                failure = error
-            time.sleep(self._endpoint.delay(call, failure, attempt))
-            attempt += 1
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-    def _answer(self, call: Call[R]) -> R | None:
-        attempt = 0
-        while True:
-            try:
-                return read(call, self._http.request(**self._endpoint.request(call)))
-            except httpx.TransportError as error:
-                failure: WeftClientError = unreachable(error)
-            except WeftClientError as error:
-                failure = error
-            time.sleep(self._endpoint.delay(call, failure, attempt))
-            attempt += 1
-
-
 class Runs:
-    """Curves of runs."""
+    """Runs, and their curves."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
+    def page(
+        self,
+        *,
+        project_id: str | None = None,
+        base_model: str | None = None,
+        state: models.ListedState | None = None,
+        text: str | None = None,
+        metadata: str | None = None,
+        recent: int = 0,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> models.RunList:
+        """Return a page of runs, latest first. ``metadata`` is one entry, as ``name=value``."""
+        which: dict[models.RunFilter, str | None] = {"project_id": project_id, "base_model": base_model, "state": state}
+        which |= {"text": text, "metadata": metadata}
+        return self._transport.send(calls.runs(which, recent=recent, limit=limit, cursor=cursor))
+
+    def get(self, run: str, *, recent: int = 0) -> models.RunInfo:
+        """Describe the run, with the mean losses of its last ``recent`` steps."""
+        return self._transport.send(calls.run(run, recent=recent))
+
+    def weigh(self, run: str, weight: float) -> models.RunWeight:
+        """Give the run a weight among the tenant's runs; one of weight 3 is served three times as much as one of 1."""
+        return self._transport.send(calls.weigh_run(run, weight))
+
+    def marks(self, run: str) -> list[models.MarkInfo]:
+        """Return what happened to the run beside its steps: saves, versions, its trainers, pauses."""
+        return (self._transport.send(calls.marks(run))).marks
+
     def points(self, run: str, *, after: int = 0, limit: int = 500) -> models.Points:
         """Return the run's points after step ``after``, at most ``limit``."""
         return self._transport.send(calls.points(run, after=after, limit=limit))
+
+    def waiting(self, run: str) -> models.WaitingInfo:
+        """Tell why the run's next operation has not ended, behind what it waits, and for how long at most."""
+        return self._transport.send(calls.waiting(run))
 
     def follow(self, run: str, *, after: int = 0, every: float = 1.0) -> Iterator[models.PointInfo]:
         """Yield each point after step ``after`` once, as it comes, for ever; look every ``every`` seconds."""
@@ -108,196 +87,44 @@ class Runs:
         return self._transport.send(calls.metric(run, name, after=after, limit=limit))
 
 
-class Gates:
-    """Gates of adapters: pause, resume, and the version that live samplers follow."""
+class Checkpoints:
+    """Checkpoints of the tenant, many at once; the SDK does the rest."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def state(self, run: str) -> models.GateState:
-        """Describe the gate of the run's adapter."""
-        return self._transport.send(calls.gate(run))
-
-    def pause(
-        self,
-        run: str,
-        *,
-        mode: models.GateMode = "keep",
-        reason: str | None = None,
-        ttl: float | None = None,
-        wait_seconds: float = 30.0,
-        clear_cache: bool = False,
-    ) -> models.GateState:
-        """Pause sampling from the adapter, for ``ttl`` seconds at most; wait up to ``wait_seconds`` for it to hold."""
-        return self._transport.send(
-            calls.pause(run, mode=mode, reason=reason, ttl=ttl, wait_seconds=wait_seconds, clear_cache=clear_cache)
-        )
-
-    def resume(self, run: str, *, generation: int | None = None) -> models.GateState:
-        """End a pause; with ``generation`` only that one, not a later one of somebody else."""
-        return self._transport.send(calls.resume(run, generation=generation))
-
-    @contextmanager
-    def paused(
-        self, run: str, *, mode: models.GateMode = "keep", reason: str | None = None, ttl: float | None = None
-    ) -> Iterator[models.GateState]:
-        """Pause the adapter within the block. At its end, after an error too, this pause ends; one of somebody else goes on."""
-        state = self.pause(run, mode=mode, reason=reason, ttl=ttl)
-        try:
-            yield state
-        finally:
-            self._end(run, state.generation)
-
-    def _end(self, run: str, generation: int) -> None:
-        try:
-            self.resume(run, generation=generation)
-        except BadRequest:
-            if (self.state(run)).generation == generation:
-                raise
-
-    def reload(self, run: str, *, path: str | None = None) -> models.Reloaded:
-        """Have live samplers of the run follow the checkpoint ``path``, by default the newest."""
-        return self._transport.send(calls.reload(run, path=path))
-
-
-class Samples:
-    """Samples: streams, reports, and how old a live sampler's may become."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def stream(
-        self,
-        sampler: str,
-        prompt: list[int],
-        *,
-        seq_id: int,
-        num_samples: int = 1,
-        max_tokens: int | None = None,
-        temperature: float = 1.0,
-        seed: int | None = None,
-        stop: list[int] | None = None,
-    ) -> Iterator[Event]:
-        """Draw a sample and yield its tokens as they are made, then all of it.
-
-        ``sampler`` is a sampling session's id, and ``seq_id`` a number that none of its samples had. A stream that breaks
-        off goes on with the next token. Raises ``WeftClientError``.
-        """
-        body = sample_body(
-            sampler,
-            prompt,
-            seq_id=seq_id,
-            num_samples=num_samples,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop=stop,
-        )
-        for event in self._transport.stream(f"{TINKER}/stream_sample", body):
-            yield event
-
-    def report(self, request: str) -> models.SampleInfo:
-        """Report on a finished sample: the weights that made each token, the replicas, the time."""
-        return self._transport.send(calls.report(request))
-
-    def staleness(self, sampler: str) -> models.StalenessInfo:
-        """Describe how far a live sampler's samples may fall behind."""
-        return self._transport.send(calls.staleness(sampler))
-
-    def bound_staleness(
-        self, sampler: str, *, max_version_lag: int | None, on_stale: models.OnStale = "fail"
-    ) -> models.StalenessInfo:
-        """Set how far a live sampler's samples may fall behind; None lifts the bound."""
-        return self._transport.send(calls.bound_staleness(sampler, max_version_lag=max_version_lag, on_stale=on_stale))
-
-
-class Usage:
-    """Usage and limits of the tenant."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def query(
+    def list(
         self,
         *,
-        since: datetime,
-        before: datetime | None = None,
-        group_by: Collection[models.Dimension] = (),
-        bucket_width: models.BucketWidth = "1h",
-    ) -> Iterator[models.UsageInfo]:
-        """Yield the usage of the hours from ``since`` on, page by page. Both times have a zone."""
-        offset: int | None = 0
-        while offset is not None:
+        run: str | None = None,
+        type: models.CheckpointType | None = None,
+        name: str | None = None,
+        public: bool | None = None,
+        expires_within: int | None = None,
+    ) -> Iterator[models.KeptCheckpoint]:
+        """Yield checkpoints, newest first, page by page: those that are so, and expire within so many seconds."""
+        offset = 0
+        while True:
             page = self._transport.send(
-                calls.usage(
-                    since=since,
-                    before=before,
-                    group_by=group_by,
-                    bucket_width=bucket_width,
+                calls.checkpoints(
+                    run=run,
+                    type=type,
+                    name=name,
+                    public=public,
+                    expires_within=expires_within,
                     limit=_PAGE,
                     offset=offset,
                 )
             )
-            for line in page.lines:
-                yield line
-            offset = page.next_offset
+            for checkpoint in page.checkpoints:
+                yield checkpoint
+            offset += _PAGE
+            if offset >= page.cursor.total_count:
+                return
 
-    def standing(self) -> models.StandingReport:
-        """Return the tenant's limits and their use."""
-        return self._transport.send(calls.standing())
-
-
-class Keys:
-    """API keys of the tenant."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def list(self) -> models.KeyList:
-        """List the keys, ended ones too."""
-        return self._transport.send(calls.keys())
-
-    def create(
-        self,
-        *,
-        note: str = "",
-        role: models.Role = "member",
-        scopes: Collection[str] | None = None,
-        projects: Collection[str] | None = None,
-        expires_at: datetime | None = None,
-        base_models: Collection[str] | None = None,
-        max_rank: int | None = None,
-        networks: Collection[str] | None = None,
-        idempotency_key: str | None = None,
-    ) -> models.MadeKey:
-        """Make a key; its secret is in the answer only. The right to each bound is the caller's own."""
-        rights: dict[str, Any] = {"note": note, "role": role, "expires_at": expires_at, "max_rank": max_rank}
-        lists = {"scopes": scopes, "projects": projects, "base_models": base_models, "networks": networks}
-        rights |= {name: None if given is None else [*given] for name, given in lists.items()}
-        return self._transport.send(calls.make_key(rights, idempotency_key=idempotency_key))
-
-    def rotate(self, key: int, *, grace: int = 3600, idempotency_key: str | None = None) -> models.MadeKey:
-        """Make a key with the same rights; the old one ends after ``grace`` seconds."""
-        return self._transport.send(calls.rotate_key(key, grace=grace, idempotency_key=idempotency_key))
-
-    def revoke(self, key: int) -> None:
-        """Revoke a key, and end its samples, at once."""
-        self._transport.send_only(calls.revoke_key(key))
-
-
-class Projects:
-    """Projects of the tenant."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def list(self) -> models.ProjectList:
-        """List the projects that the key reaches."""
-        return self._transport.send(calls.projects())
-
-    def create(self, name: str) -> models.ProjectBody:
-        """Make a project; one of that name is returned as it is."""
-        return self._transport.send(calls.make_project(name))
+    def delete(self, paths: Collection[str]) -> models.DeletedCheckpoints:
+        """Delete up to 1,000 checkpoints, and tell at which paths there was none."""
+        return self._transport.send(calls.delete_checkpoints(paths))
 
 
 class Jobs:
@@ -328,9 +155,14 @@ class Jobs:
         name: str,
         segment: str | None = None,
         ttl_seconds: int | None = None,
+        project: str | None = None,
+        offset: int = 0,
         idempotency_key: str | None = None,
     ) -> models.JobInfo:
-        """Send a tar of PEFT's adapter files, and begin to take it in. Bytes are sent again after an outage, a stream is not."""
+        """Send a tar of PEFT's adapter files, and begin to take it in. Bytes are sent again after an outage, a stream is not.
+
+        With ``offset``, ``archive`` is what comes after so many bytes of an upload that broke off (``received``).
+        """
         return self._transport.send(
             calls.import_archive(
                 archive,
@@ -338,9 +170,15 @@ class Jobs:
                 name=name,
                 segment=segment,
                 ttl_seconds=ttl_seconds,
+                project=project,
+                offset=offset,
                 idempotency_key=idempotency_key,
             )
         )
+
+    def received(self, idempotency_key: str) -> models.ReceivedBytes:
+        """Tell how much has come of an archive that was sent under this key, and whose upload broke off."""
+        return self._transport.send(calls.received(idempotency_key))
 
     def list(self, *, limit: int = 100) -> models.JobList:
         """List the jobs, newest first."""
@@ -377,18 +215,39 @@ class Weft:
         retries: int = DEFAULT_RETRIES,
         http: httpx.Client | None = None,
     ) -> None:
-        self._transport = Transport(Endpoint(base_url, api_key, timeout, retries), http)
+        self._transport = Transport(Endpoint.of_tenant(base_url, api_key, timeout, retries), http)
         self.runs = Runs(self._transport)
         self.gates = Gates(self._transport)
         self.samples = Samples(self._transport)
+        self.operations = Operations(self._transport)
+        self.exceptions = ClientExceptions(self._transport)
         self.usage = Usage(self._transport)
+        self.audit = Audit(self._transport)
         self.keys = Keys(self._transport)
         self.projects = Projects(self._transport)
+        self.webhooks = Webhooks(self._transport)
+        self.checkpoints = Checkpoints(self._transport)
         self.jobs = Jobs(self._transport)
+        self._admin: WeftAdmin | None = None
+
+    @property
+    def admin(self) -> WeftAdmin:
+        """The admin API at ``WEFT_ADMIN_URL``, with the operator's key ``WEFT_ADMIN_KEY``. Raises ``ValueError`` without them."""
+        if self._admin is None:
+            self._admin = WeftAdmin()
+        return self._admin
+
+    def with_raw_response(self, method: Callable[P, R], *args: P.args, **given: P.kwargs) -> RawResponse[R]:
+        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body."""
+        with NotedResponses() as noted:
+            parsed = method(*args, **given)
+        return RawResponse(parsed, noted[-1])
 
     def close(self) -> None:
         """Close the connections."""
         self._transport.close()
+        if self._admin is not None:
+            self._admin.close()
 
     def __enter__(self) -> Self:
         return self

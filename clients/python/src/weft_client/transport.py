@@ -4,18 +4,22 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from weft_client.calls import Call
-from weft_client.errors import ServiceUnavailable, WeftClientError, error_of
+from weft_client.errors import OutcomeUnknown, ServiceUnavailable, WeftClientError, error_of
 from weft_client.models import Record
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_RETRIES = 5
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 20.0
 """Seconds before a repeat, which double each time."""
+_UNKNOWN = frozenset({0, 500, 502, 503, 504})
+"""Statuses after which a change may have been made; 0: no answer."""
+_NOT_SENT = "no_connection"
+"""Code of a request that never reached the service."""
 _CREDENTIALS = Path("~/.tinker/credentials.json")
 """File of the ``tinker auth login`` command."""
 
@@ -23,23 +27,45 @@ R = TypeVar("R", bound=Record)
 
 
 class Endpoint:
-    """Address and key of a service, and how often a request is repeated.
+    """Address and key of a service, and how often a request is repeated."""
 
-    ``base_url`` and ``api_key`` default to ``TINKER_BASE_URL`` and ``TINKER_API_KEY``; the key also to the one that
-    ``tinker auth login`` has stored. Raises ``ValueError`` where neither is there.
-    """
+    def __init__(self, base_url: str, api_key: str, timeout: float, retries: int) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.headers = {"X-API-Key": api_key}
+        self.timeout = timeout
+        self.retries = retries
 
-    def __init__(self, base_url: str | None, api_key: str | None, timeout: float, retries: int) -> None:
+    @classmethod
+    def of_tenant(cls, base_url: str | None, api_key: str | None, timeout: float, retries: int) -> Self:
+        """Return the endpoint of a tenant's key.
+
+        ``base_url`` and ``api_key`` default to ``TINKER_BASE_URL`` and ``TINKER_API_KEY``; the key also to the one that
+        ``tinker auth login`` has stored. Raises ``ValueError`` where neither is there.
+        """
         url = base_url or os.environ.get("TINKER_BASE_URL")
         key = api_key or os.environ.get("TINKER_API_KEY") or _stored_key()
         if not url:
             raise ValueError("name the service: pass base_url, or set TINKER_BASE_URL")
         if not key:
             raise ValueError("no API key: pass api_key, set TINKER_API_KEY, or run `tinker auth login`")
-        self.base_url = url.rstrip("/")
-        self.headers = {"X-API-Key": key}
-        self.timeout = timeout
-        self.retries = retries
+        return cls(url, key, timeout, retries)
+
+    @classmethod
+    def of_operator(cls, base_url: str | None, api_key: str | None, timeout: float, retries: int) -> Self:
+        """Return the endpoint of an operator's key.
+
+        ``base_url`` and ``api_key`` default to ``WEFT_ADMIN_URL`` and ``WEFT_ADMIN_KEY``. Raises ``ValueError`` where neither
+        is there.
+        """
+        url = base_url or os.environ.get("WEFT_ADMIN_URL")
+        key = api_key or os.environ.get("WEFT_ADMIN_KEY")
+        if not url:
+            raise ValueError("name the admin API: pass base_url, or set WEFT_ADMIN_URL")
+        if not key:
+            raise ValueError(
+                "no operator's key: pass api_key, or set WEFT_ADMIN_KEY (`weft operator create` makes one)"
+            )
+        return cls(url, key, timeout, retries)
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
         """Return the arguments of ``httpx`` for the call."""
@@ -56,6 +82,11 @@ class Endpoint:
 
     def delay(self, call: Call[Any], failure: WeftClientError, attempt: int) -> float:
         """Return the seconds before the call is sent again. Raises ``failure`` if it is not to be."""
+        if not call.is_safe_twice and failure.status in _UNKNOWN and failure.code != _NOT_SENT:
+            told = (
+                f"whether the change was made is not known ({failure.detail}); read the state before you send it again"
+            )
+            raise OutcomeUnknown(told, code="outcome_unknown", status=failure.status) from failure
         if attempt >= self.retries or not failure.retryable or not call.is_repeatable:
             raise failure
         if failure.retry_after is not None:
@@ -82,7 +113,8 @@ def read(call: Call[R], response: httpx.Response) -> R | None:
 def unreachable(error: httpx.TransportError) -> ServiceUnavailable:
     """Return the error of a request without an answer."""
     told = f"{type(error).__name__}: {error}"
-    return ServiceUnavailable(f"the service did not answer: {told}", code="no_answer", status=0, retryable=True)
+    code = _NOT_SENT if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else "no_answer"
+    return ServiceUnavailable(f"the service did not answer: {told}", code=code, status=0, retryable=True)
 
 
 def _stored_key() -> str | None:

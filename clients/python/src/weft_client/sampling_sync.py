@@ -1,0 +1,203 @@
+"""Gates, samples and operations without asyncio.
+
+``clients/python/make_sync.py`` makes this file of ``weft_client.sampling_async``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from weft_client import calls, models
+from weft_client.calls import TINKER
+from weft_client.errors import BadRequest
+from weft_client.streams import Event, sample_body
+from weft_client.transport_sync import Transport
+
+_PAGE = 1000
+_PAGE_OF_WORK = 200
+
+
+class Gates:
+    """Gates of adapters: pause, resume, and the version that live samplers follow."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def state(self, run: str) -> models.GateState:
+        """Describe the gate of the run's adapter."""
+        return self._transport.send(calls.gate(run))
+
+    def list(self) -> Iterator[models.GateState]:
+        """Yield the gates of the tenant's adapters, those of the newest runs first, page by page."""
+        offset = 0
+        while True:
+            page = self._transport.send(calls.adapters(limit=_PAGE, offset=offset))
+            for state in page.adapters:
+                yield state
+            offset += _PAGE
+            if offset >= page.cursor.total_count:
+                return
+
+    def pause(
+        self,
+        run: str,
+        *,
+        mode: models.GateMode = "keep",
+        reason: str | None = None,
+        ttl: float | None = None,
+        wait_seconds: float = 30.0,
+        clear_cache: bool = False,
+        generation: int | None = None,
+    ) -> models.GateState:
+        """Pause sampling from the adapter, for ``ttl`` seconds at most; wait up to ``wait_seconds`` for it to hold.
+
+        With ``generation``, pause only a gate that is still at it.
+        """
+        return self._transport.send(
+            calls.pause(
+                run,
+                mode=mode,
+                reason=reason,
+                ttl=ttl,
+                wait_seconds=wait_seconds,
+                clear_cache=clear_cache,
+                generation=generation,
+            )
+        )
+
+    def resume(self, run: str, *, generation: int | None = None) -> models.GateState:
+        """End a pause; with ``generation`` only that one, not a later one of somebody else."""
+        return self._transport.send(calls.resume(run, generation=generation))
+
+    @contextmanager
+    def paused(
+        self, run: str, *, mode: models.GateMode = "keep", reason: str | None = None, ttl: float | None = None
+    ) -> Iterator[models.GateState]:
+        """Pause the adapter within the block. At its end, after an error too, this pause ends; one of somebody else goes on."""
+        state = self.pause(run, mode=mode, reason=reason, ttl=ttl)
+        try:
+            yield state
+        finally:
+            self._end(run, state.generation)
+
+    def _end(self, run: str, generation: int) -> None:
+        try:
+            self.resume(run, generation=generation)
+        except BadRequest:
+            if (self.state(run)).generation == generation:
+                raise
+
+    def reload(self, run: str, *, path: str | None = None) -> models.Reloaded:
+        """Have live samplers of the run follow the checkpoint ``path``, by default the newest."""
+        return self._transport.send(calls.reload(run, path=path))
+
+
+class Samples:
+    """Samples: streams, reports, and how old a live sampler's may become."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def stream(
+        self,
+        sampler: str,
+        prompt: list[int],
+        *,
+        seq_id: int,
+        num_samples: int = 1,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        stop: list[int] | None = None,
+    ) -> Iterator[Event]:
+        """Draw a sample and yield its tokens as they are made, then all of it.
+
+        ``sampler`` is a sampling session's id, and ``seq_id`` a number that none of its samples had. A stream that breaks
+        off goes on with the next token. Raises ``WeftClientError``.
+        """
+        body = sample_body(
+            sampler,
+            prompt,
+            seq_id=seq_id,
+            num_samples=num_samples,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop=stop,
+        )
+        for event in self._transport.stream(f"{TINKER}/stream_sample", body):
+            yield event
+
+    def finished(self) -> Iterator[models.SampleSummary]:
+        """Yield the samples that have ended, newest first, page by page, as long as their results are kept."""
+        after: str | None = None
+        while True:
+            page = self._transport.send(calls.samples(limit=_PAGE_OF_WORK, after=after))
+            for sample in page.samples:
+                yield sample
+            if (after := page.next) is None:
+                return
+
+    def report(self, request: str) -> models.SampleInfo:
+        """Report on a finished sample: the weights that made each token, the replicas, the time."""
+        return self._transport.send(calls.report(request))
+
+    def waiting(self, request: str) -> models.WaitingInfo:
+        """Tell why the sample has not ended, behind what it waits, and for how long at most."""
+        return self._transport.send(calls.request_waiting(request))
+
+    def staleness(self, sampler: str) -> models.StalenessInfo:
+        """Describe how far a live sampler's samples may fall behind."""
+        return self._transport.send(calls.staleness(sampler))
+
+    def bound_staleness(
+        self,
+        sampler: str,
+        *,
+        max_version_lag: int | None,
+        on_stale: models.OnStale = "fail",
+        swap_policy: models.SwapPolicy | None = None,
+    ) -> models.StalenessInfo:
+        """Set how far a live sampler's samples may fall behind, and what a publication does to them; None lifts either."""
+        return self._transport.send(
+            calls.bound_staleness(sampler, max_version_lag=max_version_lag, on_stale=on_stale, swap_policy=swap_policy)
+        )
+
+
+class Operations:
+    """Operations of the tenant: what waits, and what has failed."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(
+        self, *, state: models.OperationState = "pending", lane: str | None = None, kind: str | None = None
+    ) -> Iterator[models.OwnOperation]:
+        """Yield operations page by page: pending ones oldest first, with why they wait; others newest first."""
+        after: str | None = None
+        while True:
+            page = self._transport.send(
+                calls.operations(state=state, lane=lane, kind=kind, limit=_PAGE_OF_WORK, after=after)
+            )
+            for operation in page.operations:
+                yield operation
+            if (after := page.next) is None:
+                return
+
+
+class ClientExceptions:
+    """Exceptions that ended clients' scripts, as the SDK told them."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self, *, session: str | None = None, run: str | None = None) -> Iterator[models.ClientExceptionInfo]:
+        """Yield exceptions, newest first, page by page: all that are kept, or those of a session, or of a run's session."""
+        after: int | None = None
+        while True:
+            page = self._transport.send(
+                calls.client_exceptions(session=session, run=run, limit=_PAGE_OF_WORK, after=after)
+            )
+            for one in page.exceptions:
+                yield one
+            if (after := page.next) is None:
+                return

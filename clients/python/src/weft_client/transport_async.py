@@ -1,0 +1,106 @@
+"""The sender of calls with asyncio. ``weft_client.transport_sync`` is made of this file (``clients/python/make_sync.py``)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import httpx
+
+from weft_client.admin_models import Page
+from weft_client.calls import Call
+from weft_client.errors import WeftClientError
+from weft_client.models import Record
+from weft_client.raw_responses import note_response
+from weft_client.streams import Event, StreamReader
+from weft_client.transport import Endpoint, read, unreachable
+
+R = TypeVar("R", bound=Record)
+
+
+class AsyncTransport:
+    """Sends calls over one pool of connections, and repeats those that may be repeated."""
+
+    def __init__(self, endpoint: Endpoint, http: httpx.AsyncClient | None) -> None:
+        self._endpoint = endpoint
+        self._http = http or httpx.AsyncClient()
+
+    async def send(self, call: Call[R]) -> R:
+        """Return the record of the answer. Raises ``WeftClientError``."""
+        return (await self.send_versioned(call))[0]
+
+    async def send_versioned(self, call: Call[R]) -> tuple[R, str]:
+        """Return the record of the answer, and the version of its state for an ``If-Match``. Raises ``WeftClientError``."""
+        answer, response = await self._answer(call)
+        if answer is None:
+            raise WeftClientError("the answer is empty", code="no_answer", status=204)
+        return answer, response.headers.get("ETag", "")
+
+    async def every(self, first: Call[Page[R]]) -> AsyncIterator[R]:
+        """Yield the rows of a list, page by page. Raises ``WeftClientError``."""
+        page = await self.send(first)
+        while True:
+            for row in page.items:
+                yield row
+            if page.next is None:
+                return
+            page = await self.send(replace(first, query={**first.query, "after": page.next}))
+
+    async def send_only(self, call: Call[Any]) -> None:
+        """Send a call whose answer has no body. Raises ``WeftClientError``."""
+        await self._answer(call)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Event]:
+        """Yield the events of a stream; one that breaks off is begun again. Raises ``WeftClientError``."""
+        call: Call[Record] = Call("POST", path, None, body=body)
+        reader, attempt = StreamReader(), 0
+        while not reader.is_done:
+            try:
+                request = self._endpoint.request(call)
+                async with self._http.stream(**request) as response:
+                    if not response.is_success:
+                        await response.aread()
+                        read(call, response)
+                    async for line in response.aiter_lines():
+                        for event in reader.events(line):
+                            attempt = 0
+                            yield event
+                if reader.is_done:
+                    return
+                failure: WeftClientError = unreachable(httpx.ReadError("the stream ended early"))
+            except httpx.TransportError as error:
+                failure = unreachable(error)
+            except WeftClientError as error:
+                failure = error
+            await asyncio.sleep(self._endpoint.delay(call, failure, attempt))
+            attempt += 1
+
+    async def lines(self, call: Call[Any]) -> AsyncIterator[str]:
+        """Yield the lines of a document as it comes. Raises ``WeftClientError``; one that breaks off is not begun again."""
+        try:
+            async with self._http.stream(**self._endpoint.request(call)) as response:
+                if not response.is_success:
+                    await response.aread()
+                    read(call, response)
+                async for line in response.aiter_lines():
+                    yield line
+        except httpx.TransportError as error:
+            raise unreachable(error) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _answer(self, call: Call[R]) -> tuple[R | None, httpx.Response]:
+        attempt = 0
+        while True:
+            try:
+                response = await self._http.request(**self._endpoint.request(call))
+                note_response(response)
+                return read(call, response), response
+            except httpx.TransportError as error:
+                failure: WeftClientError = unreachable(error)
+            except WeftClientError as error:
+                failure = error
+            await asyncio.sleep(self._endpoint.delay(call, failure, attempt))
+            attempt += 1

@@ -13,12 +13,16 @@ DEFAULT_SERVER = os.environ.get("WEFT_TEST_POSTGRES", "postgresql://postgres@127
 
 
 @contextmanager
-def throwaway_database(server: str = DEFAULT_SERVER) -> Iterator[str]:
-    """Create an empty database on the server, yield its async URL, and drop it afterwards."""
+def throwaway_database(server: str = DEFAULT_SERVER, *, template: str | None = None) -> Iterator[str]:
+    """Create a database on the server, yield its async URL, and drop it afterwards.
+
+    It is empty, or a copy of the database at the URL ``template``, to which nobody may be connected.
+    """
     name = f"weft_{uuid4().hex}"
     url = make_url(server).set(drivername="postgresql+asyncpg", database=name)
     with psycopg.connect(server, autocommit=True, connect_timeout=5) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        source = f' TEMPLATE "{make_url(template).database}"' if template else ""
+        connection.execute(f'CREATE DATABASE "{name}"{source}'.encode())
         try:
             yield url.render_as_string(hide_password=False)
         finally:

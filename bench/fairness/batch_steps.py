@@ -6,13 +6,13 @@ the same replica can reach.
 
 import asyncio
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from bench.sampling.vllm_server import MAX_LORAS, MAX_RANK, MAX_RESIDENT
+from bench.sampling.vllm_server import CONTEXT, MAX_LORAS, MAX_RANK, MAX_RESIDENT
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from engine.sampling.in_process.replica import TorchReplica
@@ -61,7 +61,7 @@ def vllm_steps(name: str, model: Path, base_url: str, folder: Path, sequences: i
         name="bench",
         base_url=base_url,
         served_model=name,
-        base=read_base_model_facts(name, model, None),
+        base=replace(read_base_model_facts(name, model, None), context_length=CONTEXT),
         zero_adapter=folder / "zero-adapter",
         max_lora_rank=MAX_RANK,
         max_loras=MAX_LORAS,

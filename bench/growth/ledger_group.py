@@ -1,5 +1,6 @@
 """The ledger's calls that ``bench.ledger`` does not time: answers to repeats, ends from outside, and operators' questions."""
 
+from datetime import timedelta
 from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,11 +16,11 @@ from contracts.operations import OperationKind
 from ledger import statements as sql
 from ledger.attempts import count_attempts
 from ledger.cancellation import (
+    OfEndedKeys,
     OfEndedSessions,
     OfKey,
     OfLane,
     OfOperation,
-    OfRevokedKeys,
     OfSession,
     OfTenant,
     Selection,
@@ -27,8 +28,11 @@ from ledger.cancellation import (
 from ledger.inspection import OperationFilter, count_pending, inspect_operation, list_operations
 from ledger.pruning import drop_covered_payloads
 from ledger.requeue import requeue_operation
+from ledger.waiting import Waits
 from store.clock import utc_now
-from tenants.keys import keys_revoked_since
+from store.data_folder import DataFolder
+from store.settings import Settings
+from tenants.keys import keys_ended_between
 
 _SHOWN = 50
 """Operations that `weft operation list` shows by default."""
@@ -39,6 +43,8 @@ _NEVER = 2**40
 def ledger_group(calls: LedgerCalls, years: Years) -> tuple[Named, Named]:
     """Return the reading and the writing calls of the ledger."""
     ledger, pending = calls.ledger, _Pending(calls)
+    settings = Settings()
+    waits = Waits(calls.database, settings, DataFolder(settings.data_dir), utc_now)
 
     async def find(session: AsyncSession) -> None:
         _, run, seq_id = years.active
@@ -49,7 +55,13 @@ def ledger_group(calls: LedgerCalls, years: Years) -> tuple[Named, Named]:
         await session.execute(sql.RESULT, {"operation_id": operation, "tenant": tenant})
 
     async def inspect(session: AsyncSession) -> None:
-        await inspect_operation(session, years.finished[1], now=utc_now())
+        await inspect_operation(session, years.finished[1], waits=waits)
+
+    async def why_all_wait(session: AsyncSession) -> None:
+        found = await list_operations(session, OperationFilter(), most=_SHOWN, waits=waits)
+        for one in found[:2]:
+            if one.wait is not None:
+                await waits.ahead(session, one.id, one.wait)
 
     async def fail_pending(transaction: AsyncSession) -> None:
         await ledger.fail_pending(transaction, years.waiting, SessionEnded("the session has ended"), unloads=True)
@@ -70,10 +82,11 @@ def ledger_group(calls: LedgerCalls, years: Years) -> tuple[Named, Named]:
         "leases": lambda session: ledger.leases(session, [years.active[1] for _ in range(16)]),
         "closes_gap": lambda session: session.execute(sql.CLOSES_GAP, {"lane": years.active[1], "seq_id": _NEVER}),
         "oldest_pending": lambda session: session.execute(sql.OLDEST_PENDING, {"tenant": years.tenant}),
-        "revoked_keys": lambda session: keys_revoked_since(session, utc_now()),
+        "ended_keys": lambda session: keys_ended_between(session, utc_now() - timedelta(hours=1), utc_now()),
         "inspect_operation": inspect,
+        "why_all_wait": why_all_wait,
         "count_pending": lambda session: count_pending(session, years.waiting),
-        **{f"list_{name}": partial(_list, chosen=chosen) for name, chosen in _LISTS.items()},
+        **{f"list_{name}": partial(_list, chosen=chosen, waits=waits) for name, chosen in _LISTS.items()},
     }
     writes: dict[str, Within] = {
         "reject": lambda transaction: ledger.reject(transaction, _new(years).rejected(InvalidRequest("too large"))),
@@ -89,7 +102,7 @@ def ledger_group(calls: LedgerCalls, years: Years) -> tuple[Named, Named]:
         "cancel_tenant": lambda transaction: _cancel(calls, OfTenant(years.tenant), transaction),
         "cancel_key": lambda transaction: _cancel(calls, OfKey(1), transaction),
         "cancel_ended_sessions": lambda transaction: _cancel(calls, OfEndedSessions(), transaction),
-        "cancel_revoked_keys": lambda transaction: _cancel(calls, OfRevokedKeys(), transaction),
+        "cancel_ended_keys": lambda transaction: _cancel(calls, OfEndedKeys(utc_now()), transaction),
     }
     return reads, writes
 
@@ -110,8 +123,8 @@ _LISTS = {
 """Lists of operations. Tenant "nobody" has none, so whatever walks over others' rows walks over all of them."""
 
 
-async def _list(session: AsyncSession, *, chosen: OperationFilter) -> None:
-    await list_operations(session, chosen, most=_SHOWN, now=utc_now())
+async def _list(session: AsyncSession, *, chosen: OperationFilter, waits: Waits) -> None:
+    await list_operations(session, chosen, most=_SHOWN, waits=waits)
 
 
 async def _cancel(calls: LedgerCalls, selection: Selection, transaction: AsyncSession) -> None:

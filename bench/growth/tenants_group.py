@@ -30,13 +30,13 @@ from tenants.gates import (
     GateMode,
     Pause,
     closed_gates,
+    flights_of,
     in_flight,
     make_gates,
     mark_in_flight,
     pause_gate,
     pool_gate,
     resume_gate,
-    versions_in_flight,
 )
 from tenants.keys import describe_key, list_keys
 from tenants.limit_use import RUN_USE, SAMPLE_USE, SESSION_USE, STORAGE_USE, TRAINING_USE
@@ -47,17 +47,8 @@ from tenants.run_directives import RunDirective, direct_run, directives_for
 from tenants.run_history import RunEventKind, note_run_events, run_history, was_restored
 from tenants.run_leases import claim_runs, count_runs, idle_runs, release_runs, runs_of_ended_sessions
 from tenants.runs import NewRun, create_run, list_runs, open_run_within_limit, open_runs, run_standing
-from tenants.sample_waits import why_waits
-from tenants.samplers import (
-    NewSampler,
-    create_sampler,
-    held_versions,
-    point_sampler,
-    publish_live,
-    sampled_versions,
-    version_published,
-    versions_followed,
-)
+from tenants.sampled_versions import held_versions, sampled_versions, versions_followed
+from tenants.samplers import NewSampler, create_sampler, point_sampler, publish_live, version_published
 from tenants.sessions import (
     NewSession,
     create_session,
@@ -69,9 +60,9 @@ from tenants.sessions import (
 )
 from tenants.standing import standing
 from tenants.suspensions import suspend_tenant, suspensions
+from tenants.trainers import list_trainers
 from tenants.training_snapshots import NewSnapshot, record_snapshot
 from tenants.usage import usage
-from workers.leases.drains import list_trainers
 
 _PAGE = 20
 _DEFAULTS = Limits.of(Settings())
@@ -86,11 +77,7 @@ def tenants_group(_calls: LedgerCalls, years: Years) -> tuple[Named, Named]:
 def _reads_of_clients(years: Years) -> dict[str, Within]:
     async def standing_of_run(session: AsyncSession) -> None:
         tenant, run, _ = years.active
-        await run_standing(session, tenant, run)
-
-    async def waits(session: AsyncSession) -> None:
-        tenant, sampler, _ = years.live_sampler
-        await why_waits(session, tenant, sampler, utc_now)
+        await run_standing(session, tenant, run, utc_now())
 
     async def find(session: AsyncSession) -> None:
         tenant, _, path = years.old_checkpoint
@@ -117,7 +104,6 @@ def _reads_of_clients(years: Years) -> dict[str, Within]:
 
     return {
         "run_standing": standing_of_run,
-        "why_waits": waits,
         "find_checkpoint": find,
         "get_checkpoint": get,
         "newest_checkpoint": newest,
@@ -127,7 +113,7 @@ def _reads_of_clients(years: Years) -> dict[str, Within]:
         "list_sessions": lambda session: list_sessions(session, years.tenant, limit=_PAGE, offset=0),
         "list_runs": lambda session: list_runs(session, years.tenant, limit=_PAGE, offset=0),
         "list_checkpoints": lambda session: list_checkpoints(session, years.tenant, clock=utc_now, limit=_PAGE),
-        "standing": lambda session: standing(session, years.tenant, _DEFAULTS),
+        "standing": lambda session: standing(session, years.tenant, _DEFAULTS, utc_now()),
         "storage_use": lambda session: STORAGE_USE.of(session, years.tenant, _DEFAULTS),
         "training_use": lambda session: TRAINING_USE.of(session, years.tenant, _DEFAULTS),
         "session_use": lambda session: SESSION_USE.of(session, years.tenant, _DEFAULTS),
@@ -155,7 +141,7 @@ def _reads_of_processes(years: Years) -> dict[str, Within]:
         "versions_followed": lambda session: versions_followed(session, [years.live_sampler[1]], utc_now),
         "closed_gates": lambda session: closed_gates(session, "old", utc_now),
         "in_flight": lambda session: in_flight(session, years.old_run[1]),
-        "versions_in_flight": lambda session: versions_in_flight(session, years.old_run[1]),
+        "flights_of": lambda session: flights_of(session, [years.old_run[1]]),
         "open_runs": lambda session: open_runs(session, BASE_MODEL),
         "count_runs": lambda session: count_runs(session, [LEASE.trainer]),
         "idle_runs": idle,

@@ -3,8 +3,8 @@
 Starts ``weft serve`` on the tiny base; with ``--cluster`` a Redis, a throw-away PostgreSQL database and ``weft up``. One honest
 tenant trains by the SDK, one draws 16-token samples, one step and one sample at a time. A prober asks ``/healthz`` and
 heartbeats 20 times a second each. After a while without an attacker, whose figures are the measure, one attacker makes each
-attack of ``bench.hostile.attacks`` for some seconds, and then all at once. Prints a row for each and, last, one JSON line
-with the worst of all rows.
+attack of ``bench.hostile.attacks`` for some seconds, and then all at once. What an attack has left pending is cancelled before
+the next one, whose row would else tell of both. Prints a row for each and, last, one JSON line with the worst of all rows.
 
 The attacker's process has the lowest priority (``nice`` 19), since it shares the machine's cores with the service: the
 figures are to be the service's, not those of a machine whose cores the attacker's own work fills. Its own share is printed.
@@ -25,6 +25,7 @@ from bench.clients.weft_client import open_session
 from bench.hostile import figures
 from bench.hostile.attacker import AttackTask, Strike
 from bench.hostile.attacks import ATTACKS
+from bench.hostile.backlog import cancel_backlog
 from bench.hostile.figures import Felt, Honest, Row
 from bench.hostile.meter import Meter
 from bench.hostile.stored_bytes import stored_bytes
@@ -147,6 +148,7 @@ def measure(service: ServiceProcess, keys: Sequence[str], settings: Settings, sc
         for strike in schedule.strikes:
             time.sleep(max(0.0, strike.end - time.monotonic()))
             stored.append(stored_bytes(settings, ATTACKER))
+            on_database(settings, lambda database: cancel_backlog(database, settings, ATTACKER))
         trained, sampled, probes, tallies = (process.result() for process in processes)
     reports = Reports(probes, trained, sampled, tallies)
     calm = reports.honest.felt(schedule.calm, schedule.strikes[0].begin)

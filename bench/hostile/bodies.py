@@ -113,10 +113,13 @@ async def expanding_bodies(foothold: Foothold) -> None:
 
     def bodies(run: str) -> list[Body]:
         key = pb.ForwardBackwardRequest(model_id=run, seq_id=1, loss_fn="cross_entropy").SerializeToString()
-        # An unknown field of 60 MB, which is within the limit.
-        within = key + b"\xa2\x06" + _varint(60 * MIB) + bytes(60 * MIB)
+        # 60 MB are within the limit, in one field that no message has, or in sequences of a megabyte.
+        unknown = key + b"\xa2\x06" + _varint(60 * MIB) + bytes(60 * MIB)
+        datum = pb.Datum(model_input=[pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=bytes(MIB)))])
+        known = pb.ForwardBackwardRequest(model_id=run, seq_id=2, loss_fn="cross_entropy", data=[datum] * 60)
         return [
-            Body("/forward_backward", packed(within), _ZSTD | _PROTOBUF),
+            Body("/forward_backward", packed(unknown), _ZSTD | _PROTOBUF),
+            Body("/forward_backward", packed(known.SerializeToString()), _ZSTD | _PROTOBUF),
             Body("/forward_backward", packed(bytes(512 * MIB)), _ZSTD | _PROTOBUF),
             Body("/telemetry", packed(bytes(512 * MIB)), _ZSTD),
         ]

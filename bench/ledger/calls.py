@@ -30,7 +30,7 @@ from ledger.sample_claims import (
     waiting_samples,
 )
 from ledger.wakeups import Wakeups
-from store.clock import Clock
+from store.clock import Clock, utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.settings import Settings
@@ -178,7 +178,7 @@ class LedgerCalls:
 
     async def _waiting_samples(self) -> list[RequestId]:
         async with self.database.read() as session:
-            found = await waiting_samples(session, BASE_MODEL, of_each=16)
+            found = await waiting_samples(session, BASE_MODEL, of_each=16, now=utc_now())
         return [sample.id for samples in found.values() for sample in samples]
 
     async def _claim_samples(self) -> None:

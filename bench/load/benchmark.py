@@ -26,12 +26,13 @@ from bench.load.probes import ProbeTask
 from bench.processes.cpu import cpu_seconds
 from bench.processes.json_process import JsonProcess
 from bench.workload import OperationShape
-from cli.administration import new_tenant, on_database
+from cli.administration import on_database
 from contracts.base_model import read_base_model_facts
 from engine.model.tiny_model import write_tiny_model
 from store.database import Database
 from store.settings import Settings
 from testing.cluster_process import ClusterProcess, RedisProcess
+from testing.tenants import new_tenant
 from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 BASE = "weft/tiny"

@@ -8,6 +8,10 @@ The least time of an asynchronous step is the longer one of sampling and trainin
 longer of the two. A machine without an accelerator has no two devices, so cores stand for them: vLLM keeps to its cores (all
 but the last), and weft, which trains, and the benchmark keep to the last one, in both loops.
 
+Samples in flight of the asynchronous loop end on the version that they began with, or go on with each newer one
+(``--swaps continue``): then a publication cuts them, and their prompts and tokens so far are computed again. ``cuts_per_step``
+counts that.
+
 The lag of a batch counts versions between the oldest one that drew a token of it, by the service's own report, and the one that
 learned from it. Prints a table and, last, one JSON line. Nothing else should run meanwhile: all share the machine.
 """
@@ -21,7 +25,7 @@ from pathlib import Path
 
 from bench.bases import write_base
 from bench.clients.weft_client import WeftClient
-from bench.processes.cpu import pin
+from bench.processes.cpu import children_cpu_seconds, pin
 from bench.processes.fresh_process import in_fresh_process, prepare
 from bench.report import print_figures
 from bench.rl.loops import Turn, asynchronous, in_step
@@ -52,6 +56,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=8, help="of a group")
     parser.add_argument("--tokens", type=int, default=48, help="of a sample, in the mean")
     parser.add_argument("--max-lag", type=int, default=2, help="bound of the asynchronous loop, in versions")
+    parser.add_argument("--swaps", default="finish", choices=["finish", "continue"], help="of the asynchronous loop")
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--shared-cores", action="store_true", help="leave weft free to use vLLM's cores")
     return parser.parse_args()
@@ -64,12 +69,14 @@ def keep_apart(service: ServiceProcess) -> None:
     pin(os.getpid(), last)
 
 
-async def take_turns(base_url: str, key: str, vocabulary: int, options: argparse.Namespace) -> dict[str, list[Turn]]:
+async def take_turns(
+    service: ServiceProcess, key: str, vocabulary: int, options: argparse.Namespace
+) -> dict[str, list[Turn]]:
     """Run both loops in each round, the order reversed in every second one."""
     shape = GroupShape(options.samples, tuple(max(1, int(part * options.tokens)) for part in _PARTS))
     turns: dict[str, list[Turn]] = {"in_step": [], "async": []}
     sizes = {"groups": options.groups, "steps": options.steps, "warm_up": options.warm_up}
-    async with WeftClient(base_url, key) as client:
+    async with WeftClient(service.base_url, key) as client:
         for number in range(options.rounds):
             for name in list(turns) if number % 2 == 0 else reversed(turns):
                 policy = await Policy.create(
@@ -80,10 +87,14 @@ async def take_turns(base_url: str, key: str, vocabulary: int, options: argparse
                     learning_rate=options.learning_rate,
                     seed=number,
                 )
+                began = children_cpu_seconds(service.pid)
                 if name == "async":
+                    await policy.follow(options.swaps, max_lag=options.max_lag)
                     turn = await asynchronous(policy, **sizes, max_lag=options.max_lag)
                 else:
                     turn = await in_step(policy, **sizes)
+                batches = policy.asked / options.samples / options.groups
+                turn.sampler_cpu = (children_cpu_seconds(service.pid) - began) / batches
                 turns[name].append(turn)
                 curve = " ".join(f"{reward:.2f}" for reward in turn.rewards)
                 print(f"{name:8} {turn.seconds:7.1f} s  lag {turn.largest_lag}  rewards {curve}", flush=True)
@@ -105,9 +116,12 @@ def figures_of(turns: dict[str, list[Turn]], options: argparse.Namespace) -> dic
         "async_s_per_step": sum(turn.seconds for turn in free) / steps,
         "sampling_s_per_step": sampling / steps,
         "training_s_per_step": training / steps,
+        "in_step_vllm_cpu_s_per_batch": sum(turn.sampler_cpu for turn in stepped) / len(stepped),
+        "async_vllm_cpu_s_per_batch": sum(turn.sampler_cpu for turn in free) / len(free),
         "max_version_lag": max(turn.largest_lag for turn in free),
         "version_lag_bound": options.max_lag,
         "in_step_version_lag": max(turn.largest_lag for turn in stepped),
+        "cuts_per_step": sum(turn.cuts for turn in free) / (steps + options.warm_up * options.rounds),
         "lost": sum(turn.lost for turn in stepped + free),
         "reward_first": sum(turn.rewards[0] for turn in stepped + free) / len(stepped + free),
         "reward_in_step": sum(turn.final_reward() for turn in stepped) / len(stepped),
@@ -125,7 +139,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         if not options.shared_cores:
             keep_apart(service)
         try:
-            turns = asyncio.run(take_turns(service.base_url, key, vocabulary, options))
+            turns = asyncio.run(take_turns(service, key, vocabulary, options))
         except RuntimeError:
             print(service.log_tail(), file=sys.stderr)
             raise

@@ -22,6 +22,10 @@ class Turn:
     """Mean reward of each step's batch."""
     largest_lag: int = 0
     """Most versions between the oldest one that drew a token of a batch and the one that learned from it."""
+    sampler_cpu: float = 0.0
+    """Processor seconds of the vLLM server for each batch that was drawn, those of the warm-up included."""
+    cuts: int = 0
+    """Times that samples were cut, those of the warm-up included."""
     lost: int = 0
     """Sequences that were asked for and did not come back whole."""
 
@@ -73,5 +77,5 @@ async def asynchronous(policy: Policy, *, groups: int, steps: int, warm_up: int,
         await policy.publish()
     turn.seconds = perf_counter() - began
     await asyncio.gather(*open_groups)
-    turn.lost = policy.asked - policy.came
+    turn.lost, turn.cuts = policy.asked - policy.came, policy.cuts
     return turn

@@ -47,6 +47,8 @@ class Policy:
         self._prompt = list(range(1, PROMPT_TOKENS + 1))
         self.came = 0
         """Sequences that came back whole."""
+        self.cuts = 0
+        """Times that samples were cut and went on."""
 
     @classmethod
     async def create(
@@ -58,6 +60,11 @@ class Policy:
         policy._sampler = await run.live_sampler()
         await policy.publish()
         return policy
+
+    async def follow(self, swap_policy: str, *, max_lag: int) -> None:
+        """Say what publications do to samples in flight. One that would be older than the bound fails."""
+        bound = {"max_version_lag": max_lag, "on_stale": "fail", "swap_policy": swap_policy}
+        await self._client.post(f"samplers/{self._sampler}/staleness", **bound)
 
     @property
     def version(self) -> int:
@@ -84,6 +91,7 @@ class Policy:
         promise = await self._client.post("asample", **(body | {"num_samples": self._shape.samples}))
         result = await self._client.result(promise)
         report = await self._client.get(f"samples/{promise['request_id']}")
+        self.cuts += report["attempts"] - 1
         sequences = [(sequence["tokens"], sequence["logprobs"]) for sequence in result["sequences"]]
         self.came += sum(len(tokens) == len(logprobs) == length for tokens, logprobs in sequences)
         spans = [span for sequence in report["sequences"] for span in sequence["spans"]]

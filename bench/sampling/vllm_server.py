@@ -32,10 +32,10 @@ ADAPTERS = 4
 _LENGTHS = (32, 96, 48, 80, 64)
 """Tokens of samples in turn, 64 in the mean. Samples of one length would all begin and end at the same time."""
 _WARM_UP_LENGTHS = (16,)
-_CONTEXT, MAX_RANK, MAX_LORAS, MAX_RESIDENT = 1024, 32, 8, 64
+CONTEXT, MAX_RANK, MAX_LORAS, MAX_RESIDENT = 1024, 32, 8, 64
 _MOST_LOGPROBS = 101
 SERVICE_ENVIRONMENT = {
-    "WEFT_VLLM_CONTEXT_LENGTH": str(_CONTEXT),
+    "WEFT_VLLM_CONTEXT_LENGTH": str(CONTEXT),
     "WEFT_VLLM_MAX_LORAS": str(MAX_LORAS),
     "WEFT_BASE_DTYPE": "float32",
     "WEFT_MAX_RANK": str(MAX_RANK),
@@ -52,7 +52,7 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path, *, max_sequen
         model=model,
         served_model=facts.name,
         log=log,
-        context_length=_CONTEXT,
+        context_length=CONTEXT,
         max_lora_rank=MAX_RANK,
         max_loras=MAX_LORAS,
         max_cpu_loras=MAX_RESIDENT + 1,
@@ -62,7 +62,7 @@ def server_settings(model: Path, facts: BaseModelFacts, log: Path, *, max_sequen
         dtype="float32",
         need=MemoryNeed(
             model=ModelMemory.read(model, dtype="float32", max_rank=MAX_RANK, adapters=MAX_LORAS),
-            context_length=_CONTEXT,
+            context_length=CONTEXT,
             sequences=max_sequences,
         ),
         max_logprobs=_MOST_LOGPROBS,

@@ -1,0 +1,59 @@
+"""Limits of the benchmark's tenants, and runs that take work at once, written straight into the database."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import update
+
+from bench.workload import RANK
+from contracts.ids import RunId
+from contracts.operations import LoraSettings
+from store.clock import utc_now
+from store.database import Database, create_engine
+from store.tables import Run, RunState
+from tenants.budget_settings import BudgetName, set_budget
+from tenants.budgets import Period
+from tenants.keys import find_tenant
+from tenants.limits import set_tenant
+from tenants.runs import NewRun, create_run
+from tenants.sessions import NewSession, create_session
+from tenants.suspensions import suspend_tenant
+
+_BUDGET = 10**12
+
+
+async def bound(database_url: str, names: Sequence[str], *, a_minute: int, burst: int) -> None:
+    """Give the tenants rates of both meters and a budget that is never spent."""
+    limits = {
+        f"{meter}_tokens_{name}": value
+        for meter in ("train", "sample")
+        for name, value in (("per_minute", a_minute), ("burst", burst))
+    }
+    database = Database(create_engine(database_url))
+    for name in names:
+        async with database.write() as transaction:
+            await set_tenant(transaction, name=name, limits=limits)
+            tenant = await find_tenant(transaction, name=name)
+            await set_budget(transaction, tenant, BudgetName(Period.MONTH), _BUDGET, utc_now())
+    await database.close()
+
+
+async def suspended_runs(database_url: str, names: Sequence[str], base_model: str) -> list[RunId]:
+    """Suspend the tenants and return a run of each: its work is accepted, and nothing of it is computed."""
+    database, runs = Database(create_engine(database_url)), []
+    for name in names:
+        async with database.write() as transaction:
+            await suspend_tenant(transaction, name=name, reason="the benchmark compares intakes", now=utc_now())
+            await set_tenant(
+                transaction,
+                name=name,
+                limits={"pending_operations": 10**9, "pending_bytes": 10**12, "seq_ahead": 10**9},
+            )
+            tenant = await find_tenant(transaction, name=name)
+            session = await create_session(transaction, tenant, NewSession([], None, "bench", None, None), utc_now)
+            run = await create_run(
+                transaction, tenant, NewRun(session, 0, base_model, LoraSettings(rank=RANK, seed=0), None), utc_now
+            )
+            await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
+            runs.append(run)
+    await database.close()
+    return runs

@@ -1,0 +1,134 @@
+"""A service with something to show: two tenants that train and sample through the SDK, and one whose work is held."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+import tinker
+from tinker import types
+
+from engine.model.tiny_model import write_tiny_model
+from testing.operator_command import weft
+from testing.service_process import ServiceProcess
+
+BASE = "weft/tiny"
+_STEPS = 60
+_HELD = 24
+_SECONDS = 120.0
+_TEXTS = ("The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen jugs.", "How vexingly quick.")
+
+
+@dataclass(frozen=True)
+class World:
+    """The running service: addresses of both listeners, an administrator's key of a tenant, and an operator's key."""
+
+    url: str
+    ops_url: str
+    key: str
+    operator_key: str
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[World]:
+    """Run a service in ``folder`` with data that was made through it."""
+    data, model = folder / "data", folder / "tiny"
+    write_tiny_model(model)
+    port, admin_port = _free_ports()
+    environment = {"WEFT_ADMIN_PORT": str(admin_port)}
+    bases = [f"{BASE}={model}"]
+    with ServiceProcess(data=data, base_models=bases, port=port, environment=environment) as process:
+        url = process.base_url
+        aurora, boreal, cedar = (weft(data, "tenant", "create", name).strip() for name in ("aurora", "boreal", "cedar"))
+        weft(data, "tenant", "set", "aurora", "--share", "2")
+        weft(data, "tenant", "budget", "aurora", "--month", "5000000")
+        weft(data, "key", "create", "--tenant", "aurora", "--note", "notebook", "--role", "member")
+        weft(data, "project", "create", "summaries", "--tenant", "aurora")
+        weft(
+            data,
+            "webhook",
+            "set",
+            "bell",
+            "--tenant",
+            "aurora",
+            "--url",
+            "https://bell.example/weft",
+            "--note",
+            "on-call",
+        )
+        weft(data, "webhook", "test", "bell", "--tenant", "aurora")
+        clients = [_trained(url, aurora, seed, steps=_STEPS) for seed in range(3)]
+        clients.append(_trained(url, boreal, 9, steps=_STEPS // 2))
+        held = _trained(url, cedar, 5, steps=4)
+        weft(data, "tenant", "suspend", "cedar", "--reason", "the bill of October is open")
+        pending = [held.forward_backward([_datum(_TEXTS[0])], "cross_entropy") for _ in range(_HELD)]
+        weft(data, "replica", "drain", "spare-0", "--base", BASE, "--reason", "new driver")
+        _until_pending(data, len(pending))
+        operator_key = weft(data, "operator", "create", "--note", "screenshots").strip()
+        ended = Event()
+        with ThreadPoolExecutor(len(clients)) as threads:
+            for client in clients:
+                threads.submit(_keep_busy, client, ended)
+            try:
+                yield World(url, f"http://127.0.0.1:{admin_port}", aurora, operator_key)
+            finally:
+                ended.set()
+
+
+def _trained(url: str, key: str, seed: int, *, steps: int) -> tinker.TrainingClient:
+    """Return the client of a run that was trained, saved and sampled from."""
+    service = tinker.ServiceClient(base_url=url, api_key=key)
+    run = service.create_lora_training_client(
+        base_model=BASE, rank=8, seed=seed, user_metadata={"purpose": f"pangrams {seed}"}
+    ).result()
+    futures = []
+    for step in range(steps):
+        data = [_datum(text) for text in _TEXTS]
+        futures.append(run.forward_backward(data, "cross_entropy"))
+        futures.append(run.optim_step(types.AdamParams(learning_rate=3e-3 * (1 - step / (2 * steps)))))
+    for future in futures:
+        future.result()
+    run.save_state(name="half-way").result()
+    sampler = run.save_weights_and_get_sampling_client(name="first").result()
+    prompt = types.ModelInput.from_ints(list(_TEXTS[0][:12].encode()))
+    params = types.SamplingParams(max_tokens=24, temperature=0.8, seed=seed)
+    for _ in range(3):
+        sampler.sample(prompt, num_samples=2, sampling_params=params).result()
+    return run
+
+
+def _keep_busy(run: tinker.TrainingClient, ended: Event) -> None:
+    """Train on while the pages are looked at: a step a second, so that curves grow and little else changes."""
+    while not ended.wait(1.0):
+        computed = run.forward_backward([_datum(text) for text in _TEXTS], "cross_entropy")
+        run.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+        computed.result()
+
+
+def _datum(text: str) -> types.Datum:
+    tokens = list(text.encode())
+    weights = types.TensorData(data=[1.0] * (len(tokens) - 1), dtype="float32", shape=[len(tokens) - 1])
+    targets = types.TensorData(data=tokens[1:], dtype="int64", shape=[len(tokens) - 1])
+    inputs = {"target_tokens": targets, "weights": weights}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def _until_pending(data: Path, number: int) -> None:
+    """Wait until the held tenant's operations are accepted. Raises ``TimeoutError``."""
+    deadline = time.monotonic() + _SECONDS
+    while sum(line["pending"] for line in json.loads(weft(data, "queue", "show", "--json"))["items"]) < number:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the held tenant's operations were not accepted")
+        time.sleep(0.2)
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]

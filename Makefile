@@ -13,11 +13,13 @@ OLD_SDKS := 0.6.3 0.18.2 0.26.2 0.34.0
 COOKBOOKS := 0.5.8 0.6.1
 TINY := .weft/models/tiny
 PYTEST_ARGS ?=
-# Two at once on a large machine: WORKERS="-n 2 --dist loadgroup". Not by default: tests that watch the clock may miss their deadlines.
-WORKERS ?=
+# Two at once, since most tests wait for processes; `make test WORKERS=` runs one after the other.
+WORKERS ?= -n 2
 export GOMP_SPINCOUNT ?= 10000
+# Both environments are made at once.
+MAKEFLAGS += --jobs=2
 
-.PHONY: help setup check audit lock test sdk-matrix docs demo bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-rl bench-ledger bench-growth bench-load bench-hostile vllm wire clean
+.PHONY: help setup check audit lock test sdk-matrix docs demo vendor screenshots bench-overhead bench-training bench-fairness bench-capacity bench-contention bench-swap bench-sampling bench-rl bench-ledger bench-growth bench-load bench-hostile bench-limits bench-dashboard vllm wire clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -46,7 +48,12 @@ audit: ## ask whether a pinned dependency has a known vulnerability
 lock: audit ## write requirements.lock anew: the image's dependencies with hashes
 	$(PYTHON) .ci/lock.py $(TOOLS)/bin/uv
 
+# One thread a process: several on the same cores wait for each other's threads, and tiny bases gain nothing by two.
+test: export OMP_NUM_THREADS ?= 1
+# A child process that crashes says where.
+test: export PYTHONFAULTHANDLER ?= 1
 test: check vllm ## every check and every test, vLLM included
+	.ci/chromium
 	$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 sdk-matrix: setup ## one driver over every released minor version of the SDK
@@ -109,6 +116,20 @@ bench-load: setup ## two thousand samples at once while others train, on a clust
 
 bench-hostile: setup ## an attacker with a valid key beside honest tenants
 	$(PY) -m bench.hostile
+
+bench-limits: setup ## limits under repeats, lost answers and a killed API, and what they cost
+	$(PY) -m bench.limits
+
+bench-dashboard: setup ## fifty open run pages beside training, and the list of ten thousand runs
+	.ci/chromium
+	$(PY) -m bench.dashboard
+
+vendor: ## write the dashboard's vendored scripts anew, as vendor.toml pins them
+	$(PYTHON) .ci/vendor.py
+
+screenshots: setup ## write a picture of every page of the dashboard into docs/screenshots
+	.ci/chromium
+	$(PY) -m bench.screenshots
 
 wire: setup ## generate the protobuf code again
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. api/wire/weft_wire.proto

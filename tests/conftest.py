@@ -1,30 +1,64 @@
 """Fixtures for every test: the tiny base, and the rule for services that are not there."""
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from engine.model.tiny_model import write_tiny_model
 from migrations.upgrade import upgrade
 from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
 
 ROOT = Path(__file__).resolve().parent.parent
+# An example may take long where other tests compute beside it.
+hypothesis.settings.register_profile("shared-cores", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("shared-cores")
 
 
-SHARED = {ROOT / "tests" / "engine" / "sampling" / "vllm": "vllm", ROOT / "tests" / "cluster": "cluster"}
-"""Folders whose tests share a vLLM server or a cluster. Two clusters would need more connections than PostgreSQL has."""
+SHARED = {
+    "cluster": ["tests/cluster/"],
+    "ui": ["tests/ui/"],
+    "vllm": ["tests/engine/sampling/vllm/"],
+    "vllm_service": [
+        "tests/e2e/test_cleared_caches.py",
+        "tests/e2e/test_gates_over_http.py",
+        "tests/e2e/test_openai",
+        "tests/e2e/test_sampling_extras.py",
+        "tests/e2e/test_sdk_on_vllm.py",
+        "tests/e2e/test_sharing.py",
+        "tests/e2e/test_staleness_over_http.py",
+    ],
+}
+"""Beginnings of the paths of tests that share a server or a cluster. PostgreSQL has connections for one cluster only."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one worker of pytest-xdist, and those of a folder in ``SHARED``, too."""
-    for item in items:
-        shared = (group for folder, group in SHARED.items() if item.path.is_relative_to(folder))
-        item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path))))
+class FilesTogether(LoadScopeScheduling):
+    """Scheduler of pytest-xdist: one worker runs all tests of a file, and all that share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::", 1)[0]
+        shared = (name for name, beginnings in SHARED.items() if path.startswith(tuple(beginnings)))
+        return next(shared, path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether:
+    """Share the tests out in the order in which they are collected: what comes last is short."""
+    config.option.loadscopereorder = False
+    return FilesTogether(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests from the garbage collector: each look at all of them stops a test for seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 def missing_service(name: str, reason: str) -> None:
@@ -33,6 +67,20 @@ def missing_service(name: str, reason: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(text)
     pytest.skip(text)
+
+
+def need_postgres() -> None:
+    """Skip, or fail in CI, where no PostgreSQL answers."""
+    try:
+        psycopg.connect(DEFAULT_SERVER, connect_timeout=5).close()
+    except psycopg.OperationalError as error:
+        missing_service("PostgreSQL", str(error))
+
+
+def need_redis() -> None:
+    """Skip, or fail in CI, where no Redis can be started."""
+    if shutil.which("redis-server") is None:
+        missing_service("Redis", "redis-server is not installed")
 
 
 @pytest.fixture(scope="session")
@@ -51,15 +99,27 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def migrated_postgres() -> Iterator[str]:
+    """The async URL of a PostgreSQL database with the newest schema, to be copied: nobody is connected to it."""
+    need_postgres()
+    with throwaway_database() as url:
+        upgrade(url)
+        yield url
+
+
 @pytest.fixture
 def postgres_url() -> Iterator[str]:
     """The async URL of an empty throw-away database."""
-    try:
-        psycopg.connect(DEFAULT_SERVER, connect_timeout=5).close()
-    except psycopg.OperationalError as error:
-        missing_service("PostgreSQL", str(error))
-        raise
+    need_postgres()
     with throwaway_database() as url:
+        yield url
+
+
+@pytest.fixture
+def migrated_postgres_url(migrated_postgres: str) -> Iterator[str]:
+    """The async URL of a throw-away database with the newest schema."""
+    with throwaway_database(template=migrated_postgres) as url:
         yield url
 
 
@@ -70,6 +130,4 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         shutil.copy(request.getfixturevalue("migrated_database"), tmp_path / "weft.db")
         yield f"sqlite+aiosqlite:///{tmp_path}/weft.db"
         return
-    url: str = request.getfixturevalue("postgres_url")
-    upgrade(url)
-    yield url
+    yield request.getfixturevalue("migrated_postgres_url")

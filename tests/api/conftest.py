@@ -69,11 +69,11 @@ class WatchedWakeups(Wakeups):
         self._listened: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     @contextmanager
-    def listen(self, *topics: str) -> Iterator[asyncio.Event]:
-        with super().listen(*topics) as event:
+    def listen(self, *topics: str, event: asyncio.Event | None = None) -> Iterator[asyncio.Event]:
+        with super().listen(*topics, event=event) as listening:
             for topic in topics:
                 self._listened[topic].set()
-            yield event
+            yield listening
 
     async def until_listened(self, topic: str) -> None:
         async with asyncio.timeout(10):

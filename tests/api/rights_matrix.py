@@ -44,6 +44,7 @@ TRAINS = needs(Scope.TRAIN)
 WRITES = needs(Scope.CHECKPOINTS_WRITE)
 MOVES = needs(Scope.TRAIN, Scope.PROJECTS)
 GATES = needs(Scope.GATES)
+WEBHOOKS = needs(Scope.WEBHOOKS)
 _RUN = "/api/v1/training_runs/{run}"
 _WINDOW = "starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-02T00:00:00Z"
 _LORA = {"base_model": "test/tiny", "model_seq_id": 900, "lora_config": {"rank": 4}}
@@ -60,6 +61,7 @@ _SAMPLE = {
 CALLS = (
     Call("POST", "/api/v1/session_heartbeat", ANY, {"session_id": "{session}"}),
     Call("POST", "/api/v1/retrieve_future", ANY, {"request_id": "{request}"}, status=408),
+    Call("GET", "/api/weft/v1/requests/{request}/waiting", ANY),
     Call("POST", "/api/v1/retrieve_futures", ANY, {"target": {"sampling_session_id": "{sampler}"}, "timeout": 0}),
     Call("POST", "/api/v1/create_session", ANY, {}, names=False),
     Call("POST", "/api/v1/client/config", ANY, {}, names=False),
@@ -74,9 +76,14 @@ CALLS = (
     Call("GET", "/api/v1/sessions/{session}/trace_export", READ),
     Call("GET", "/api/v1/training_runs", READ, names=False),
     Call("GET", _RUN, READ),
+    Call("GET", "/api/weft/v1/runs", READ, names=False),
+    Call("GET", "/api/weft/v1/runs/{run}", READ),
+    Call("GET", "/api/weft/v1/runs/{run}/marks", READ),
     Call("GET", "/api/weft/v1/runs/{run}/points", READ),
     Call("GET", "/api/weft/v1/runs/{run}/metrics?name=x", READ),
+    Call("GET", "/api/weft/v1/runs/{run}/waiting", READ),
     Call("POST", "/api/weft/v1/runs/{run}/points", TRAINS, {"points": [{"step": 1, "metrics": {"x": 1.0}}]}),
+    Call("PUT", "/api/weft/v1/runs/{run}/weight", TRAINS, {"weight": 3.0}),
     Call("GET", _RUN + "/checkpoints", READ),
     Call("GET", "/api/v1/checkpoints", READ, names=False),
     Call("POST", "/api/v1/get_info", needs(Scope.READ, Scope.TRAIN), {"model_id": "{run}"}),
@@ -87,10 +94,20 @@ CALLS = (
     Call("GET", "/v1/models/{run}", needs(Scope.READ, Scope.SAMPLE)),
     Call("GET", "/api/v1/adapters/{run}", needs(Scope.READ, Scope.GATES)),
     Call("GET", "/api/weft/v1/usage?since=2026-01-01T00:00:00Z", needs(Scope.READ, Scope.USAGE), names=False),
+    Call("GET", "/api/weft/v1/usage/export?since=2026-01-01T00:00:00Z", needs(Scope.USAGE), names=False),
     Call("GET", "/api/v1/billing/usage/events?" + _WINDOW, needs(Scope.USAGE), names=False),
     Call("GET", "/api/v1/billing/usage/checkpoints/current", needs(Scope.USAGE), names=False),
     Call("GET", "/api/weft/v1/usage/standing", needs(Scope.READ, Scope.USAGE), names=False),
+    Call("GET", "/api/v1/audit", needs(Scope.AUDIT), names=False),
+    Call("GET", "/api/weft/v1/audit", needs(Scope.AUDIT), names=False),
     Call("GET", "/api/weft/v1/jobs", needs(Scope.READ, Scope.CHECKPOINTS_WRITE), names=False),
+    Call("GET", "/api/weft/v1/adapters", needs(Scope.READ, Scope.GATES), names=False),
+    Call("GET", "/api/weft/v1/checkpoints", READ, names=False),
+    Call("GET", "/api/weft/v1/operations", READ, names=False),
+    Call("GET", "/api/weft/v1/samples", needs(Scope.READ, Scope.SAMPLE), names=False),
+    Call("GET", "/api/weft/v1/client-exceptions", READ, names=False),
+    Call("GET", "/api/weft/v1/client-exceptions?session_id={session}", READ),
+    Call("GET", "/api/weft/v1/client-exceptions?run_id={run}", READ),
     Call("GET", "/api/weft/v1/projects", needs(Scope.READ, Scope.PROJECTS), names=False),
     Call("POST", "/api/v1/create_sampling_session", SAMPLES, _SAMPLER),
     Call("POST", "/api/v1/join_sampling_session", SAMPLES, {"sampling_session_id": "{sampler}"}),
@@ -121,6 +138,9 @@ CALLS = (
         status=204,
     ),
     Call("PUT", _RUN + "/checkpoints/weights/one/ttl", WRITES, {"ttl_seconds": None}, status=204),
+    Call("POST", _RUN + "/checkpoints/weights/one/publish", WRITES, status=204),
+    Call("DELETE", _RUN + "/checkpoints/weights/one/publish", WRITES, status=204),
+    Call("POST", "/api/v1/copy_weights", WRITES, {"source_path": _PATH}),
     Call("POST", "/api/weft/v1/merges", WRITES, {"path": _PATH, "name": "merged"}, status=202),
     Call("GET", _RUN + "/checkpoints/weights/one/archive", needs(Scope.CHECKPOINTS_DOWNLOAD), status=302),
     Call("GET", _RUN + "/checkpoints/weights/one/external_weights_urls", needs(Scope.CHECKPOINTS_DOWNLOAD)),
@@ -131,9 +151,23 @@ CALLS = (
     Call("POST", "/api/weft/v1/projects", needs(Scope.PROJECTS), {"name": "another"}, names=False),
     Call("GET", "/api/weft/v1/keys", needs(Scope.KEYS), names=False),
     Call("POST", "/api/weft/v1/keys", needs(Scope.KEYS), {"role": "viewer"}, names=False, status=201),
+    Call("PUT", "/api/weft/v1/webhooks/bell", WEBHOOKS, {"url": "https://bell.example/"}, names=False),
+    Call("GET", "/api/weft/v1/webhooks", WEBHOOKS, names=False),
+    Call("GET", "/api/weft/v1/webhooks/bell/secret", WEBHOOKS, names=False),
+    Call("POST", "/api/weft/v1/webhooks/bell/secret", WEBHOOKS, names=False),
+    Call("POST", "/api/weft/v1/webhooks/bell/test", WEBHOOKS, names=False),
+    Call("GET", "/api/weft/v1/webhooks/bell/events", WEBHOOKS, names=False),
+    Call("DELETE", "/api/weft/v1/webhooks/bell", WEBHOOKS, names=False, status=204),
     Call("POST", "/v1/completions", SAMPLES, {"model": "{run}", "prompt": [1]}),
     Call("POST", "/v1/chat/completions", SAMPLES, {"model": "{run}", "messages": [{"role": "user", "content": "x"}]}),
     Call("POST", "/api/v1/stream_sample", SAMPLES, _SAMPLE),
+    Call(
+        "POST",
+        "/api/weft/v1/checkpoints/delete",
+        WRITES,
+        {"paths": ["tinker://{run}/sampler_weights/two"]},
+        names=False,
+    ),
     Call("POST", "/api/v1/cancel_future", SAMPLES, {"request_id": "{request}"}, status=400),
     Call("POST", "/api/v1/unload_model", TRAINS, {"model_id": "{run}"}),
     Call("POST", "/api/v1/sessions/{session}/finish", ANY, {}, status=204),
@@ -149,6 +183,9 @@ ELSEWHERE = frozenset(
         "/api/v1/samples/{request_id}",
         "/api/weft/v1/jobs/{job_id}",
         "/api/weft/v1/imports",
+        "/api/weft/v1/imports/received",
+        "/api/weft/v1/projects/{project}/limits",
+        "/api/weft/v1/webhooks/{name}/events/{event_id}/retry",
     }
 )
 """Paths whose rights other tests look at, since a matrix of equal requests would end its own keys or needs whole files."""

@@ -4,12 +4,13 @@ Arguments: base URL, key, a run with the checkpoints ``weights/ck1`` and ``sampl
 Prints one JSON object.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import tinker
+
+from tests.e2e.sdk_end import end
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -47,4 +48,4 @@ def main(base_url: str, key: str, run: str, foreign: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    end(main(*sys.argv[1:]))

@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import func, select
 
-from cli.keys import end_key
 from contracts.ids import RequestId
 from contracts.ledger_records import OperationState
 from contracts.vocabulary import BaseVocabulary
@@ -20,7 +19,9 @@ from store.repeat import wait_for
 from store.settings import Settings
 from store.tables import ApiKey, Operation, Session
 from tenants.keys import create_key
+from tenants.rights import KeyRights
 from tenants.sessions import end_silent_sessions
+from testing.tenants import end_key
 from workers.housekeeping.housekeeping import Housekeeping
 from workers.housekeeping.schedule import StepName
 
@@ -232,43 +233,59 @@ async def until_heard_of(tenant, session_id: str) -> None:
 
 
 async def second_key(tenant) -> str:
+    """Make a key that expires in ten seconds."""
+    clock = tenant.service.clock
+    rights = KeyRights(expires_at=clock() + timedelta(seconds=10))
     async with tenant.service.database.write() as transaction:
-        made = await create_key(transaction, tenant=tenant.id, note="", clock=tenant.service.clock)
+        made = await create_key(transaction, tenant=tenant.id, note="", clock=clock, rights=rights)
     return made.secret
 
 
 @pytest.mark.usefixtures("beside")
-@pytest.mark.parametrize("by", ["its owner", "an operator", "an operator while nobody looks"])
-async def test_a_revoked_key_takes_its_samples_along_and_leaves_those_of_other_keys(cats, by: str) -> None:
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("by", ["its owner", "an operator", "its time"])
+async def test_a_key_that_ends_takes_its_samples_along_and_leaves_those_of_other_keys(
+    cats, by: str, looks: bool
+) -> None:
+    """Looking ends them within a second, and housekeeping when nobody looked."""
     service, lane = cats.service, await sampler(cats)
     kept = await asample(cats, lane, 0)
     secret = await second_key(cats)
-    async with httpx.AsyncClient(base_url=cats.http.base_url, headers={"X-API-Key": secret}) as other:
+    async with httpx.AsyncClient(base_url=cats.http.base_url, headers={"X-API-Key": secret}, timeout=40) as other:
         promise = (await other.post("/asample", json=request(lane, 1))).raise_for_status().json()
         if by == "its owner":
             assert (await other.delete("/auth/apikey/me")).status_code == 204
-    if by != "its owner":
-        await end_key(service.database, secret)
     if by == "an operator":
-        await service.services.revocations.look()
-    elif by == "an operator while nobody looks":
+        await end_key(service.database, secret)
+    elif by == "its time":
+        service.clock.move(seconds=9)
+        await service.services.ended_keys.look()
+        assert (await service.ledger.status(cats.id, promise["request_id"])).state is OperationState.PENDING
+        service.clock.move(seconds=1)
+    if looks:
+        await service.services.ended_keys.look()
+    else:
         await Housekeeping(service.services.runtime, lambda: False).sweep()
     assert await end_of(cats, promise["request_id"]) == CANCELLED
     assert (await service.ledger.status(cats.id, kept)).state is OperationState.PENDING
 
 
 @pytest.mark.usefixtures("beside")
-async def test_a_stream_ends_soon_after_its_key_was_revoked_elsewhere(cats) -> None:
-    """A key revoked by the admin command: another process writes to the database, and tells nobody."""
+@pytest.mark.parametrize("by", ["an operator", "its time"])
+async def test_a_stream_ends_soon_after_its_key(cats, by: str) -> None:
+    """A key revoked by the admin command: another process writes to the database, and tells nobody. Time tells nobody, too."""
     lane, secret = await sampler(cats), await second_key(cats)
-    looking = asyncio.create_task(cats.service.services.revocations.run())
+    looking = asyncio.create_task(cats.service.services.ended_keys.run())
     async with (
         httpx.AsyncClient(base_url=cats.http.base_url, headers={"X-API-Key": secret}, timeout=SECONDS) as other,
         other.stream("POST", "/stream_sample", json=request(lane)) as answer,
     ):
         lines = answer.aiter_lines()
         assert await anext(lines) == "event: accepted"
-        await end_key(cats.service.database, secret)
+        if by == "an operator":
+            await end_key(cats.service.database, secret)
+        else:
+            cats.service.clock.move(seconds=10)
         async with asyncio.timeout(SECONDS):
             rest = [line async for line in lines]
     looking.cancel()

@@ -1,3 +1,4 @@
+import httpx
 import pytest
 from tinker import types
 
@@ -213,3 +214,33 @@ async def test_external_checkpoints_are_hidden_from_sdks_that_do_not_know_them(c
             response = await cats.http.get(path, headers={"X-Stainless-Package-Version": version})
             shown[version] = {one["checkpoint_type"] for one in response.json()["checkpoints"]}
         assert shown == {"0.18.2": {"training"}, "0.38.0": {"training", "external"}}
+
+
+async def _delete(tenant, paths: list[str]) -> httpx.Response:
+    return await tenant.http.post(f"{tenant.service.url}/api/weft/v1/checkpoints/delete", json={"paths": paths})
+
+
+async def test_many_checkpoints_are_deleted_at_once_and_none_of_another_tenant(cats, dogs) -> None:
+    run, foreign = await cats.run(), await dogs.run()
+    for number in range(40):
+        await cats.checkpoint(run, f"one-{number}")
+    await cats.checkpoint(run, "kept")
+    await dogs.checkpoint(foreign, "theirs")
+    own = [f"tinker://{run}/weights/one-{number}" for number in range(40)]
+    missing = [f"tinker://{foreign}/weights/theirs", f"tinker://{run}/weights/nothing"]
+    answer = await _delete(cats, [*own, *missing, own[0]])
+    assert answer.json() == {"deleted": 40, "missing": missing}
+    assert await _ids(cats) == ["weights/kept"]
+    assert await _ids(dogs) == ["weights/theirs"]
+    again = await _delete(cats, own)
+    assert again.json() == {"deleted": 0, "missing": own}
+    single = await cats.http.delete(_url(run, "weights/one-3"))
+    assert single.status_code == 204
+
+
+@pytest.mark.parametrize("paths", [[], ["no path"], ["tinker://x/weights/y"] * 1001, ["tinker://x/weights/\x00"], [1]])
+async def test_a_list_of_checkpoints_that_is_none_deletes_nothing(cats, paths: list) -> None:
+    run = await cats.run()
+    await cats.checkpoint(run, "kept")
+    assert (await _delete(cats, [f"tinker://{run}/weights/kept", *paths] if paths else [])).status_code == 400
+    assert await _ids(cats) == ["weights/kept"]

@@ -11,6 +11,7 @@ async def test_client_config_has_the_flags_of_the_protobuf_path(cats) -> None:
     ClientConfigResponse.model_validate(answer)
     assert answer == {
         "pjwt_auth_enabled": False,
+        "use_pyqwest_transport": True,
         "parallel_fwdbwd_chunks": True,
         "proto_write_fwdbwd": True,
         "fwd_via_fwdbwd": True,
@@ -30,6 +31,17 @@ class TestJointPolls:
     async def test_a_setting_turns_joint_polls_on(self, cats) -> None:
         answer = (await cats.http.post("/client/config", json={"sdk_version": "0.38.0"})).json()
         assert ClientConfigResponse.model_validate(answer).sample_use_retrieve_futures
+
+
+class TestTransport:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return settings.model_copy(update={"sdk_pyqwest": False})
+
+    async def test_a_setting_has_the_sdk_send_with_httpx(self, cats, dogs) -> None:
+        for caller in (cats, dogs):
+            answer = (await caller.http.post("/client/config", json={"sdk_version": "0.38.0"})).json()
+            assert not ClientConfigResponse.model_validate(answer).use_pyqwest_transport
 
 
 class TestCustomLosses:

@@ -23,7 +23,7 @@ async def token_of(tenant: Tenant) -> str:
 
 async def ask(service: Service, token: str, path: str = "/auth/apikey/me", method: str = "GET") -> httpx.Response:
     """A request with the token in place of a key."""
-    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers={"X-API-Key": token}) as http:
+    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers={"X-API-Key": token}, timeout=40) as http:
         return await http.request(method, path, json={} if method == "POST" else None)
 
 

@@ -1,8 +1,16 @@
 """Creation of custom losses: an id that is the loss, refusals by name, and nothing of another tenant's session."""
 
+import json
+import threading
+
+import pytest
 from tinker.types.create_custom_loss_response import CreateCustomLossResponse
 
-from contracts.custom_loss import read_custom_loss
+from api.request_body import OFF_LOOP_BYTES
+from api.wire import training_codec
+from api.wire import weft_wire_pb2 as pb
+from contracts.custom_loss import MAX_NODES, loss_id_of, read_custom_loss
+from contracts.operations import OperationKind
 from tests.custom_losses import INPUTS, LOGP, call, nodes
 
 GRAPH = nodes(call("loss", "torch.sum", LOGP))
@@ -47,3 +55,39 @@ async def test_a_request_id_that_is_no_loss_is_refused(cats) -> None:
     for request_id in ("custom-loss:", "custom-loss:weft-loss-1.AAAA", "custom-loss:../../etc/passwd"):
         refused = await cats.http.post("/retrieve_future", json={"request_id": request_id})
         assert refused.status_code == 400
+
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+
+
+@pytest.mark.parametrize("wire", ["protobuf", "JSON", "JSON with escapes"])
+async def test_a_small_request_whose_loss_is_large_is_checked_on_a_thread(
+    cats, dogs, monkeypatch: pytest.MonkeyPatch, wire: str
+) -> None:
+    """An id of a few KiB stands for a graph that takes longer to check than a neighbour should wait."""
+    on_loop: list[bool] = []
+
+    def noted(loss_id: str):
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return read_custom_loss(loss_id)
+
+    monkeypatch.setattr(training_codec, "read_custom_loss", noted)
+    calls = [call(f"n{number}", "torch.neg", LOGP) for number in range(MAX_NODES - 2)]
+    loss_id = loss_id_of("large", INPUTS, nodes(*calls, result="n0"))
+    run, theirs = await cats.run(), await dogs.run()
+    if wire == "protobuf":
+        message = pb.ForwardBackwardRequest(model_id=run, seq_id=1, loss_fn="custom")
+        message.loss_fn_config_v2["loss_id"].text = loss_id
+        body, headers = message.SerializeToString(), PROTOBUF
+    else:
+        given = {"loss_fn": "custom", "loss_fn_config": {"loss_id": loss_id}, "data": []}
+        body = json.dumps({"model_id": run, "seq_id": 1, "forward_backward_input": given}).encode()
+        if "escapes" in wire:
+            body = body.replace(b"weft-loss", b"\\u0077eft-loss")
+        headers = {"content-type": "application/json"}
+    assert len(body) < OFF_LOOP_BYTES
+    promise = (await cats.http.post("/forward_backward", content=body, headers=headers)).raise_for_status().json()
+    told = await cats.http.post("/retrieve_future", json={"request_id": promise["request_id"]})
+    assert "data is empty" in told.json()["error"]
+    assert on_loop == [False]
+    assert await dogs.operation(theirs, kind=OperationKind.OPTIM_STEP)

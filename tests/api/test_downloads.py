@@ -9,9 +9,9 @@ import httpx
 import pytest
 from tinker import types
 
-from cli.keys import end_key
 from tenants.keys import create_key
 from tenants.rights import KeyRights
+from testing.tenants import end_key
 
 
 def _url(run: str, action: str) -> str:
@@ -25,7 +25,7 @@ def _files(folder) -> dict[str, bytes]:
 async def _fetched(cats, url: str) -> httpx.Response:
     """Fetch a link as a downloader does: no key."""
     del cats
-    async with httpx.AsyncClient() as stranger:
+    async with httpx.AsyncClient(timeout=40) as stranger:
         return await stranger.get(url)
 
 
@@ -75,15 +75,17 @@ async def test_a_link_ends_with_its_time_and_with_the_checkpoint(cats, clock) ->
     assert (await _fetched(cats, second.replace("downloads/", "downloads/x"))).status_code == 404
 
 
-async def test_a_link_ends_with_the_key_that_made_it_and_so_does_a_download(cats, dogs) -> None:
-    """The key is revoked in the middle of a download; links of other keys and tenants stay."""
+@pytest.mark.parametrize("by", ["an operator", "its time"])
+async def test_a_link_ends_with_the_key_that_made_it_and_so_does_a_download(cats, dogs, by: str) -> None:
+    """The key is revoked or expires in the middle of a download; links of other keys and tenants stay."""
     run, theirs = await cats.run(), await dogs.run()
     folder = await cats.checkpoint(run, "ck1")
     os.truncate(folder / "adapter_model.safetensors", 2**26)
     await dogs.checkpoint(theirs, "ck1")
     async with cats.service.database.write() as transaction:
-        key = await create_key(transaction, tenant=cats.id, note="", clock=cats.service.clock)
-    async with httpx.AsyncClient(base_url=cats.http.base_url, headers={"X-API-Key": key.secret}) as other:
+        rights = KeyRights(expires_at=cats.service.clock() + timedelta(minutes=10))
+        key = await create_key(transaction, tenant=cats.id, note="", clock=cats.service.clock, rights=rights)
+    async with httpx.AsyncClient(base_url=cats.http.base_url, headers={"X-API-Key": key.secret}, timeout=40) as other:
         ending = (await other.get(_url(run, "archive"))).headers["location"]
         files = (await other.get(_url(run, "external_weights_urls"))).json()["urls"]
     staying = [
@@ -92,15 +94,18 @@ async def test_a_link_ends_with_the_key_that_made_it_and_so_does_a_download(cats
     ]
     file = files["adapter_model.safetensors"]
     async with (
-        httpx.AsyncClient() as stranger,
+        httpx.AsyncClient(timeout=40) as stranger,
         stranger.stream("GET", ending) as archive,
         stranger.stream("GET", file) as alone,
     ):
         parts = [answer.aiter_bytes() for answer in (archive, alone)]
         for part in parts:
             await anext(part)
-        await end_key(cats.service.database, key.secret)
-        await cats.service.services.revocations.look()
+        if by == "an operator":
+            await end_key(cats.service.database, key.secret)
+        else:
+            cats.service.clock.move(minutes=10)
+        await cats.service.services.ended_keys.look()
         for part in parts:
             with pytest.raises(httpx.RemoteProtocolError):
                 async for _ in part:

@@ -11,7 +11,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from api.errors import InternalErrorGuard
-from api.tinker.not_offered import NOT_OFFERED
 from contracts import errors
 from tests.ledger_heads import ready_heads
 
@@ -30,15 +29,6 @@ async def test_unknown_route_is_a_final_json_404(cats, method: str, path: str) -
     response = await cats.http.request(method, path)
     assert (response.status_code, response.json()["code"]) == (404, "not_implemented")
     assert response.json()["retryable"] is False
-
-
-@pytest.mark.parametrize("endpoint", NOT_OFFERED, ids=lambda one: f"{one.method} {one.path}")
-async def test_endpoint_not_offered_says_so_and_what_to_do(cats, endpoint) -> None:
-    path = endpoint.path.format(run_id="s:train:0", segment="weights", name="ck1", session_id="s")
-    response = await cats.http.request(endpoint.method, path)
-    assert (response.status_code, response.json()["code"]) == (404, "not_implemented")
-    assert endpoint.path in response.json()["detail"]
-    assert endpoint.instead in response.json()["detail"]
 
 
 async def test_a_refused_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, service) -> None:
@@ -112,6 +102,12 @@ def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
         elif error in (errors.Unavailable, errors.LeaseLost, errors.OutcomeConflict):
             # Nor is an outage.
             assert (error.status, error.retryable) == (503, True)
+        elif error is errors.BudgetSpent:
+            # Nor is a spent budget: SDKs that know 402 wait, and others' work is held.
+            assert (error.status, error.retryable) == (402, True)
+        elif error is errors.EditConflict:
+            # The admin API's own: no SDK calls it.
+            assert (error.status, error.retryable) == (412, False)
         elif error not in stored_only:
             assert error.status in (400, 401, 403, 404, 410, 413), error
 
@@ -128,5 +124,5 @@ async def test_guard_passes_answers_through() -> None:
         return PlainTextResponse("hello")
 
     app = InternalErrorGuard(Starlette(routes=[Route("/", hello)]))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft", timeout=40) as http:
         assert (await http.get("/")).text == "hello"

@@ -44,7 +44,9 @@ class TestPending:
         request_id = await cats.operation(await cats.run())
         response = await _retrieve(cats, request_id)
         assert response.status_code == 408
-        assert response.json() == {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+        body = response.json()
+        assert (body["type"], body["request_id"], body["queue_state"]) == ("try_again", request_id, "paused_capacity")
+        assert "no trainer of test/tiny is there" in body["queue_state_reason"]
 
     async def test_poll_of_a_later_seq_id_while_an_earlier_is_missing_is_408(self, cats) -> None:
         request_id = await cats.operation(await cats.run(), seq_id=3)

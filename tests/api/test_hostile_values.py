@@ -60,6 +60,6 @@ async def test_no_number_in_a_query_or_path_is_answered_5xx(cats: Tenant, limit:
 @pytest.mark.parametrize("version", [DIGITS + "." + DIGITS, "0." + DIGITS, "", "\u00b2.\u00b3", "0.27"])
 async def test_no_version_of_an_sdk_is_answered_5xx(service: Service, cats: Tenant, version: str) -> None:
     headers = {"X-API-Key": cats.key.encode(), "X-Stainless-Package-Version": version.encode("latin-1")}
-    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers=headers) as http:  # type: ignore[arg-type]
+    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers=headers, timeout=40) as http:  # type: ignore[arg-type]
         assert (await http.get("/checkpoints")).status_code == 200
         assert (await http.get("/auth/apikey/me")).status_code == 200

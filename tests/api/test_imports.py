@@ -1,6 +1,7 @@
 """Archives that come in over HTTP: written as they come, within bounds, each tenant's own, and gone when nobody imports them."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -43,9 +44,9 @@ async def send(tenant: Tenant, content: Any, headers: dict[str, str] | None = No
 
 
 def staged(service: Service) -> list[Path]:
-    """The files of archives that wait."""
-    folder = service.services.runtime.data_folder.path(IMPORTS)
-    return sorted(folder.glob("*/*")) if folder.is_dir() else []
+    """The files of archives that wait. A folder that goes while it is looked at has none."""
+    walk = os.walk(service.services.runtime.data_folder.path(IMPORTS))
+    return sorted(Path(folder) / name for folder, _, names in walk for name in names)
 
 
 async def pieces(size: int) -> AsyncIterator[bytes]:
@@ -67,6 +68,10 @@ async def test_an_archive_waits_for_its_job_and_goes_with_it(service: Service, c
     for foreign in (dogs.http.get(url(dogs, f"jobs/{job['id']}")), dogs.http.delete(url(dogs, f"jobs/{job['id']}"))):
         assert (await foreign).status_code == 404
     assert [one["id"] for one in (await dogs.http.get(url(dogs, "jobs"))).json()["jobs"]] == [theirs.json()["id"]]
+    for tenant in (cats, dogs):
+        me = "tml:key:" + (await tenant.http.get("/auth/apikey/me")).json()["name"]
+        (session,) = (await tenant.http.post("/sessions/search", json={})).json()["sessions"]
+        assert (session["owner"], session["display_name"]) == (me, "weft import")
     ended = await cats.http.delete(url(cats, f"jobs/{job['id']}"))
     assert ended.json()["state"] == "cancelled"
     assert [path.parent.name for path in staged(service)] == [theirs.json()["id"]]
@@ -172,3 +177,63 @@ async def test_an_upload_that_does_not_come_whole_leaves_nothing(
     writer.close()
     assert (await send(cats, b"x")).status_code == 202
     assert len((await cats.http.get(url(cats, "jobs"))).json()["jobs"]) == 1
+
+
+async def broken_off(tenant: Tenant, content: bytes, key: str, how: str) -> int:
+    """Send the first half of an archive, which then stops or whose sender leaves; return how much is kept."""
+    half = len(content) // 2
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(tenant.service.url.rpartition(":")[2]))
+    head = f"POST /api/weft/v1/imports?base_model={BASE} HTTP/1.1\r\nHost: x\r\nX-API-Key: {tenant.key}\r\n"
+    writer.write(f"{head}Idempotency-Key: {key}\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content[:half])
+    await writer.drain()
+    async with asyncio.timeout(DEADLINE):
+        while not any(path.stat().st_size for path in staged(tenant.service)):
+            await received(tenant, key)
+        if how == "stops":
+            assert await reader.readuntil(b"body_too_slow")
+        writer.close()
+        while not (kept := await received(tenant, key)) or tenant.service.services.admission.uploads.used(tenant.id):
+            continue
+    return kept
+
+
+async def received(tenant: Tenant, key: str) -> int:
+    """Return the bytes of the archive that are kept under the key."""
+    answer = await tenant.http.get(url(tenant, "imports/received"), headers={"Idempotency-Key": key})
+    found: int = answer.raise_for_status().json()["received_bytes"]
+    return found
+
+
+@pytest.mark.parametrize("how", ["stops", "leaves"])
+async def test_an_upload_that_breaks_off_goes_on_where_it_ended(
+    service: Service, cats: Tenant, dogs: Tenant, how: str
+) -> None:
+    """Another tenant's request of the same key has nothing of it, and an offset that is not the end changes nothing."""
+    content = bytes(range(256)) * (3 * MIB // 256)
+    kept = await broken_off(cats, content, "one", how)
+    assert MIB <= kept <= len(content) // 2
+    assert (await received(dogs, "one"), await received(cats, "other")) == (0, 0)
+    for tenant, offset, key in ((dogs, kept, "one"), (cats, kept - 1, "one"), (cats, kept, "other")):
+        refused = await send(tenant, b"x", {"Idempotency-Key": key, "Upload-Offset": str(offset)})
+        assert (refused.status_code, refused.json()["code"]) == (400, "sequence_conflict")
+    assert (await send(cats, b"x", {"Upload-Offset": str(kept)})).json()["code"] == "invalid_request"
+    assert await received(cats, "one") == kept
+    rest = {"Idempotency-Key": "one", "Upload-Offset": str(kept)}
+    job = (await send(cats, content[kept:], rest)).raise_for_status().json()["id"]
+    assert [path.read_bytes() == content for path in staged(service)] == [True]
+    assert (await send(cats, content[kept:], rest)).json()["id"] == job
+    assert await received(cats, "one") == 0
+
+
+async def test_a_tenant_keeps_the_newest_upload_that_broke_off_and_bounds_hold_for_the_whole(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    content = bytes(2 * MIB)
+    theirs = await broken_off(dogs, content, "one", "leaves")
+    await broken_off(cats, content, "one", "leaves")
+    kept = await broken_off(cats, content, "two", "leaves")
+    assert (await received(cats, "one"), await received(cats, "two")) == (0, kept)
+    over = await send(cats, bytes(MOST), {"Idempotency-Key": "two", "Upload-Offset": str(kept)})
+    assert over.status_code == 413
+    assert (await received(cats, "two"), await received(dogs, "one")) == (0, theirs)
+    assert [path.parent.name.removeprefix("part-") for path in staged(service)] == [dogs.id]

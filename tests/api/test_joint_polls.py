@@ -20,6 +20,7 @@ from ledger.told_ends import MOST_ENDS
 from ledger.wakeups import ended_samples_topic
 from store.settings import Settings
 from store.tables import Operation
+from tenants.suspensions import suspend_tenant
 from tests.ledger_heads import pending_samples
 
 DRAWN = SampleOutput([SampledSequence("stop", np.array([7], np.int32), np.array([-0.5], np.float32))])
@@ -111,6 +112,24 @@ class TestAtOnce:
         session = sampler.partition(":")[0]
         await cats.http.post(f"/sessions/{session}/finish", json={"reason": {"type": "success"}})
         assert [one.request_id for one in read(await poll(cats, sampler)).completions] == [request_id]
+
+    async def test_a_poll_in_which_nothing_ended_tells_the_reason_that_a_single_poll_tells(
+        self, cats, dogs, service
+    ) -> None:
+        mine, theirs = await open_sampler(cats), await open_sampler(dogs)
+        waiting = await sample(cats, mine, OF_FIRST_COPY + 3)
+        other = await sample(cats, mine, 3)
+        async with service.database.write() as transaction:
+            await suspend_tenant(transaction, name="cats", reason="the invoice is open", now=service.clock())
+        for request, copy in ((waiting, 1), (other, 0)):
+            single = (await cats.http.post("/retrieve_future", json={"request_id": request})).json()
+            joint = (await poll(cats, mine, copy=copy, timeout=0)).json()
+            assert "the invoice is open" in joint["queue_state_reason"]
+            told = {name: single[name] for name in ("queue_state", "queue_state_reason")}
+            assert {name: joint[name] for name in told} == told
+        empty = (await poll(dogs, theirs, timeout=0)).json()
+        assert (empty["queue_state"], empty["queue_state_reason"]) == (None, None)
+        assert read(await poll(cats, mine, timeout=0)).completions == []
 
 
 async def long_history(tenant, sampler: str, pages: int) -> int:

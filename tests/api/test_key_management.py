@@ -11,6 +11,7 @@ from contracts.errors import InvalidRequest
 from store.tables import ApiKey
 from tenants.key_text import is_mistyped
 from tenants.keys import create_key, find_key, rotate_key
+from tenants.limits import set_tenant
 from tenants.rights import KeyRights, Role, Scope
 
 
@@ -20,12 +21,14 @@ async def admin(cats, service):
     async with service.database.write() as transaction:
         rights = KeyRights(role=Role.ADMIN)
         key = await create_key(transaction, tenant=cats.id, note="admin", clock=service.clock, rights=rights)
-    async with httpx.AsyncClient(base_url=f"{service.url}/api/weft/v1", headers={"X-API-Key": key.secret}) as http:
+    async with httpx.AsyncClient(
+        base_url=f"{service.url}/api/weft/v1", headers={"X-API-Key": key.secret}, timeout=40
+    ) as http:
         yield http
 
 
 async def _status(service, key: str) -> int:
-    async with httpx.AsyncClient(base_url=service.url, headers={"X-API-Key": key}) as http:
+    async with httpx.AsyncClient(base_url=service.url, headers={"X-API-Key": key}, timeout=40) as http:
         return (await http.post("/api/v1/client/config", json={})).status_code
 
 
@@ -128,6 +131,28 @@ async def test_a_repeat_makes_no_third_key_and_returns_the_second_one(admin, ser
     assert len((await admin.get("/keys")).json()["keys"]) == 5
 
 
+async def test_a_tenant_makes_no_more_keys_than_its_limit_and_a_rotation_without_grace_needs_no_room(
+    admin, dogs, service
+) -> None:
+    async with service.database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"keys": 4})
+    ends = (service.clock() + timedelta(hours=1)).isoformat()
+    last, _ = await _made(admin, role="viewer"), await _made(admin, role="viewer", expires_at=ends)
+    refused = [
+        await admin.post("/keys", json={"role": "viewer"}),
+        await admin.post(f"/keys/{last['key_id']}/rotate", json={"grace_seconds": 60}),
+    ]
+    assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(400, "invalid_request")] * 2
+    assert "you have 4 keys" in refused[0].json()["detail"]
+    assert [await _status(service, last["secret"]), (await dogs.http.get("/auth/apikey/me")).status_code] == [200, 200]
+    rotated = await admin.post(f"/keys/{last['key_id']}/rotate", json={"grace_seconds": 0})
+    assert rotated.status_code == 201
+    standing = (await admin.get("/usage/standing")).json()["limits"]
+    assert [(one["used"], one["is_reached"]) for one in standing if one["name"] == "keys"] == [(4, True)]
+    service.clock.move(hours=1)
+    await _made(admin, role="viewer")
+
+
 async def test_a_rotation_that_is_cut_off_leaves_the_one_key(admin, cats, service) -> None:
     old = await _made(admin, role="viewer")
 
@@ -148,11 +173,31 @@ async def test_a_key_rotates_and_revokes_itself_and_no_other_without_the_scope(c
     other = (await dogs.http.get("/auth/apikey/me")).json()["key_id"]
     url = f"{service.url}/api/weft/v1/keys"
     assert (await cats.http.post(f"{url}/{other}/rotate", json={})).status_code == 403
-    new = (await cats.http.post(f"{url}/{me}/rotate", json={"grace_seconds": 0})).json()
+    new = (await cats.http.post(f"{url}/{me}/rotate", json={"grace_seconds": 60})).json()
+    assert [await _status(service, key) for key in (cats.key, new["secret"])] == [200, 200]
+    assert (await cats.http.delete(f"{url}/{me}")).status_code == 204
     assert [await _status(service, key) for key in (cats.key, new["secret"])] == [401, 200]
     mine = {"X-API-Key": new["secret"]}
     assert (await cats.http.delete(f"{url}/{new['key_id']}", headers=mine)).status_code == 204
     assert await _status(service, new["secret"]) == 401
+
+
+@pytest.mark.parametrize("grace", [0, 59])
+async def test_a_key_that_rotates_itself_can_repeat_it_when_the_answer_is_lost(
+    admin, cats, service, grace: int
+) -> None:
+    """A grace that leaves no time for a repeat is refused and ends nothing; of another key it is the caller's affair."""
+    me = (await cats.http.get("/auth/apikey/me")).json()["key_id"]
+    url, once = f"{service.url}/api/weft/v1/keys/{me}/rotate", {"Idempotency-Key": "once"}
+    refused = await cats.http.post(url, headers=once, json={"grace_seconds": grace})
+    assert (refused.status_code, "60 seconds or more" in refused.json()["detail"]) == (400, True)
+    assert await _status(service, cats.key) == 200
+    await cats.http.post(url, headers=once, json={"grace_seconds": 60})
+    service.clock.move(seconds=59)
+    repeated = await cats.http.post(url, headers=once, json={"grace_seconds": 60})
+    service.clock.move(seconds=1)
+    assert [await _status(service, key) for key in (cats.key, repeated.json()["secret"])] == [401, 200]
+    assert (await admin.post(f"/keys/{repeated.json()['key_id']}/rotate", json={"grace_seconds": 0})).status_code == 201
 
 
 async def test_an_administrator_sees_no_key_of_another_tenant(admin, dogs) -> None:

@@ -28,7 +28,7 @@ async def test_every_endpoint_refuses_strangers_before_it_reads_them(service, ca
         revoked = await create_key(transaction, tenant=cats.id, note="", clock=service.clock)
         await revoke_key(transaction, prefix=revoked.prefix, clock=service.clock)
     wrong = [None, "", "tml-wrong", "sk-other", cats.key[:-1], cats.key + "x", cats.key.upper(), revoked.secret]
-    async with httpx.AsyncClient(base_url=service.url) as http:
+    async with httpx.AsyncClient(base_url=service.url, timeout=40) as http:
         for method, path in endpoints:
             for key in wrong if "config" in path else (None, "tml-wrong"):
                 headers = {} if key is None else {"X-API-Key": key}
@@ -37,7 +37,7 @@ async def test_every_endpoint_refuses_strangers_before_it_reads_them(service, ca
 
 
 async def test_health_needs_no_key(service) -> None:
-    async with httpx.AsyncClient(base_url=service.url) as http:
+    async with httpx.AsyncClient(base_url=service.url, timeout=40) as http:
         for path in ("/healthz", "/api/v1/healthz"):
             assert (await http.get(path)).json() == {"status": "ok"}
 
@@ -73,7 +73,7 @@ async def test_key_describes_itself(cats, dogs) -> None:
 
 async def test_a_bearer_key_describes_and_revokes_itself(cats, service) -> None:
     headers = {"Authorization": f"Bearer {cats.key}"}
-    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers=headers) as http:
+    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers=headers, timeout=40) as http:
         assert (await http.get("/auth/apikey/me")).json()["note"] == "key of cats"
         assert (await http.delete("/auth/apikey/me")).status_code == 204
         assert (await http.get("/auth/apikey/me")).status_code == 401

@@ -154,6 +154,7 @@ async def test_standing_tells_what_the_limits_count(service: Service, cats: Tena
         "checkpoints": 1,
     }
     assert mine["seq_ahead"]["used"] is None
+    assert theirs.pop("keys")["used"] == 1
     assert {one["used"] for one in theirs.values()} == {0, None}
     assert theirs["pending_operations"]["value"] == Settings().limit_pending_operations
 
@@ -169,4 +170,5 @@ async def test_a_model_beyond_the_limit_is_accepted_and_told_why_it_waits(
     assert waiting["queue_state"] == "paused_capacity"
     assert "you have 1 models open, and your limit is 1" in waiting["queue_state_reason"]
     creation["session_id"] = await dogs.session()
-    assert (await retrieve(dogs, await dogs.http.post("/create_model", json=creation)))["queue_state"] == "active"
+    beside = await retrieve(dogs, await dogs.http.post("/create_model", json=creation))
+    assert "no trainer" in beside["queue_state_reason"]

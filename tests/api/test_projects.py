@@ -8,6 +8,7 @@ from store.tables import Session
 from tenants.keys import create_key
 from tenants.projects import create_project
 from tenants.rights import KeyRights, Role
+from tenants.sessions import standing_session
 
 
 @pytest_asyncio.fixture
@@ -64,6 +65,19 @@ async def test_a_session_moves_only_to_a_project_of_its_tenant(cats, dogs, archi
         row = await database.get(Session, session)
         assert row is not None
         assert row.project is None
+
+
+async def test_the_session_of_openai_clients_stays_in_its_project(cats, dogs, service, archive: str) -> None:
+    mine, theirs = await _session(cats), await _session(dogs)
+    async with service.database.write() as transaction:
+        own = await standing_session(transaction, cats.id, "openai", service.clock)
+        archived = await standing_session(transaction, cats.id, "openai", service.clock, project=archive)
+    for session, project, to in ((own, cats.id, archive), (archived, archive, "default")):
+        refused = await cats.http.put(f"/sessions/{session}/project", json={"project_id": to})
+        assert (refused.status_code, "OpenAI" in refused.json()["detail"]) == (400, True)
+        assert await _project_of(cats, session) == project
+    assert (await cats.http.put(f"/sessions/{mine}/project", json={"project_id": archive})).status_code == 204
+    assert (await dogs.http.put(f"/sessions/{theirs}/project", json={"project_id": "default"})).status_code == 204
 
 
 async def test_a_search_finds_by_name_metadata_status_project_and_page(cats, dogs, archive: str, clock) -> None:

@@ -63,6 +63,6 @@ class TestWithAPublicUrl:
 
 
 async def test_no_page_of_the_api_loads_scripts(service) -> None:
-    async with httpx.AsyncClient(base_url=service.url) as http:
+    async with httpx.AsyncClient(base_url=service.url, timeout=40) as http:
         for path in ("/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"):
             assert (await http.get(path)).status_code == 404, path

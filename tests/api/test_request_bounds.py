@@ -18,7 +18,7 @@ import api
 from api.request_body import OFF_LOOP_BYTES
 from api.route_bounds import ANY_SIZE, JSON_DATA_BODY, PROMPT_BODY, STREAMED_BODY, TEXT_BODY, declared_bounds
 from api.tinker import training
-from api.wire import request_model
+from api.wire import request_model, training_codec
 from api.wire import weft_wire_pb2 as pb
 from store.settings import Settings
 from tests.api.conftest import Service, Tenant
@@ -35,6 +35,8 @@ CARRY_DATA = {
     "/chat/completions": TEXT_BODY,
     "/completions": PROMPT_BODY,
     "/imports": STREAMED_BODY,
+    "/playground": TEXT_BODY,
+    "/playground/stream": TEXT_BODY,
 }
 
 
@@ -49,6 +51,15 @@ def routes() -> list[APIRoute]:
     modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(api.__path__, "api.")]
     routers = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, APIRouter)}
     return [one for router in routers.values() for one in router.routes if isinstance(one, APIRoute)]
+
+
+def varint(number: int) -> bytes:
+    """A protobuf varint."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
 
 
 def packed(body: bytes) -> bytes:
@@ -141,6 +152,50 @@ async def test_records_of_two_bytes_are_counted_before_they_are_built(cats: Tena
     assert "fields" in await failure(cats, answer)
 
 
+@pytest.mark.parametrize("place", ["request", "datum"])
+async def test_a_large_unknown_field_is_refused_before_a_parser_copies_it(
+    cats: Tenant, dogs: Tenant, place: str
+) -> None:
+    run, unknown = await cats.run(), b"\xa2\x06" + varint(60 * MIB) + bytes(60 * MIB)
+    key = pb.ForwardBackwardRequest(model_id=run, seq_id=1, loss_fn="cross_entropy").SerializeToString()
+    message = key + unknown if place == "request" else key + b"\x1a" + varint(len(unknown)) + unknown
+    attack = cats.http.post(
+        "/forward_backward", content=packed(message), headers={"Content-Encoding": "zstd", **PROTOBUF}
+    )
+    told = await failure(cats, await answer_beside(dogs, attack))
+    assert ("beside its data" if place == "request" else "data[0] has 62914566 bytes") in told
+
+
+async def test_no_parser_is_given_more_than_one_datum(
+    cats: Tenant, dogs: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parser holds the interpreter's lock from the first to the last byte of a message, and all others wait."""
+    parsed: list[int] = []
+
+    class Noted:
+        def __init__(self, message: Any) -> None:
+            self._message = message
+
+        def FromString(self, body: bytes) -> Any:
+            parsed.append(len(body))
+            return self._message.FromString(body)
+
+    request = pb.ForwardBackwardRequest
+    for name in ("ForwardBackwardRequest", "Datum"):
+        monkeypatch.setattr(training_codec.pb, name, Noted(getattr(pb, name)))
+    run = await cats.run()
+    message = request(model_id=run, seq_id=1, loss_fn="cross_entropy")
+    for _ in range(64):
+        datum = message.data.add()
+        datum.model_input.add().encoded_text.tokens = b"\1\0\0\0" * 16
+        datum.loss_fn_inputs["target_tokens"].CopyFrom(pb.Tensor(dense=b"\1" + bytes(7), dtype=pb.DTYPE_INT64))
+    body = message.SerializeToString()
+    attack = cats.http.post("/forward_backward", content=body, headers=PROTOBUF)
+    assert (await answer_beside(dogs, attack)).status_code == 200
+    assert len(parsed) >= 65
+    assert max(parsed) < len(body) / 32
+
+
 @pytest.mark.parametrize("sizes", [[2**62] * 500_000, [2**40] * 9])
 async def test_a_shape_of_many_dimensions_is_refused_before_they_are_multiplied(
     cats: Tenant, dogs: Tenant, sizes: list[int]
@@ -220,7 +275,9 @@ async def test_large_bodies_of_one_tenant_wait_unread_while_another_tenants_are_
     body = {"sampling_session_id": "s:sample:0", "seq_id": 0, "prompt": {"chunks": [{"tokens": [1] * 50_000}]}}
     waiting = asyncio.create_task(cats.http.post("/asample", json=body))
     async with asyncio.timeout(60):
-        assert (await dogs.http.post("/asample", json=body)).status_code == 404
+        # Several, so that one that did not wait would be answered by then.
+        for _ in range(8):
+            assert (await dogs.http.post("/asample", json=body)).status_code == 404
         assert not waiting.done()
         shares.give_back(cats.id, 2**40)
         assert (await waiting).status_code == 404

@@ -4,11 +4,9 @@ import asyncio
 import json
 import os
 import sys
-from pathlib import Path
 
 from contracts.paths import Segment
-
-SCRIPT = Path(__file__).with_name("sdk_reads.py")
+from tests.conftest import ROOT
 
 
 async def test_rest_client_reads_and_deletes(cats, dogs, service) -> None:
@@ -17,13 +15,15 @@ async def test_rest_client_reads_and_deletes(cats, dogs, service) -> None:
     await cats.checkpoint(run, "ck1", segment=Segment.SAMPLER_WEIGHTS)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(SCRIPT),
+        "-m",
+        "tests.api.sdk_reads",
         service.url,
         cats.key,
         run,
         foreign,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
         env={**os.environ, "TINKER_TELEMETRY": "0"},
     )
     async with asyncio.timeout(120):
@@ -39,6 +39,6 @@ async def test_rest_client_reads_and_deletes(cats, dogs, service) -> None:
         "sessions": [session],
         "checkpoints_after_delete": ["sampler_weights/ck1"],
         "foreign_run": "NotFoundError",
-        "publish": "NotFoundError",
+        "publish": "none",
         "wrong_key": "AuthenticationError",
     }

@@ -46,7 +46,7 @@ def noted() -> Iterator[Noted]:
 
 async def test_a_flood_of_refused_keys_is_noted_and_bounded(service, dogs, noted: Noted) -> None:
     guess = "tml-0123456789ab-" + "g" * 43
-    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1") as http:
+    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", timeout=40) as http:
         for _ in range(20):
             assert (await http.get("/training_runs", headers={"X-API-Key": guess})).status_code == 401
     lines = noted.of(SecurityEvent.KEY_REFUSED)
@@ -58,7 +58,7 @@ async def test_a_flood_of_refused_keys_is_noted_and_bounded(service, dogs, noted
 
 
 async def test_keys_of_other_services_are_not_noted(service, noted: Noted) -> None:
-    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1") as http:
+    async with httpx.AsyncClient(base_url=f"{service.url}/api/v1", timeout=40) as http:
         await http.get("/training_runs", headers={"Authorization": "Bearer sk-of-somebody-else"})
     (line,) = noted.of(SecurityEvent.KEY_REFUSED)
     assert "actor" not in line
@@ -82,7 +82,7 @@ async def test_links_and_downloads_are_noted_without_the_links_secret(cats, note
     run = await cats.run()
     await cats.checkpoint(run, "ck1")
     link = (await cats.http.get(f"/training_runs/{run}/{CHECKPOINT}/archive")).headers["location"]
-    async with httpx.AsyncClient() as stranger:
+    async with httpx.AsyncClient(timeout=40) as stranger:
         (await stranger.get(link)).raise_for_status()
         assert (await stranger.get(link.replace("downloads/", "downloads/x"))).status_code == 404
     (made,), (fetched,) = noted.of(SecurityEvent.LINK_MADE), noted.of(SecurityEvent.DOWNLOADED)

@@ -2,6 +2,7 @@ import httpx
 import pytest
 from tinker import types
 
+from ledger.session_trace import session_trace
 from store.tables import Session
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import end_silent_sessions
@@ -89,7 +90,7 @@ async def test_a_session_s_trace_shows_its_operations_and_no_one_else_s(cats, do
     clock.move(seconds=2)
     link = (await cats.http.get(f"/sessions/{session}/trace_export")).raise_for_status().json()
     assert link["status"] == "ready"
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=40) as http:
         events = (await http.get(link["url"])).raise_for_status().json()["traceEvents"]
         names = [event["args"]["name"] for event in events if event["ph"] == "M"]
         assert names == [f"session {session}", run]
@@ -171,3 +172,20 @@ async def test_bad_field_is_named(cats, path: str, body: object, field: str) -> 
     response = await cats.http.post(path, json=body)
     assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
     assert response.json()["detail"].startswith(field)
+
+
+async def test_a_trace_of_a_long_session_reads_no_more_of_a_lane_than_it_tells(cats, dogs, service) -> None:
+    session, other = await cats.session(), await dogs.session()
+    run, second = await cats.run(session=session), await cats.run(session=session, model_seq_id=1)
+    their = await dogs.run(session=other)
+    for seq_id in range(1, 31):
+        await cats.operation(run, seq_id)
+        await dogs.operation(their, seq_id)
+    await cats.operation(second, 1)
+    # Far ahead of the others, as a number that was refused is recorded.
+    await cats.operation(run, 10**9)
+    async with service.database.read() as reading:
+        told = await session_trace(reading, cats.id, session, most=4)
+        assert [(one.lane, one.seq_id) for one in told] == [(run, 29), (run, 30), (second, 1), (run, 10**9)]
+        assert len(await session_trace(reading, dogs.id, other)) == 30
+        assert await session_trace(reading, dogs.id, session) == []

@@ -143,7 +143,7 @@ async def test_a_client_that_does_not_read_is_cut_off(settings: Settings) -> Non
 
 async def test_idle_strangers_leave_room_for_a_tenant(port: int, dogs: Tenant) -> None:
     strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST_CONNECTIONS)]
-    async with asyncio.timeout(DEADLINE), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with asyncio.timeout(DEADLINE), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=40) as http:
         answer = await http.post("/api/v1/client/config", json={}, headers={"X-API-Key": dogs.key})
         assert answer.status_code == 200
     for _, writer in strangers:

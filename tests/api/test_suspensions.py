@@ -23,10 +23,12 @@ async def test_a_poll_tells_the_operators_reason_until_the_resume(cats, dogs) ->
     answer = await cats.http.post("/retrieve_future", json={"request_id": held})
     assert (answer.status_code, answer.json()["queue_state"]) == (408, "paused_capacity")
     assert "unpaid" in answer.json()["queue_state_reason"]
-    assert (await dogs.http.post("/retrieve_future", json={"request_id": other})).json()["queue_state"] == "active"
+    beside = (await dogs.http.post("/retrieve_future", json={"request_id": other})).json()
+    assert "no trainer" in beside["queue_state_reason"]
     async with cats.service.database.write() as transaction:
-        await resume_tenant(transaction, name="cats")
-    assert (await cats.http.post("/retrieve_future", json={"request_id": held})).json()["queue_state"] == "active"
+        await resume_tenant(transaction, name="cats", now=cats.service.clock())
+    resumed = (await cats.http.post("/retrieve_future", json={"request_id": held})).json()
+    assert "no trainer" in resumed["queue_state_reason"]
 
 
 async def _suspend(tenant, mode: SuspendMode) -> None:
@@ -63,7 +65,7 @@ async def test_read_only_takes_no_new_work_and_delivers_what_is_done(cats, dogs)
     assert (await cats.http.delete(f"/training_runs/{run}/checkpoints/weights/one")).status_code == 204
     assert (await dogs.http.post("/optim_step", json={"model_id": other, "seq_id": 1})).status_code == 200
     async with cats.service.database.write() as transaction:
-        await resume_tenant(transaction, name="cats")
+        await resume_tenant(transaction, name="cats", now=cats.service.clock())
     # The refused step has used up its number: the next one runs.
     step = await cats.http.post("/optim_step", json={"model_id": run, "seq_id": 3})
     await cats.service.run_next(OptimStepped({}))
@@ -92,6 +94,7 @@ async def test_blocked_refuses_every_request_and_link_and_loses_nothing(cats, do
     assert (await cats.http.get(link)).status_code == 404
     assert (await dogs.http.get("/training_runs")).status_code == 200
     async with cats.service.database.write() as transaction:
-        await resume_tenant(transaction, name="cats")
+        await resume_tenant(transaction, name="cats", now=cats.service.clock())
     assert (await cats.http.get(link)).status_code == 200
-    assert (await cats.http.post("/retrieve_future", json={"request_id": waiting})).json()["queue_state"] == "active"
+    resumed = (await cats.http.post("/retrieve_future", json={"request_id": waiting})).json()
+    assert "no trainer" in resumed["queue_state_reason"]

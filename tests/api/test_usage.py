@@ -1,7 +1,9 @@
 """Usage over HTTP: by hour in the SDK's form and in weft's own, with the same totals, and a tenant's own."""
 
+import base64
 import csv
 import io
+import json
 from datetime import timedelta
 
 import pytest
@@ -10,7 +12,11 @@ from sqlalchemy import insert, update
 
 from ledger.pruning import prune
 from store.tables import ApiKey, Operation, StorageHour
+from tenants.price_additions import NewPrice, add_price
+from tenants.prices import Meter
+from tenants.projects import create_project
 from tenants.rights import Role
+from tenants.sessions import NewSession, create_session
 
 HOUR = timedelta(hours=1)
 
@@ -141,8 +147,21 @@ async def test_storage_now_is_by_project_and_of_the_tenant(cats, dogs) -> None:
         (cats.id, 2, 14)
     ]
     assert (await dogs.http.get("/billing/usage/checkpoints/current")).json()["data"] == []
-    other = await cats.http.get("/billing/usage/checkpoints/current", params={"project_id": "p-none"})
-    assert other.json()["data"] == []
+
+
+async def test_storage_now_of_one_project_is_asked_for_by_its_id_or_name(cats, dogs) -> None:
+    async with cats.service.database.write() as transaction:
+        archive = (await create_project(transaction, cats.id, "archive", cats.service.clock)).id
+        new = NewSession([], None, "0.38.0", archive, None)
+        session = await create_session(transaction, cats.id, new, cats.service.clock)
+    for run in (await cats.run(), await cats.run(session=session)):
+        await cats.checkpoint(run, "one")
+    for named, project in (("default", cats.id), (cats.id, cats.id), ("archive", archive), (archive, archive)):
+        of_one = await cats.http.get("/billing/usage/checkpoints/current", params={"project_id": named})
+        assert [one["project_id"] for one in of_one.json()["data"]] == [project], named
+    for tenant, named in ((cats, "p-none"), (dogs, archive), (dogs, "archive")):
+        refused = await tenant.http.get("/billing/usage/checkpoints/current", params={"project_id": named})
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
 
 
 async def test_own_usage_has_the_same_totals_for_every_grouping_and_in_csv(cats, dogs) -> None:
@@ -166,6 +185,25 @@ async def test_own_usage_has_the_same_totals_for_every_grouping_and_in_csv(cats,
     ]
 
 
+async def test_usage_as_csv_without_a_limit_has_every_line_and_no_other_tenants(cats, dogs) -> None:
+    session, other = await work(cats), await work(dogs)
+    url = f"{cats.service.url}/api/weft/v1/usage"
+    query = {"since": (cats.service.clock() - HOUR).isoformat(), "group_by": ["session", "kind"]}
+    lines = (await cats.http.get(url, params=query)).json()["lines"]
+    whole = await cats.http.get(url, params=query | {"format": "csv"})
+    rows = list(csv.DictReader(io.StringIO(whole.text)))
+    assert [(row["session"], row["kind"], row["operations"]) for row in rows] == [
+        (session, one["kind"], str(one["operations"])) for one in lines
+    ]
+    assert other not in whole.text
+    assert whole.headers["content-disposition"] == 'attachment; filename="usage.csv"'
+    page = await cats.http.get(url, params=query | {"format": "csv", "limit": 2})
+    assert (page.text.count("\r\n"), page.headers["x-next-offset"]) == (3, "2")
+    rest = await cats.http.get(url, params=query | {"format": "csv", "cursor": page.headers["x-next-cursor"]})
+    assert page.text + rest.text.partition("\r\n")[2] == whole.text
+    assert "x-next-cursor" not in rest.headers
+
+
 async def test_own_usage_comes_in_pages(cats) -> None:
     await work(cats)
     url = f"{cats.service.url}/api/weft/v1/usage"
@@ -175,3 +213,135 @@ async def test_own_usage_comes_in_pages(cats) -> None:
     assert [one["kind"] for one in first["lines"] + second["lines"]] == ["forward_backward", "sample", "save_weights"]
     assert second["next_offset"] is None
     assert (await cats.http.get(url, params={"since": "2026-01-01T00:00:00"})).status_code == 400
+
+
+@pytest.mark.parametrize("by", [("kind",), ("base_model", "kind"), ("key", "kind")])
+async def test_lines_that_come_while_pages_are_read_double_and_hide_no_other(cats, dogs, by: tuple[str, ...]) -> None:
+    session = await work(cats)
+    await work(dogs)
+    url = f"{cats.service.url}/api/weft/v1/usage"
+    query = {"since": (cats.service.clock() - HOUR).isoformat(), "group_by": by}
+    before = (await cats.http.get(url, params=query)).json()["lines"]
+    cursor, seen = None, []
+    for number in range(9, 12):
+        given = {} if cursor is None else {"cursor": cursor}
+        answer = (await cats.http.get(url, params=query | given | {"limit": 1})).json()
+        seen += answer["lines"]
+        cursor = answer["next_cursor"]
+        # In each of the groupings before the lines that there are.
+        await ended(cats, f"{session}:train:0", number, kind=f"a{number}", base_model=f"a{number}", key_id=None)
+    assert seen == before
+    assert (cursor, answer["next_offset"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "x",
+        ["2026-01-01T00:00:00", "sample"],
+        ["2026-01-01T00:00:00+00:00"],
+        ["2026-01-01T00:00:00+00:00", 1],
+        ["2026-01-01T00:00:00+00:00", "a\0"],
+        ["2026-01-01T00:00:00+00:00", "\ud800"],
+        [7, "sample"],
+        ["0001-01-01T00:00:00+14:00", "sample"],
+        {},
+    ],
+)
+async def test_a_cursor_of_another_question_is_refused(cats, place: object) -> None:
+    url = f"{cats.service.url}/api/weft/v1/usage"
+    query = {"since": (cats.service.clock() - HOUR).isoformat(), "group_by": "kind"}
+    nested = base64.urlsafe_b64encode(b"[" * 3000).decode()
+    for cursor in (base64.urlsafe_b64encode(json.dumps(place).encode()).decode(), "%%%", "é", nested):
+        answer = await cats.http.get(url, params=query | {"cursor": cursor})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def priced(tenant, *, amounts: dict[Meter, str], currency: str = "USD") -> None:
+    async with tenant.service.database.write() as transaction:
+        for meter, amount in amounts.items():
+            await add_price(transaction, NewPrice(meter, amount, currency), tenant.service.clock)
+
+
+async def test_costs_are_the_same_in_the_sdks_form_and_in_wefts_and_null_without_a_price(cats, dogs) -> None:
+    await work(cats)
+    await work(dogs)
+    await priced(cats, amounts={Meter.TRAIN_TOKENS: "3.3", Meter.PROMPT_TOKENS: "0.1", Meter.STORAGE: "0.72"})
+    events = (await cats.http.get("/billing/usage/events", params=window(cats))).json()
+    by_type = {one["event_info"]["type"]: one for one in events["data"] if not one["event_info"].get("cached")}
+    assert by_type["training"]["estimated_cost_usd"] == 0.000033
+    assert by_type["training"]["effective_rate_usd_per_million_tokens"] == 3.3
+    assert by_type["sampling_sample"]["estimated_cost_usd"] is None
+    assert by_type["storage"]["estimated_cost_usd"] == 0.002
+    assert events["cost_data_through"] is not None
+    lines = await own_lines(cats, group_by="kind")
+    assert {one["kind"]: one["cost"] for one in lines} == {
+        "forward_backward": "0.000033",
+        "sample": None,
+        "save_weights": "0",
+    }
+
+
+async def test_prices_in_another_currency_are_told_in_wefts_own_form_only(cats) -> None:
+    await work(cats)
+    await priced(cats, amounts={Meter.TRAIN_TOKENS: "1"}, currency="EUR")
+    events = (await cats.http.get("/billing/usage/events", params=window(cats))).json()
+    assert all(one["estimated_cost_usd"] is None for one in events["data"])
+    answer = await cats.http.get(f"{cats.service.url}/api/weft/v1/usage", params={"since": window(cats)["starting_on"]})
+    assert answer.json()["currency"] == "EUR"
+
+
+async def own_lines(tenant, **asked: str) -> list[dict[str, object]]:
+    query = {"since": window(tenant)["starting_on"]} | asked
+    answer = await tenant.http.get(f"{tenant.service.url}/api/weft/v1/usage", params=query)
+    return answer.json()["lines"]
+
+
+@pytest.mark.parametrize("form", ["focus", "cloudevents"])
+async def test_an_export_has_what_has_ended_and_nothing_of_another_tenant(cats, dogs, form: str) -> None:
+    session, other = await work(cats), await work(dogs)
+    await priced(cats, amounts={Meter.TRAIN_TOKENS: "3"})
+    route = f"{cats.service.url}/api/weft/v1/usage/export"
+    query = {"since": window(cats)["starting_on"], "format": form}
+    assert session not in (await cats.http.get(route, params=query)).text
+    cats.service.clock.move(hours=2)
+    first = await cats.http.get(route, params=query)
+    text = first.text
+    assert session in text
+    assert other not in text
+    if form == "focus":
+        rows = list(csv.DictReader(io.StringIO(text)))
+        (trained,) = (row for row in rows if row["SkuMeter"] == "train_tokens")
+        assert (trained["BilledCost"], trained["ConsumedQuantity"], trained["BillingCurrency"]) == (
+            "0.00003",
+            "10",
+            "USD",
+        )
+    else:
+        events = [json.loads(line) for line in text.splitlines()]
+        assert len({one["id"] for one in events}) == len(events) == 5
+        costs = {one["data"]["meter"]: one["data"]["cost"] for one in events}
+        assert costs == dict.fromkeys(costs) | {"train_tokens": "0.00003"}
+    assert (await cats.http.get(route, params=query)).content == first.content
+
+
+@pytest.mark.parametrize("form", ["csv", "focus"])
+async def test_no_cell_of_a_file_is_a_formula(cats, dogs, form: str) -> None:
+    """A base's name may begin with anything; a spreadsheet computes what begins with these."""
+    names = ["=1+1", "+1", "-1+1", "@SUM(1)", "\t=1+1", "\r=1+1"]
+    session = await cats.session()
+    for number, name in enumerate(names, 1):
+        await ended(cats, f"{session}:train:0", number, base_model=name)
+    await work(dogs)
+    since = window(cats)["starting_on"]
+    cats.service.clock.move(hours=2)
+    url = f"{cats.service.url}/api/weft/v1/usage"
+    asked = (
+        {"since": since, "group_by": "base_model", "format": "csv"}
+        if form == "csv"
+        else {"since": since, "format": form}
+    )
+    text = (await cats.http.get(url if form == "csv" else f"{url}/export", params=asked)).text
+    cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
+    assert not [one for one in cells if one.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    assert all(any(name in one for one in cells) for name in names)

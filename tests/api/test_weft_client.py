@@ -100,12 +100,18 @@ async def test_keys_are_made_rotated_and_revoked(cats, weft: AsyncWeft) -> None:
     } == {"reader": False}
 
 
-async def test_usage_projects_limits_and_jobs_are_read(cats, weft: AsyncWeft) -> None:
+async def test_usage_projects_limits_and_jobs_are_read(cats, weft: AsyncWeft, monkeypatch: pytest.MonkeyPatch) -> None:
     run = await cats.run()
     await step(cats, run, 1)
     since = cats.service.clock() - timedelta(hours=1)
     lines = [line async for line in weft.usage.query(since=since, group_by=["kind"])]
     assert [line.kind for line in lines] == ["forward_backward", "optim_step"]
+    with monkeypatch.context() as paged:
+        paged.setattr("weft_client.tenancy_async._PAGE", 1)
+        assert [line async for line in weft.usage.query(since=since, group_by=["kind"])] == lines
+        # A service of before the cursors answers so.
+        paged.setattr("api.weft.usage.cursor_behind", lambda line, by: None)
+        assert [line async for line in weft.usage.query(since=since, group_by=["kind"])] == lines
     assert "run_metrics" in {limit.name for limit in (await weft.usage.standing()).limits}
     project = await weft.projects.create("one")
     assert project.id in {one.id for one in (await weft.projects.list()).projects}
@@ -247,3 +253,31 @@ def test_without_an_address_or_a_key_the_client_says_what_to_set(monkeypatch: py
     stored = {"version": 1, "default": "k", "keys": {"k": {"type": "manual", "key": "tml-stored", "name": "k"}}}
     (tmp_path / ".tinker" / "credentials.json").write_text(json.dumps(stored))
     Weft("http://127.0.0.1:1").close()
+
+
+async def test_lists_have_what_is_the_tenants_own_page_by_page(cats, dogs, weft: AsyncWeft) -> None:
+    run, theirs = await cats.run(), await dogs.run()
+    other = await cats.run(model_seq_id=1)
+    for name in ("first", "second"):
+        await cats.checkpoint(run, name, ttl_seconds=3600 if name == "first" else None)
+        await dogs.checkpoint(theirs, name)
+    mine = await cats.operation(run, 1)
+    await dogs.operation(theirs, 1)
+    assert {one.adapter async for one in weft.gates.list()} == {run, other}
+    assert [one.request_id async for one in weft.operations.list()] == [mine]
+    assert [one.tinker_path.rpartition("/")[2] async for one in weft.checkpoints.list(expires_within=7200)] == ["first"]
+    assert [one.run async for one in weft.checkpoints.list(run=theirs)] == []
+    assert [one.run async for one in weft.checkpoints.list(name="second")] == [run]
+    assert len([one async for one in weft.checkpoints.list(type="training", public=False)]) == 2
+
+
+async def test_a_pause_of_a_gate_that_has_changed_is_refused(cats, dogs, weft: AsyncWeft) -> None:
+    run, theirs = await cats.run(), await dogs.run()
+    seen = await weft.gates.state(run)
+    await weft.gates.pause(run, reason="another", wait_seconds=0)
+    with pytest.raises(BadRequest) as refused:
+        await weft.gates.pause(run, mode="wait", generation=seen.generation, wait_seconds=0)
+    assert "another controller" in str(refused.value)
+    assert (await weft.gates.state(run)).reason == "another"
+    async with AsyncWeft(cats.service.url, dogs.key, retries=0) as other:
+        assert (await other.gates.state(theirs)).state == "open"

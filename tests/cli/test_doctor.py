@@ -17,13 +17,14 @@ from redis import Redis
 
 from cli.doctor import examine
 from cli.finding import Finding
-from migrations.upgrade import downgrade, upgrade
+from migrations.upgrade import downgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.settings import Settings
+from store.tables import ProcessKind
 from testing.cluster_process import RedisProcess
 from tests.conftest import missing_service
-from workers.leases.processes import ProcessKind, new_identity, renew
+from workers.leases.processes import new_identity, renew
 
 BASE = "test/tiny"
 Examine = Callable[..., dict[str, Finding]]
@@ -38,15 +39,14 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 
 
 @pytest.fixture
-def look(tmp_path: Path, tiny_model_dir: Path, postgres_url: str, redis: RedisProcess) -> Examine:
+def look(tmp_path: Path, tiny_model_dir: Path, migrated_postgres_url: str, redis: RedisProcess) -> Examine:
     """Return a function that examines a cluster with a current schema: findings by part; keywords are settings."""
-    upgrade(postgres_url)
     (tmp_path / "data").mkdir()
 
     def examined(**others: object) -> dict[str, Finding]:
         given: dict[str, object] = {
             "data_dir": tmp_path / "data",
-            "database_url": postgres_url,
+            "database_url": migrated_postgres_url,
             "redis_url": redis.url,
             "base_models": (f"{BASE}={tiny_model_dir}",),
             "port": 0,
@@ -115,17 +115,17 @@ def test_housekeeping_that_nobody_does_shows(look: Examine, redis: RedisProcess)
             client.delete("weft:celery:housekeeping")
 
 
-def test_a_pool_larger_than_the_server_cannot_work(look: Examine, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url.replace("+asyncpg", "")) as connection:
+def test_a_pool_larger_than_the_server_cannot_work(look: Examine, migrated_postgres_url: str) -> None:
+    with psycopg.connect(migrated_postgres_url.replace("+asyncpg", "")) as connection:
         ((limit,),) = connection.execute("SHOW max_connections").fetchall()
     found = look(database_pool=int(str(limit)) + 1)["connections"]
     assert not found.is_well
     assert "max_connections" in found.text
 
 
-def test_processes_are_told_with_their_last_sign_of_life(look: Examine, postgres_url: str) -> None:
+def test_processes_are_told_with_their_last_sign_of_life(look: Examine, migrated_postgres_url: str) -> None:
     async def live() -> None:
-        database = Database(create_engine(postgres_url))
+        database = Database(create_engine(migrated_postgres_url))
         async with database.write() as transaction:
             for kind, lease in ((ProcessKind.TRAINER, 60), (ProcessKind.POOL, -1)):
                 await renew(transaction, new_identity(kind, BASE), lease=timedelta(seconds=lease), clock=utc_now)
@@ -140,7 +140,9 @@ def test_processes_are_told_with_their_last_sign_of_life(look: Examine, postgres
     assert (pools.mark, pools.text.endswith("dead")) == ("note", True)
 
 
-def test_a_data_folder_without_what_rows_name_is_another_one(look: Examine, postgres_url: str, tmp_path: Path) -> None:
+def test_a_data_folder_without_what_rows_name_is_another_one(
+    look: Examine, migrated_postgres_url: str, tmp_path: Path
+) -> None:
     rows = """
         INSERT INTO tenants (id, name, share, created_at) VALUES ('t', 't', 1, now());
         INSERT INTO sessions (id, tenant_id, tags, sdk_version, created_at, last_seen_at)
@@ -149,7 +151,7 @@ def test_a_data_folder_without_what_rows_name_is_another_one(look: Examine, post
                           train_unembed, state, next_seq_id, snapshot_seq_id, snapshot_dir, created_at, last_request_at)
             VALUES ('s:train:0', 't', 's', 0, 'b', 8, 16, 0, true, true, true, 'ready', 1, 0, 'snapshots/one', now(), now())
     """
-    with psycopg.connect(postgres_url.replace("+asyncpg", "")) as connection:
+    with psycopg.connect(migrated_postgres_url.replace("+asyncpg", "")) as connection:
         connection.execute(rows)
     missing = look()["shared folder"]
     assert not missing.is_well
@@ -158,16 +160,16 @@ def test_a_data_folder_without_what_rows_name_is_another_one(look: Examine, post
     assert look()["shared folder"].is_well
 
 
-def test_a_schema_that_is_behind_fails_and_the_rest_is_still_told(look: Examine, postgres_url: str) -> None:
-    downgrade(postgres_url, "0006")
+def test_a_schema_that_is_behind_fails_and_the_rest_is_still_told(look: Examine, migrated_postgres_url: str) -> None:
+    downgrade(migrated_postgres_url, "0006")
     found = look()
     assert "weft db upgrade" in found["database"].text
     assert not found["database"].is_well
     assert found["Redis"].is_well
 
 
-def test_a_schema_that_is_newer_is_well(look: Examine, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url.replace("+asyncpg", "")) as connection:
+def test_a_schema_that_is_newer_is_well(look: Examine, migrated_postgres_url: str) -> None:
+    with psycopg.connect(migrated_postgres_url.replace("+asyncpg", "")) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     found = look()
     assert (found["database"].mark, "newer" in found["database"].text) == ("ok  ", True)

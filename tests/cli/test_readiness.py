@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from cli.readiness import readiness
-from migrations.upgrade import downgrade, upgrade
+from migrations.upgrade import downgrade
 from store.database import Database, create_engine
 from store.settings import Settings
 
@@ -40,17 +40,15 @@ async def test_a_database_with_the_newest_schema_is_ready(look: Look, database_u
     assert await look(database_url) == "ok"
 
 
-async def test_a_database_that_only_reads_is_not(look: Look, postgres_url: str) -> None:
-    upgrade(postgres_url)
-    with psycopg.connect(postgres_url.replace("+asyncpg", ""), autocommit=True) as connection:
+async def test_a_database_that_only_reads_is_not(look: Look, migrated_postgres_url: str) -> None:
+    with psycopg.connect(migrated_postgres_url.replace("+asyncpg", ""), autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
-        assert await look(postgres_url) == "the database is set to read only"
+        assert await look(migrated_postgres_url) == "the database is set to read only"
         connection.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only'.encode())
-        assert await look(postgres_url) == "ok"
+        assert await look(migrated_postgres_url) == "ok"
 
 
-async def test_a_schema_that_is_behind_is_not(look: Look, postgres_url: str) -> None:
-    upgrade(postgres_url)
-    downgrade(postgres_url, "0006")
-    assert "weft db upgrade" in await look(postgres_url)
+async def test_a_schema_that_is_behind_is_not(look: Look, migrated_postgres_url: str) -> None:
+    downgrade(migrated_postgres_url, "0006")
+    assert "weft db upgrade" in await look(migrated_postgres_url)

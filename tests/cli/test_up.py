@@ -24,6 +24,10 @@ def test_every_pool_of_a_base_has_a_name(given: dict[str, object], name: str) ->
     assert found == [f"{name}-0", f"{name}-1"] * len(BASES)
 
 
+def test_vllm_servers_leave_memory_to_the_trainers_beside_them() -> None:
+    assert {child.environment["WEFT_BESIDE_TRAINER"] for child in pools()} == {"true"}
+
+
 def test_threads_are_the_callers_if_it_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("WEFT_POOL_NAME", "east")

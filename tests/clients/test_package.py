@@ -20,28 +20,68 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "clients" / "python"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CALLS: dict[str, Call[Any]] = {
+    "runs": calls.runs(
+        {"project_id": "one", "base_model": "base", "state": "ready", "text": "x", "metadata": "a=b"},
+        recent=1,
+        limit=1,
+        cursor="1-1",
+    ),
+    "run": calls.run("run", recent=1),
+    "marks": calls.marks("run"),
     "points": calls.points("run", after=0, limit=1),
     "add_metrics": calls.add_metrics("run", {1: {"reward": 1.0}}),
     "metric": calls.metric("run", "reward", after=0, limit=1),
+    "waiting": calls.waiting("run"),
+    "request_waiting": calls.request_waiting("request"),
     "gate": calls.gate("run"),
-    "pause": calls.pause("run", mode="keep", reason=None, ttl=None, wait_seconds=1.0, clear_cache=False),
+    "adapters": calls.adapters(limit=1, offset=0),
+    "pause": calls.pause("run", mode="keep", reason=None, ttl=None, wait_seconds=1.0, clear_cache=False, generation=1),
     "resume": calls.resume("run", generation=None),
     "reload": calls.reload("run", path=None),
     "staleness": calls.staleness("sampler"),
-    "bound_staleness": calls.bound_staleness("sampler", max_version_lag=1, on_stale="fail"),
+    "bound_staleness": calls.bound_staleness("sampler", max_version_lag=1, on_stale="fail", swap_policy=None),
     "report": calls.report("request"),
-    "usage": calls.usage(since=NOW, before=NOW, group_by=["run"], bucket_width="1h", limit=1, offset=0),
+    "samples": calls.samples(limit=1, after="request"),
+    "client_exceptions": calls.client_exceptions(session="one", run="run", limit=1, after=1),
+    "operations": calls.operations(state="pending", lane="run", kind="sample", limit=1, after="request"),
+    "checkpoints": calls.checkpoints(
+        run="run", type="sampler", name="one", public=True, expires_within=1, limit=1, offset=0
+    ),
+    "usage": calls.usage(since=NOW, before=NOW, group_by=["run"], bucket_width="1h", limit=1, offset=0, cursor="x"),
+    "export_usage": calls.export_usage(since=NOW, before=NOW, format="focus"),
     "standing": calls.standing(),
+    "audit": calls.audit(
+        action=["key_create"], resource=["key"], key="tml-1", since=NOW, until=NOW, cursor="1-1", limit=1
+    ),
     "keys": calls.keys(),
     "make_key": calls.make_key({"note": "x", "expires_at": NOW}, idempotency_key=None),
     "rotate_key": calls.rotate_key(1, grace=0, idempotency_key=None),
     "revoke_key": calls.revoke_key(1),
     "projects": calls.projects(),
     "make_project": calls.make_project("one"),
+    "bound_project": calls.bound_project("one", {"sessions": 1}),
+    "webhooks": calls.webhooks(),
+    "set_webhook": calls.set_webhook("one", url="https://a.example", events=["*"], note="", is_enabled=True),
+    "delete_webhook": calls.delete_webhook("one"),
+    "webhook_secret": calls.webhook_secret("one"),
+    "rotate_webhook_secret": calls.rotate_webhook_secret("one", idempotency_key=None),
+    "test_webhook": calls.test_webhook("one", idempotency_key=None),
+    "webhook_events": calls.webhook_events("one", before=1),
+    "retry_webhook_event": calls.retry_webhook_event("one", "event"),
+    "weigh_run": calls.weigh_run("run", 3.0),
+    "delete_checkpoints": calls.delete_checkpoints(["tinker://run/weights/one"]),
     "merge": calls.merge("tinker://run/weights/one", "merged", ttl_seconds=None, dtype=None, idempotency_key=None),
     "import_archive": calls.import_archive(
-        b"", base_model="base", name="one", segment="weights", ttl_seconds=1, idempotency_key=None
+        b"",
+        base_model="base",
+        name="one",
+        segment="weights",
+        ttl_seconds=1,
+        offset=1,
+        project=None,
+        idempotency_key=None,
     ),
+    "received": calls.received("one"),
     "jobs": calls.jobs(limit=1),
     "job": calls.job("job"),
     "cancel_job": calls.cancel_job("job"),
@@ -135,8 +175,9 @@ def test_the_half_without_asyncio_is_made_of_the_other() -> None:
     assert place.loader is not None
     script = importlib.util.module_from_spec(place)
     place.loader.exec_module(script)
-    text, committed = script.synchronous(script.SOURCE.read_text()), script.TARGET.read_text()
-    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(committed)), "run clients/python/make_sync.py"
+    for source, target in script.FILES.items():
+        text, committed = script.synchronous(source), target.read_text()
+        assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(committed)), "run clients/python/make_sync.py"
 
 
 def test_the_import_loads_no_library() -> None:

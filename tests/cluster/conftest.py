@@ -2,7 +2,6 @@
 
 import gc
 import random
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
 from bench.chaos.tenant import ChaosTenant
 from bench.chaos.verdict import judge, wait_for_recovery
-from cli.administration import new_tenant, on_database
+from cli.administration import on_database
 from contracts.base_model import read_base_model_facts
 from engine.model.base import BaseModel
 from store.settings import Settings
 from testing.cluster_process import ClusterProcess, RedisProcess
 from testing.tcp_proxy import TcpProxy
-from testing.throwaway_database import DEFAULT_SERVER, throwaway_database
-from tests.conftest import missing_service
+from testing.tenants import new_tenant
+from testing.throwaway_database import throwaway_database
+from tests.conftest import need_postgres, need_redis
 
 BASE = "weft/tiny"
 DEADLINE = 90.0
@@ -117,16 +116,12 @@ def free_ports(count: int) -> int:
     raise RuntimeError("no ports in a row are free")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Cluster]:
     """A cluster, started once for all tests."""
     folder = tmp_path_factory.mktemp("cluster")
-    if shutil.which("redis-server") is None:
-        missing_service("Redis", "redis-server is not installed")
-    try:
-        psycopg.connect(DEFAULT_SERVER, connect_timeout=5).close()
-    except psycopg.OperationalError as error:
-        missing_service("PostgreSQL", str(error))
+    need_redis()
+    need_postgres()
     facts, metrics_port = read_base_model_facts(BASE, tiny_model_dir, None), free_ports(PROCESSES)
     with ExitStack() as stack:
         url = make_url(stack.enter_context(throwaway_database()))

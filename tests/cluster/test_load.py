@@ -1,22 +1,14 @@
 """The load of ``bench.load``, smaller and shorter, on a real cluster: nothing fails and nothing hangs."""
 
-import shutil
-
-import psycopg
-
 from bench.load.benchmark import Load, run
 from testing.throwaway_database import DEFAULT_SERVER
-from tests.conftest import missing_service
+from tests.conftest import need_postgres, need_redis
 
 
 def test_hundreds_of_samples_at_once_while_others_train() -> None:
-    if shutil.which("redis-server") is None:
-        missing_service("Redis", "there is no redis-server to start")
-    try:
-        psycopg.connect(DEFAULT_SERVER, connect_timeout=5).close()
-    except psycopg.OperationalError as error:
-        missing_service("PostgreSQL", str(error))
-    load = Load(tenants=8, concurrent=32, trainers=2, sample_tokens=4, warm_up=3.0, seconds=5.0)
+    need_redis()
+    need_postgres()
+    load = Load(tenants=8, concurrent=32, trainers=2, sample_tokens=4, warm_up=3.0, seconds=15.0)
     found = run(load, server=DEFAULT_SERVER)
     assert (found["errors"], found["hung"]) == (0, 0)
     # Everybody's first sample was answered, and others' samples did not keep anybody from training.

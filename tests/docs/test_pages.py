@@ -1,13 +1,18 @@
 """The pages: short, listed, true to the repository's paths, and free of other origins once built."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import dropwhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from cli.main import app
 from cli.pages import navigation
@@ -17,7 +22,12 @@ from tests.conftest import ROOT
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 MOST_LINES = 200
-SETTINGS = {f"WEFT_{name.upper()}" for name in Settings.model_fields} | {"WEFT_CONFIG", "WEFT_TEST_POSTGRES"}
+SETTINGS = {f"WEFT_{name.upper()}" for name in Settings.model_fields} | {
+    "WEFT_CONFIG",
+    "WEFT_TEST_POSTGRES",
+    "WEFT_ADMIN_URL",
+    "WEFT_ADMIN_KEY",
+}
 PAST = ("decisions", "measurements")
 """Folders of pages that tell of a moment, and may name what has gone."""
 FLOORS = (
@@ -79,6 +89,42 @@ def test_every_weft_command_that_is_named_exists(page: Path) -> None:
     named = re.findall(r"(?<![\w/.-])(?:\.venv/bin/)?weft ([a-z]+)\b", shell)
     named += re.findall(r"`(?:\.venv/bin/)?weft ([a-z]+)\b", text)
     assert set(named) - known == set()
+
+
+def weft_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words behind ``weft`` of each command in the page's shell blocks."""
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True) if "weft " in line else []
+            ends = [number for number, word in enumerate(words) if word in ("|", ">", "&&", ";", "&")]
+            for start, end in zip([-1, *ends], [*ends, len(words)], strict=True):
+                named = list(dropwhile(re.compile(r"[A-Z_]+=").match, words[start + 1 : end]))
+                if named and Path(named[0]).name == "weft":
+                    yield named[1:]
+
+
+def parse(words: list[str]) -> None:
+    """Read the words as ``weft`` does, without running anything. Raises ``KeyError`` or typer's error of wrong usage."""
+    command: Any = typer.main.get_command(app)
+    while isinstance(command, TyperGroup):
+        context = command.make_context("weft", words)
+        name, *words = [*context._protected_args, *context.args]
+        command = command.commands[name]
+    command.make_context("weft", words)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=_name)
+def test_every_weft_command_of_a_shell_block_is_read_as_it_is_printed(page: Path) -> None:
+    for words in weft_commands(page.read_text()):
+        if page.parent.name not in PAST and not {"--install-completion", "--help"} & {*words}:
+            parse(words)
+
+
+@pytest.mark.parametrize("line", ["weft tenant sett cats", "weft tenant set cats --shares 2", "weft run weigh one x y"])
+def test_a_command_that_is_printed_wrongly_is_found(line: str) -> None:
+    (words,) = weft_commands(f"```sh\nA=1 true | B=2 .venv/bin/{line} # says\n```")
+    with pytest.raises((KeyError, typer.BadParameter.__mro__[1])):
+        parse(words)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,8 @@ POOL_SAMPLES = 32
 VLLM_ENVIRONMENT = {
     "WEFT_POOL_SAMPLES": str(POOL_SAMPLES),
     "WEFT_VLLM_REPLICAS": "1",
-    "WEFT_VLLM_COMMAND": json.dumps([str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"]),
 }
-"""A service that samples on one vLLM server, which it starts."""
+"""A service that samples on one vLLM server, which it starts as users have it start one: by that number alone."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def make_key(data: Path, tenant: str, *, role: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
     """``weft serve`` on the tiny base, for tests that leave it running."""
     data = tmp_path_factory.mktemp("service") / "data"
@@ -79,7 +78,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> I
         yield Service(process, data, tiny_model_dir, make_tenant(data, "first"), make_tenant(data, "second"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def vllm_service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
     """``weft serve`` that samples on a real vLLM server of its own, for tests that leave it running."""
     if not VLLM_PYTHON.exists():

@@ -4,13 +4,11 @@ import sqlite3
 import time
 from collections.abc import Callable
 
-import httpx
 import psutil
 
 from tests.e2e.conftest import Service
 from tests.e2e.sample_stream import DEADLINE_SECONDS
-
-_RUNNING = "vllm:num_requests_running"
+from tests.unix_http import unix_client
 
 
 def rows(service: Service, query: str, *values: object) -> list[tuple[object, ...]]:
@@ -31,10 +29,23 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 def running(service: Service) -> int:
     """Sequences that the service's vLLM server runs by its own metrics, or samples in flight in a service without one."""
+    found = _of_vllm(service, "vllm:num_requests_running")
+    return len(rows(service, "SELECT 1 FROM samples_in_flight")) if found is None else found
+
+
+def drawn_by_vllm(service: Service) -> int:
+    """Tokens that the service's vLLM server has drawn since its start."""
+    found = _of_vllm(service, "vllm:generation_tokens_total")
+    assert found is not None
+    return found
+
+
+def _of_vllm(service: Service, metric: str) -> int | None:
+    """The sum of a metric of the service's vLLM server; None for a service without one."""
     for child in psutil.Process(service.process.pid).children(recursive=True):
         line = child.cmdline()
         if "--uds" in line:
-            with httpx.Client(transport=httpx.HTTPTransport(uds=line[line.index("--uds") + 1])) as http:
-                lines = http.get("http://localhost/metrics").raise_for_status().text.splitlines()
-            return int(sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith(_RUNNING)))
-    return len(rows(service, "SELECT 1 FROM samples_in_flight"))
+            with unix_client(line[line.index("--uds") + 1]) as http:
+                lines = http.get("/metrics").raise_for_status().text.splitlines()
+            return int(sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith(metric)))
+    return None

@@ -6,7 +6,6 @@ The package itself needs more than its tests could have installed. The calls are
 ``supervised.train``, ``distillation.train_off_policy`` and ``scripts.save_audit_log``. Prints one JSON line.
 """
 
-import json
 import sys
 import warnings
 from datetime import date
@@ -49,14 +48,13 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, Any]:
         rest.delete_checkpoint_from_tinker_path(state).result()
         rest.delete_checkpoint_from_tinker_path(state).result()
         seen["left"] = len(rest.list_checkpoints(state.removeprefix("tinker://").split("/")[0]).result().checkpoints)
-    try:
-        tinker.AdminClient(base_url=base_url, api_key=api_key).get_audit_log(day=date(2026, 1, 1)).result()
-        seen["audit"] = "runs"
-    except tinker.APIStatusError as refused:
-        seen["audit"] = refused.status_code
+    tinker.AdminClient(base_url=base_url, api_key=api_key).get_audit_log(day=date(2026, 1, 1)).result()
+    seen["audit"] = "runs"
     return seen
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     warnings.simplefilter("ignore", FutureWarning)
-    print(json.dumps(main(*sys.argv[1:4])))
+    end(main(*sys.argv[1:4]))

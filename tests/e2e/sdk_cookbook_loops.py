@@ -8,7 +8,6 @@ their order and with their arguments. Prints one JSON line: for each part an emp
 """
 
 import asyncio
-import json
 import logging
 import sys
 import warnings
@@ -366,6 +365,8 @@ async def main(base_model: str, folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     warnings.simplefilter("ignore", FutureWarning)
     logging.basicConfig(level=logging.WARNING)
-    print(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))
+    end(asyncio.run(main(sys.argv[1], Path(sys.argv[2]))))

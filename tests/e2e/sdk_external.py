@@ -5,7 +5,6 @@
 Prints one JSON line.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -131,5 +130,7 @@ def main(base_url: str, key: str, other_key: str, base_model: str, folder: str) 
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     warnings.simplefilter("ignore", FutureWarning)
-    print(json.dumps(main(*sys.argv[1:6])))
+    end(main(*sys.argv[1:6]))

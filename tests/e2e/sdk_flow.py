@@ -7,7 +7,6 @@ those of ``downloads``.
 """
 
 import io
-import json
 import sys
 import tarfile
 import urllib.request
@@ -175,6 +174,8 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     # 0.38 wants `.result()` on clients, which 0.18 returns themselves: the story is written for both.
     warnings.simplefilter("ignore", FutureWarning)
-    print(json.dumps(main(*sys.argv[1:4])))
+    end(main(*sys.argv[1:4]))

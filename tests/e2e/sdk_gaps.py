@@ -5,7 +5,6 @@
 The first optimizer step and one large pass are refused. Prints one JSON line.
 """
 
-import json
 import sys
 from typing import Any
 
@@ -46,4 +45,6 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:4])))
+    from sdk_end import end
+
+    end(main(*sys.argv[1:4]))

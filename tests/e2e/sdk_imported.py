@@ -5,7 +5,6 @@
 Prints one JSON line.
 """
 
-import json
 import sys
 import warnings
 from typing import Any
@@ -44,5 +43,7 @@ def main(base_url: str, key: str, other_key: str, state: str, weights: str) -> d
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     warnings.simplefilter("ignore", FutureWarning)
-    print(json.dumps(main(*sys.argv[1:6])))
+    end(main(*sys.argv[1:6]))

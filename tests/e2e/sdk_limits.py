@@ -5,7 +5,6 @@
 The client knows nothing of limits: it sends all its work at once and waits for the results. Prints one JSON line.
 """
 
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -69,4 +68,6 @@ def main(base_url: str, api_key: str, base_model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:4])))
+    from sdk_end import end
+
+    end(main(*sys.argv[1:4]))

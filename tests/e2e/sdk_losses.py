@@ -6,7 +6,6 @@ Prints one JSON line: metrics by loss, and the errors of what is refused. The ot
 """
 
 import dataclasses
-import json
 import sys
 from typing import Any
 
@@ -37,13 +36,22 @@ def main(base_url: str, keys: list[str], base_model: str) -> dict[str, object]:
     ours, neighbours = (one.create_lora_training_client(base_model=base_model, rank=4, seed=2) for one in services)
     plain = datum(weights=[1.0] * LENGTH)
     alone = neighbours.forward([plain], "cross_entropy").result().metrics["loss:sum"]
-    now = list(ours.forward([plain], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data)[PROMPT:]
+    whole = list(ours.forward([plain], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data)
+    now = whole[PROMPT:]
     zeros = [0.0] * PROMPT
     sampled = [float(logp - drift) for logp, drift in zip(now, DRIFT, strict=True)]
     policy = {"logprobs": zeros + sampled, "advantages": zeros + ADVANTAGES}
     marked = {**policy, "sequence_ratio_mask": zeros + [1.0] * len(DRIFT)}
-    seen: dict[str, object] = {"logp": now, "alone": alone, "beside": []}
-    for loss, inputs, config in (("gspo", marked, None), ("stable_reinforce", policy, {"kl_coeff": 0.5})):
+    seen: dict[str, object] = {"logp": now, "prompt": whole[:PROMPT], "alone": alone, "beside": []}
+    losses: dict[types.LossFnType, tuple[dict[str, list[float]], dict[str, float] | None]] = {
+        "importance_sampling": (policy, None),
+        "ppo": (policy, None),
+        "cispo": (policy, {"clip_high_threshold": 1.1}),
+        "dro": (policy, {"beta": 0.5}),
+        "gspo": (marked, None),
+        "stable_reinforce": (policy, {"kl_coeff": 0.5}),
+    }
+    for loss, (inputs, config) in losses.items():
         beside = neighbours.forward_backward([plain], "cross_entropy")
         seen[loss] = dict(ours.forward_backward([datum(**inputs)], loss, config).result().metrics)
         seen["beside"] += [beside.result().metrics["loss:sum"]]  # type: ignore[operator]
@@ -53,7 +61,7 @@ def main(base_url: str, keys: list[str], base_model: str) -> dict[str, object]:
         seen["refused"] = str(error)
     seen["custom"] = custom(services, [ours, neighbours], base_model, policy)
     seen["reference"] = reference(services[0], ours, base_model, plain)
-    seen["dimuon"] = dimuon(services[0], base_model, plain)
+    seen["dimuon"] = dimuon(services[0], base_model, plain, neighbours)
     return seen
 
 
@@ -130,19 +138,25 @@ def reference(
     return {}
 
 
-def dimuon(service: tinker.ServiceClient, base_model: str, plain: types.Datum) -> dict[str, object]:
-    """Train by dimuon, save, go on from the state, and try a step of AdamW."""
+def dimuon(
+    service: tinker.ServiceClient, base_model: str, plain: types.Datum, neighbours: tinker.TrainingClient
+) -> dict[str, object]:
+    """Train by dimuon, save, go on from the state, and try a step of AdamW. The neighbour computes beside each step."""
     config, step = types.DimuonOptimizerConfig(), types.DimuonParams(learning_rate=0.005)
     trainer = service.create_lora_training_client(base_model=base_model, rank=4, seed=2, optimizer=config)
 
     def losses(client: tinker.TrainingClient, steps: int) -> list[float]:
         found = []
         for _ in range(steps):
-            found.append(client.forward_backward([plain], "cross_entropy").result().metrics["loss:sum"])
-            client.optim_step(step).result()
+            computed = client.forward_backward([plain], "cross_entropy")
+            stepped = client.optim_step(step)
+            beside.append(neighbours.forward([plain], "cross_entropy").result().metrics["loss:sum"])
+            found.append(computed.result().metrics["loss:sum"])
+            stepped.result()
         return found
 
-    seen: dict[str, object] = {"losses": losses(trainer, 12)}
+    beside: list[float] = []
+    seen: dict[str, object] = {"losses": losses(trainer, 12), "beside": beside}
     state = trainer.save_state("dimuon").result().path
     resumed = service.create_training_client_from_state_with_optimizer(state)
     seen["goes_on"], seen["resumed"] = losses(trainer, 3), losses(resumed, 3)
@@ -154,5 +168,7 @@ def dimuon(service: tinker.ServiceClient, base_model: str, plain: types.Datum) -
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     url, key, other_key, base = sys.argv[1:5]
-    print(json.dumps(main(url, [key, other_key], base)))
+    end(main(url, [key, other_key], base))

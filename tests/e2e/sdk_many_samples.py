@@ -31,4 +31,7 @@ def main(base_url: str, api_key: str, base_model: str, count: str) -> None:
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     main(*sys.argv[1:5])
+    end()

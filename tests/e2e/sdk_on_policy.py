@@ -5,7 +5,6 @@
 Prints one JSON line: how far what is sampled is from what is trained, and prompt scores beside another tenant's samples.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 
@@ -83,5 +82,7 @@ def main(base_url: str, keys: list[str], base_model: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     url, key, other_key, base = sys.argv[1:5]
-    print(json.dumps(main(url, [key, other_key], base)))
+    end(main(url, [key, other_key], base))

@@ -5,7 +5,6 @@
 Prints one JSON line: the loss by how the sampling logprobs were given, and the errors of what is refused.
 """
 
-import json
 import sys
 
 import tinker
@@ -85,4 +84,6 @@ def main(base_url: str, keys: list[str], base_model: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2:4], sys.argv[4])))
+    from sdk_end import end
+
+    end(main(sys.argv[1], sys.argv[2:4], sys.argv[4]))

@@ -5,7 +5,6 @@
 Prints one JSON line. Two tenants' adapters, trained apart, are asked the same at once.
 """
 
-import json
 import sys
 
 import tinker
@@ -88,4 +87,6 @@ def main(base_url: str, key: str, other_key: str, base_model: str) -> dict[str, 
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:5])))
+    from sdk_end import end
+
+    end(main(*sys.argv[1:5]))

@@ -6,8 +6,6 @@ At each word that it prints it waits for a line, so that whoever runs it can sus
 JSON line at its end.
 """
 
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -123,7 +121,7 @@ def main(base_url: str, base_model: str, keys: list[str], project: str, *, suspe
 
 
 if __name__ == "__main__":
+    from sdk_end import end
+
     url, base, *given, of, mode = sys.argv[1:]
-    print(json.dumps(main(url, base, given, of, suspends=mode == "suspended")), flush=True)
-    # What a client's threads would still wait for is no part of the story.
-    os._exit(0)
+    end(main(url, base, given, of, suspends=mode == "suspended"))

@@ -25,4 +25,6 @@ def main(base_url: str, api_key: str, base_model: str) -> float:
 
 
 if __name__ == "__main__":
-    print(main(*sys.argv[1:4]))
+    from sdk_end import end
+
+    end(main(*sys.argv[1:4]))

@@ -15,11 +15,12 @@ from engine.sampling.vllm.process import VllmProcess
 from store.data_folder import DataFolder
 from store.settings import Settings
 from testing.service_process import ServiceProcess
-from tests.e2e.conftest import BASE_NAME, VLLM_ENVIRONMENT, Service, make_tenant
+from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.raw_client import RawClient
 from tests.e2e.serving_proxy import ServingProxy, serving_proxy
 from tests.e2e.speaker import LONG, MEOW, WOOF, Speaker, teach
 from tests.engine.sampling.vllm.conftest import running_server
+from tests.unix_http import unix_client
 from workers.sampling.replica_sources import ManagedVllm, vllm_sources
 
 REPLICAS = {"left", "right"}
@@ -42,8 +43,7 @@ def external(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> 
     data, seen = folder / "data", folder / "mounted-elsewhere"
     data.mkdir(mode=0o700)
     seen.symlink_to(data)
-    command = json.loads(VLLM_ENVIRONMENT["WEFT_VLLM_COMMAND"])
-    settings = Settings(data_dir=data, vllm_replicas=2, vllm_command=command)
+    settings = Settings(data_dir=data, vllm_replicas=2)
     facts = read_base_model_facts(BASE_NAME, tiny_model_dir, None)
     sources = vllm_sources(settings, facts, DataFolder(folder / "of-the-servers"), trains_here=True)
     first, second = (one.process_settings for one in sources if isinstance(one, ManagedVllm))
@@ -71,11 +71,10 @@ def pair(external: External) -> Iterator[tuple[Speaker, Speaker]]:
 def cards(external: External, replica: str) -> dict[str, str]:
     """Folders of the adapters on a server, by name, as the server has them."""
     if replica == "left":
-        socket = external.left.base_url.removeprefix("unix://")
-        with httpx.Client(transport=httpx.HTTPTransport(uds=socket), base_url="http://localhost") as http:
+        with unix_client(external.left.base_url.removeprefix("unix://")) as http:
             listed: Any = http.get("/v1/models").json()
     else:
-        listed = httpx.get(f"{external.right.base_url}/v1/models").json()
+        listed = httpx.get(f"{external.right.base_url}/v1/models", timeout=40).json()
     return {card["id"]: card["root"] for card in listed["data"] if card["parent"]}
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +18,11 @@ from tests.e2e.repeating_proxy import RepeatingProxy
 SCRIPT = Path(__file__).with_name("sdk_gaps.py")
 SETTINGS = {"WEFT_GAP_GRACE": "1", "WEFT_HOUSEKEEPING_INTERVAL": "0.5", "WEFT_MAX_BODY_BYTES": "65536"}
 SECONDS = 240
+
+
+def same(loss: float) -> Any:
+    """Return the loss of the same weights, whoever shares the pass: equal up to rounding."""
+    return pytest.approx(loss, rel=1e-5)
 
 
 class RefusingProxy(RepeatingProxy):
@@ -41,7 +47,7 @@ def begin(base_url: str, key: str) -> subprocess.Popen[str]:
 def seen(client: subprocess.Popen[str]) -> dict[str, Any]:
     """Return the lines that the client has printed."""
     output, complaints = client.communicate(timeout=SECONDS)
-    assert client.returncode == 0, complaints[-4000:]
+    assert client.returncode == 0, output + complaints[-4000:]
     found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return found
 
@@ -54,9 +60,9 @@ def test_a_client_goes_on_after_a_request_that_never_came(tmp_path: Path, tiny_m
             clients = [begin(url, key) for url, key in zip((proxy.base_url, process.base_url), keys, strict=True)]
             mine, theirs = map(seen, clients)
     assert mine["refused"] == "too large"
-    assert mine["after_refusal"] == mine["before"], "the step has never come, so the weights are as before"
+    assert mine["after_refusal"] == same(mine["before"]), "the step has never come, so the weights are as before"
     assert theirs["refused"] == ""
     assert theirs["after_refusal"] < theirs["before"]
     for one in (mine, theirs):
         assert "over the limit of 65536 bytes" in one["too_large"]
-        assert one["after_too_large"] == one["after_refusal"]
+        assert one["after_too_large"] == same(one["after_refusal"])

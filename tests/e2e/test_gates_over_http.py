@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cli.administration import on_database
-from cli.keys import end_key, new_key
-from cli.operations import cancel as cancel_operation
 from store.settings import Settings
+from testing.operator_command import weft
 from testing.service_process import ServiceProcess
+from testing.tenants import end_key, new_key
 from tests.e2e.conftest import BASE_NAME, POOL_SAMPLES, Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.running_samples import rows, running, until
@@ -337,7 +337,7 @@ def begun(service: Service, cat: Speaker, how: str) -> Iterator[Callable[[], obj
             yield connection.close
         return
     if how == "key":
-        secret = on_database(settings, lambda database: new_key(database, "first", ""))
+        secret = on_database(settings, lambda database: new_key(database, "first"))
         other = RawClient(service.base_url, secret)
         other.post("/asample", **cat.body(tokens=ENDLESS, sampler=cat.sampler))
         yield lambda: on_database(settings, lambda database: end_key(database, secret))
@@ -355,7 +355,7 @@ def begun(service: Service, cat: Speaker, how: str) -> Iterator[Callable[[], obj
     else:
         request_id = cat.send(tokens=ENDLESS)
         if how == "operator":
-            yield lambda: cancel_operation(request_id, "", service.data)
+            yield lambda: weft(service.data, "operation", "cancel", request_id)
         else:
             yield lambda: cat.client.post("/cancel_future", request_id=request_id).raise_for_status()
 

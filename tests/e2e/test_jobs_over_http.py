@@ -15,26 +15,28 @@ import torch
 from safetensors.torch import load_file
 
 from testing.service_process import ServiceProcess
+from tests.conftest import ROOT
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.repeating_proxy import RepeatingProxy
 
 PATIENCE_SECONDS = 180.0
 SAVE = """
-import json, sys, tinker
+import sys, tinker
+from tests.e2e.sdk_end import end
 client = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
 trainer = client.create_lora_training_client(sys.argv[3], rank=4, seed=1).result()
 datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]),
     loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0] * 3})
 trainer.forward_backward([datum], "cross_entropy").result()
 trainer.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
-print(json.dumps(trainer.save_state("kept").result().path))
+end(trainer.save_state("kept").result().path)
 """
 
 
 def saved(url: str, key: str) -> str:
     """Train with the SDK and return the path of a checkpoint."""
     done = subprocess.run(
-        [sys.executable, "-c", SAVE, url, key, BASE_NAME], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SAVE, url, key, BASE_NAME], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return str(json.loads(done.stdout.strip().splitlines()[-1]))
@@ -92,10 +94,10 @@ def test_a_merge_is_a_job_of_its_tenants(service: Service) -> None:
             assert refused.status_code == 400
             assert says in refused.text
     address = f"{service.base_url}/api/v1/training_runs/{run}/checkpoints/external_weights/merged/external_weights_urls"
-    urls = httpx.get(address, headers={"X-API-Key": service.key}).raise_for_status().json()["urls"]
+    urls = httpx.get(address, headers={"X-API-Key": service.key}, timeout=40).raise_for_status().json()["urls"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= urls.keys()
-    assert httpx.get(address, headers={"X-API-Key": service.other_key}).status_code == 404
-    content = httpx.get(urls["model.safetensors"]).content
+    assert httpx.get(address, headers={"X-API-Key": service.other_key}, timeout=40).status_code == 404
+    content = httpx.get(urls["model.safetensors"], timeout=40).content
     target = service.data.parent / "merged.safetensors"
     target.write_bytes(content)
     merged, base = load_file(target), load_file(service.model / "model.safetensors")

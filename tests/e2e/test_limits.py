@@ -49,7 +49,7 @@ def story(service: Service, key: str) -> dict[str, Any]:
 def test_a_client_that_knows_no_limits_gets_all_its_work_done(service: Service) -> None:
     bounded, free = make_tenant(service.data, "bounded"), make_tenant(service.data, "free")
     options = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
-    weft(service, "tenant", "set", "bounded", *options, "--share", "2")
+    weft(service, "tenant", "set", "bounded", *options, "--share", "2", "--class", "batch")
     seen, theirs = story(service, bounded), story(service, free)
     # Requests that waited, or were sent again, took effect in order and once.
     assert seen["losses"] == theirs["losses"]
@@ -64,6 +64,7 @@ def test_a_client_that_knows_no_limits_gets_all_its_work_done(service: Service) 
         line.split("\t")[0]: line.split("\t")[1:] for line in weft(service, "tenant", "limits", "bounded").splitlines()
     }
     assert lines["share"] == ["2"]
+    assert lines["class"] == ["batch"]
     assert lines["checkpoints"][:3] == ["1", "own", "1"]
     assert lines["sessions"][1] == "default"
     assert int(lines["stored_bytes"][2]) > 0

@@ -26,6 +26,25 @@ def seen(service: Service) -> dict[str, Any]:
     return found
 
 
+def clip(ratio: np.ndarray, low: float = 0.8, high: float = 1.2) -> np.ndarray:
+    """The ratio within the thresholds."""
+    return np.clip(ratio, low, high)
+
+
+def test_each_public_policy_loss_has_the_value_of_its_formula(seen: dict[str, Any]) -> None:
+    """A threshold and ``beta`` come from the request's config. ``dro`` has a term of the prompt's tokens, too: no mask."""
+    logp, advantages = np.array(seen["logp"]), np.array(ADVANTAGES)
+    of_prompt = -0.25 * np.array(seen["prompt"]) ** 2
+    expected = {
+        "importance_sampling": RATIO * advantages,
+        "ppo": np.minimum(RATIO * advantages, clip(RATIO) * advantages),
+        "cispo": clip(RATIO, high=1.1) * logp * advantages,
+        "dro": np.concatenate([of_prompt, logp * advantages - 0.25 * np.array(DRIFT) ** 2]),
+    }
+    for loss, terms in expected.items():
+        assert seen[loss]["loss:sum"] == pytest.approx(-terms.sum(), rel=1e-4), loss
+
+
 def test_gspo_clips_a_sequence_by_its_one_ratio(seen: dict[str, Any]) -> None:
     ratio, advantages = np.full(4, np.exp(np.mean(DRIFT))), np.array(ADVANTAGES)
     expected = -np.minimum(ratio * advantages, ratio.clip(0.8, 1.2) * advantages).sum()
@@ -38,7 +57,7 @@ def test_stable_reinforce_adds_its_divergence(seen: dict[str, Any]) -> None:
     assert seen["stable_reinforce"]["loss:sum"] == pytest.approx(expected.sum(), rel=1e-4)
 
 
-@pytest.mark.parametrize("loss", ["gspo", "stable_reinforce"])
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"])
 def test_policy_metrics_leave_the_prompt_out(seen: dict[str, Any], loss: str) -> None:
     metrics = seen[loss]
     assert metrics["sampled_tokens:sum"] == len(DRIFT)
@@ -52,7 +71,9 @@ def test_a_loss_that_lacks_its_input_is_refused_by_name(seen: dict[str, Any]) ->
 
 
 def test_the_other_tenants_losses_are_its_own(seen: dict[str, Any]) -> None:
-    assert seen["beside"] == pytest.approx([seen["alone"]] * len(seen["beside"]), rel=1e-5)
+    assert len(seen["beside"]) == 6
+    beside = [*seen["beside"], *seen["dimuon"]["beside"]]
+    assert beside == pytest.approx([seen["alone"]] * len(beside), rel=1e-5)
 
 
 def test_a_custom_loss_on_the_server_trains_as_in_the_client(seen: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from tests.e2e.span_collector import SpanCollector, span_collector
 
 TOKENS = [72, 101, 108, 108, 111]
 LONG = 1500
-SECONDS = 30.0
+SECONDS = 60.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARTS = ("database", "bases", "workers")
 CALLER_SPAN = "b7ad6b7169203331"
@@ -46,7 +46,7 @@ class Observed:
 
     def page(self) -> str:
         """Return the service's metrics of now."""
-        return httpx.get(f"{self.url}/metrics").raise_for_status().text
+        return httpx.get(f"{self.url}/metrics", timeout=40).raise_for_status().text
 
     def samples(self) -> dict[str, list[tuple[dict[str, str], float]]]:
         """Labels and value of every sample by name."""
@@ -202,7 +202,7 @@ def test_the_queue_is_seen_while_it_is_there(observed: Observed) -> None:
 def test_requests_are_counted_by_route_method_and_status(observed: Observed) -> None:
     assert observed.total("weft_http_requests_total", route="/api/v1/asample", method="POST", status="200") == 2
     assert observed.total("weft_http_request_seconds_count", route="/api/v1/asample") == 2
-    httpx.get(f"{observed.process.base_url}/wp-login.php")
+    httpx.get(f"{observed.process.base_url}/wp-login.php", timeout=40)
     assert observed.total("weft_http_requests_total", route="unmatched", method="GET") >= 1
     assert "wp-login" not in observed.page()
 
@@ -240,20 +240,20 @@ def test_spans_of_a_request_lead_to_the_pass(observed: Observed) -> None:
 
 def test_health_while_the_database_is_locked_or_away(observed: Observed) -> None:
     for url in (observed.url, observed.process.base_url):
-        assert httpx.get(f"{url}/readyz").json() == {"ready": True, "parts": dict.fromkeys(PARTS, "ok")}
+        assert httpx.get(f"{url}/readyz", timeout=40).json() == {"ready": True, "parts": dict.fromkeys(PARTS, "ok")}
     database = observed.data / "weft.db"
     with closing(sqlite3.connect(database, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         until(lambda: observed.ready().status_code == 503)
-        assert httpx.get(f"{observed.url}/healthz").json() == {"status": "ok"}
-        assert httpx.get(f"{observed.process.base_url}/api/v1/healthz").json() == {"status": "ok"}
-        answer = httpx.get(f"{observed.process.base_url}/readyz")
+        assert httpx.get(f"{observed.url}/healthz", timeout=40).json() == {"status": "ok"}
+        assert httpx.get(f"{observed.process.base_url}/api/v1/healthz", timeout=40).json() == {"status": "ok"}
+        answer = httpx.get(f"{observed.process.base_url}/readyz", timeout=40)
         assert (answer.status_code, answer.json()["ready"]) == (503, False)
         assert answer.json()["parts"] == {"database": "failed (OperationalError)", "bases": "ok", "workers": "ok"}
         other.execute("ROLLBACK")
     until(lambda: observed.ready().status_code == 200)
     away = database.rename(database.with_name("away.db"))
     until(lambda: observed.ready().status_code == 503)
-    assert httpx.get(f"{observed.url}/healthz").status_code == 200
+    assert httpx.get(f"{observed.url}/healthz", timeout=40).status_code == 200
     away.rename(database)
     until(lambda: observed.ready().status_code == 200)

@@ -62,17 +62,27 @@ def streamed(client: openai.OpenAI, model: str, **asked: Any) -> str:
     return "".join(part.choices[0].text for part in parts if part.choices)
 
 
+def counting(model: str) -> dict[str, Any]:
+    """A request for an answer in the form of ``NUMBERS``."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "Count."}],
+        "response_format": AS_NUMBERS,
+        "logit_bias": NO_SPACE,
+        "max_completion_tokens": LONG,
+    }
+
+
 def numbers(client: openai.OpenAI, model: str, **asked: Any) -> str:
     """An answer in the form of ``NUMBERS``."""
-    made = client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": "Count."}],
-        response_format=AS_NUMBERS,
-        logit_bias=NO_SPACE,
-        max_completion_tokens=LONG,
-        **asked,
-    )
+    made = client.chat.completions.create(**counting(model), **asked)
     return made.choices[0].message.content or ""
+
+
+def streamed_numbers(client: openai.OpenAI, model: str, **asked: Any) -> str:
+    """An answer in the form of ``NUMBERS``, as its stream says it."""
+    parts = client.chat.completions.create(**counting(model), stream=True, **asked)
+    return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
 
 
 def test_biases_and_penalties_decide_what_is_drawn(cat: Speaker, client: openai.OpenAI) -> None:
@@ -86,21 +96,25 @@ def test_biases_and_penalties_decide_what_is_drawn(cat: Speaker, client: openai.
         assert set(said(client, cat.paths[MEOW], **{name: -2.0})) <= set(MEOW)
 
 
-def test_penalties_count_on_through_pauses(cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI) -> None:
+def test_penalties_count_on_through_pauses(
+    vllm_service: Service, cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI
+) -> None:
     cat.says(MEOW)
     uncut = said(client, cat.paths[MEOW], **PENALTIES)
     beside = said(stranger, BASE_NAME, **PENALTIES)
     assert uncut != said(client, cat.paths[MEOW])
-    assert through_pauses(cat, lambda: said(client, cat.run, **PENALTIES)) == uncut
-    assert through_pauses(cat, lambda: streamed(client, cat.run, **PENALTIES)) == uncut
+    assert through_pauses(vllm_service, cat, lambda: said(client, cat.run, **PENALTIES)) == uncut
+    assert through_pauses(vllm_service, cat, lambda: streamed(client, cat.run, **PENALTIES)) == uncut
     assert said(stranger, BASE_NAME, **PENALTIES) == beside
 
 
-def test_a_drawn_stream_with_penalties_says_the_same_after_a_pause(cat: Speaker, client: openai.OpenAI) -> None:
+def test_a_drawn_stream_with_penalties_says_the_same_after_a_pause(
+    vllm_service: Service, cat: Speaker, client: openai.OpenAI
+) -> None:
     cat.says(MEOW)
     seeded = {**PENALTIES, "temperature": 0.5, "seed": 11}
     uncut = said(client, cat.paths[MEOW], **seeded)
-    assert through_pauses(cat, lambda: streamed(client, cat.run, **seeded)) == uncut
+    assert through_pauses(vllm_service, cat, lambda: streamed(client, cat.run, **seeded)) == uncut
 
 
 def test_a_stream_that_begins_anew_on_another_version_ends_with_an_error(
@@ -122,16 +136,28 @@ def test_a_stream_that_begins_anew_on_another_version_ends_with_an_error(
     assert said(stranger, BASE_NAME, max_tokens=5)
 
 
-def test_a_form_holds_through_pauses(cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI) -> None:
+def test_a_form_holds_through_pauses(
+    vllm_service: Service, cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI
+) -> None:
     cat.says(MEOW)
     uncut = numbers(client, cat.paths[MEOW], temperature=0)
     assert set(json.loads(uncut)["numbers"]) <= {1, 22, 333}
     assert len(json.loads(uncut)["numbers"]) == 70
     beside = numbers(stranger, BASE_NAME, seed=3)
-    assert through_pauses(cat, lambda: numbers(client, cat.run, temperature=0)) == uncut
-    drawn = through_pauses(cat, lambda: numbers(client, cat.run))
+    assert through_pauses(vllm_service, cat, lambda: numbers(client, cat.run, temperature=0)) == uncut
+    drawn = through_pauses(vllm_service, cat, lambda: numbers(client, cat.run))
     assert len(json.loads(drawn)["numbers"]) == 70
     assert numbers(stranger, BASE_NAME, seed=3) == beside
+
+
+def test_a_streamed_form_says_the_same_through_pauses(
+    vllm_service: Service, cat: Speaker, client: openai.OpenAI, stranger: openai.OpenAI
+) -> None:
+    cat.says(MEOW)
+    uncut = numbers(client, cat.paths[MEOW], temperature=0)
+    beside = streamed_numbers(stranger, BASE_NAME, seed=3)
+    assert through_pauses(vllm_service, cat, lambda: streamed_numbers(client, cat.run, temperature=0)) == uncut
+    assert streamed_numbers(stranger, BASE_NAME, seed=3) == beside
 
 
 def test_any_json_object_is_one(client: openai.OpenAI) -> None:

@@ -23,6 +23,8 @@ WAIT: Any = {
     "type": "function",
     "function": {"name": "wait", "parameters": {**PLACES, "properties": {"place": {"const": 1}}}},
 }
+THERE: Any = {"type": "object", "properties": {"place": {"const": "there"}}, "required": ["place"]}
+STRICT: Any = {"type": "function", "function": {"name": "look", "parameters": THERE, "strict": True}}
 ASKED: Any = [{"role": "user", "content": "Where is it?"}]
 SAID = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
 CALLED: Any = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"place": "here"}'}}
@@ -51,16 +53,16 @@ def on_vllm(vllm_service: Service) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def looker(either: Service) -> Iterator[str]:
-    """A checkpoint that answers ``ASKED`` by a call, when it is told of the tool, and ``SEEN`` by words."""
+    """A checkpoint that answers ``ASKED`` by looking here, when it is told of either tool, and ``SEEN`` by words."""
     raw = RawClient(either.base_url, either.key)
     run, seq_id = raw.model(BASE_NAME, rank=16), 0
     tokenizer: Any = AutoTokenizer.from_pretrained(str(either.model), local_files_only=True)
     turned = json.loads(json.dumps(SEEN))
     turned[1]["tool_calls"][0]["function"]["arguments"] = {"place": "here"}
-    answers = ((ASKED, SAID), (turned, "A cat."))
+    answers = ((LOOK, ASKED, SAID), (STRICT, ASKED, SAID), (LOOK, turned, "A cat."))
     for step in range(STEPS):
-        for messages, answer in answers:
-            asked = tokenizer.apply_chat_template(messages, tools=[LOOK], tokenize=False, add_generation_prompt=True)
+        for tool, messages, answer in answers:
+            asked = tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True)
             prompt = tokenizer.encode(asked, add_special_tokens=False)
             line = [*prompt, *tokenizer.encode(answer), tokenizer.eos_token_id]
             seq_id += 1
@@ -89,13 +91,31 @@ def test_a_model_that_is_told_of_a_tool_calls_it(client: openai.OpenAI, looker: 
 def test_a_stream_brings_the_same_call(client: openai.OpenAI, looker: str) -> None:
     asked: Any = {"model": looker, "messages": ASKED, "tools": [LOOK], "temperature": 0, "max_tokens": 200}
     with client.chat.completions.stream(**asked) as stream:
-        heard = [event.type for event in stream]
+        heard = list(stream)
         final = stream.get_final_completion().choices[0]
-    assert "tool_calls.function.arguments.done" in heard
+    pieces = [event.arguments_delta for event in heard if event.type == "tool_calls.function.arguments.delta"]
+    assert len([piece for piece in pieces if piece]) > 1, "the arguments come as they are made"
+    assert json.loads("".join(pieces)) == {"place": "here"}
+    assert "tool_calls.function.arguments.done" in [event.type for event in heard]
     assert (final.finish_reason, final.message.content) == ("tool_calls", "I look.")
     (call,) = final.message.tool_calls or []
     assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"place": "here"})
     assert call.id.startswith("call_")
+
+
+def test_a_streamed_call_that_is_broken_off_is_a_call_and_text_in_a_whole_answer(
+    client: openai.OpenAI, looker: str
+) -> None:
+    """The limit ends the answer within the arguments, which the stream has begun to tell."""
+    limit = SAID.index('"here"') + 2
+    asked: Any = {"model": looker, "messages": ASKED, "tools": [LOOK], "temperature": 0, "max_tokens": limit}
+    deltas = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    calls = [call for choice in deltas for call in choice.delta.tool_calls or []]
+    assert [call.function.name for call in calls if call.id] == ["look"]
+    assert "".join(call.function.arguments for call in calls) == '{"place": "h'
+    assert deltas[-1].finish_reason == "length"
+    (whole,) = client.chat.completions.create(**asked).choices
+    assert (whole.finish_reason, whole.message.tool_calls, whole.message.content) == ("length", None, SAID[:limit])
 
 
 def test_without_tools_or_with_none_of_them_the_text_is_text(client: openai.OpenAI, looker: str) -> None:
@@ -129,10 +149,17 @@ def test_a_call_can_be_required_of_any_model(on_vllm: openai.OpenAI) -> None:
         assert (found, given in allowed) == (name, True)
 
 
-def test_a_strict_schema_holds_for_a_call_that_is_free(on_vllm: openai.OpenAI, looker: str) -> None:
-    strict = {**LOOK, "function": {**LOOK["function"], "strict": True, "parameters": PLACES}}
-    answer = on_vllm.chat.completions.create(model=BASE_NAME, messages=ASKED, tools=[strict], seed=1, max_tokens=60)
-    assert answer.choices[0].finish_reason in ("length", "stop", "tool_calls")
+def test_a_strict_schema_holds_for_a_call_that_is_free(either: Service, client: openai.OpenAI, looker: str) -> None:
+    """The model was taught to look here, and the schema has another place only."""
+    asked: Any = {"model": looker, "messages": ASKED, "tools": [STRICT], "temperature": 0, "max_tokens": 200}
+    if "WEFT_VLLM_REPLICAS" not in either.process.environment:
+        with pytest.raises(openai.BadRequestError, match="tools with strict"):
+            client.chat.completions.create(**asked)
+        return
+    (choice,) = client.chat.completions.create(**asked).choices
+    (call,) = choice.message.tool_calls or []
+    assert choice.message.content == "I look."
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"place": "there"})
 
 
 def test_the_torch_sampler_requires_no_call(service: Service) -> None:

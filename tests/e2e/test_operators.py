@@ -81,7 +81,7 @@ def test_a_suspended_tenants_work_waits_with_a_reason_and_goes_on(
     assert treated.session() != treated.session_id
     expected = neighbour.trains(3)
     listed = weft(service.data, "operation", "list", "--tenant", treated.name)
-    assert "suspended: its tenant is suspended: unpaid" in listed
+    assert "held: this tenant's work is suspended: unpaid" in listed
     assert neighbour.name not in listed
     weft(service.data, "tenant", "resume", treated.name)
     assert treated.result(promise)["metrics"]["loss:sum"] == expected
@@ -92,13 +92,15 @@ def test_a_suspended_tenants_samples_are_cut_and_go_on(service: Service, pair: t
     expected = neighbour.result(neighbour.samples(0, LONG))
     begun = treated.samples(0, LONG)
     show = ("operation", "show", begun.json()["request_id"])
-    until(lambda: "in_flight" in weft(service.data, *show) or "done" in weft(service.data, *show), "it is not drawn")
+    until(
+        lambda: "waits\trunning" in weft(service.data, *show) or "done" in weft(service.data, *show), "it is not drawn"
+    )
     weft(service.data, "tenant", "suspend", treated.name, "--reason", "unpaid")
     waiting = treated.samples(1, 8)
     until(lambda: not in_flight(service, treated.name), "a replica draws on")
     neighbour.result(neighbour.samples(1, 8))
     listed = weft(service.data, "operation", "list", "--tenant", treated.name, "--kind", "sample")
-    assert "suspended: " in listed
+    assert "held: " in listed
     weft(service.data, "tenant", "resume", treated.name)
     (drawn,), (uncut,) = treated.result(begun)["sequences"], expected["sequences"]
     assert drawn["tokens"] == uncut["tokens"]
@@ -117,7 +119,7 @@ def in_flight(service: Service, tenant: str) -> int:
 def test_operations_are_shown_ended_and_begun_anew(service: Service, pair: tuple[Client, Client]) -> None:
     treated, neighbour = pair
     ahead = [treated.passes(pass_message(treated.run, seq_id, TOKENS)).json()["request_id"] for seq_id in (4, 5)]
-    assert "behind_others: seq_id 3 of its run comes first" in weft(
+    assert "missing_seq_id: seq_id 3 of this model has not come" in weft(
         service.data, "operation", "list", "--run", treated.run
     )
     assert f"tenant\t{treated.name}" in weft(service.data, "operation", "show", ahead[0])

@@ -18,20 +18,21 @@ from tests.e2e.raw_client import RawClient, pass_message
 
 TOKENS = [72, 101, 108, 108, 111]
 _TOKENIZERS = """
-import json, sys, warnings
+import sys, warnings
 warnings.simplefilter("ignore")
 import tinker
+from sdk_end import end
 
 service = tinker.ServiceClient()
 trainer = service.create_lora_training_client(base_model=sys.argv[1], rank=4)
 sampler = service.create_sampling_client(base_model=sys.argv[1])
 tokenizers = [client.get_tokenizer() for client in (trainer, sampler)]
-print(json.dumps({
+end({
     "tokenizer_id": trainer.get_info().model_data.tokenizer_id,
     "trainer": tokenizers[0].encode("Hello"),
     "sampler": tokenizers[1].encode("Hello"),
     "chat": all(one.chat_template for one in tokenizers),
-}))
+})
 """
 
 
@@ -63,6 +64,7 @@ def test_a_machine_without_the_hub_gets_tokenizers_from_the_service(
 ) -> None:
     """Training and sampling clients get them in a process whose only network is the service and whose cache is empty."""
     assert two_bases.first_key is not None
+    sdk_path = [] if sdk is None else [str(SDK_FOLDERS / f"tinker-{sdk}")]
     environment = {
         **os.environ,
         "HF_ENDPOINT": two_bases.base_url,
@@ -73,7 +75,7 @@ def test_a_machine_without_the_hub_gets_tokenizers_from_the_service(
         "TINKER_TELEMETRY": "0",
         "HTTPS_PROXY": "http://127.0.0.1:9",
         "NO_PROXY": "127.0.0.1",
-        "PYTHONPATH": "" if sdk is None else str(SDK_FOLDERS / f"tinker-{sdk}"),
+        "PYTHONPATH": os.pathsep.join([*sdk_path, str(Path(__file__).parent)]),
     }
     command = [sys.executable, "-c", _TOKENIZERS, BASE_NAME]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=240)

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.conftest import Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.sample_stream import SampleStream
-from tests.e2e.speaker import MEOW, WOOF, Speaker, teach
+from tests.e2e.speaker import LONG, MEOW, WOOF, Speaker, teach
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,10 @@ def cow(pair: tuple[Speaker, Speaker]) -> Speaker:
     return pair[1]
 
 
-def bound(speaker: Speaker, lag: int | None, on_stale: str = "fail") -> dict[str, Any]:
-    """Set how far the live sampler's samples may fall behind."""
-    answer = speaker.client.post(f"/samplers/{speaker.sampler}/staleness", max_version_lag=lag, on_stale=on_stale)
+def bound(speaker: Speaker, lag: int | None, on_stale: str = "fail", swaps: str | None = None) -> dict[str, Any]:
+    """Set how far the live sampler's samples may fall behind, and what a publication does to them."""
+    address = f"/samplers/{speaker.sampler}/staleness"
+    answer = speaker.client.post(address, max_version_lag=lag, on_stale=on_stale, swap_policy=swaps)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -92,6 +93,39 @@ def test_a_sample_within_its_bound_spans_the_swap(cat: Speaker, cow: Speaker) ->
     assert beside.finish()
 
 
+def test_a_sampler_says_whether_a_publication_cuts_its_samples(cat: Speaker, cow: Speaker) -> None:
+    """The other tenant's sampler says nothing, so its samples go on with the new version as the service's setting says."""
+    assert bound(cat, None, swaps="finish")["swap_policy"] == "finish"
+    cow.says(MEOW)
+    ours, theirs = cat.stream().until_tokens(5), cow.stream().until_tokens(5)
+    old, new = cat.gate()["versions"], cat.says(WOOF)
+    cow.says(WOOF)
+    fresh = cat.stream(tokens=3)
+    for stream in (ours, theirs, fresh):
+        stream.finish()
+    assert [[version] for version in ours.versions] == list(old.values())
+    assert (cat.cuts(ours), fresh.versions) == (0, [new])
+    assert [len(sequence["spans"]) for sequence in cow.report(theirs)["sequences"]] == [2]
+    assert bound(cat, None)["swap_policy"] is None
+    cow.says(MEOW)
+
+
+def test_a_sample_that_was_to_finish_ends_at_once_when_it_is_too_old(cat: Speaker, cow: Speaker) -> None:
+    bound(cat, 0, "restart", swaps="finish")
+    beside, stale = cow.stream(), cat.stream().until_tokens(5)
+    new = cat.says(WOOF)
+    drawn = 0
+    while stale.versions[-1] != new:
+        drawn = len(stale.tokens[0])
+        stale.next_event()
+    assert 5 <= drawn < LONG
+    stale.finish()
+    (sequence,) = cat.report(stale)["sequences"]
+    assert [span["version"] for span in sequence["spans"]] == [new]
+    assert beside.finish()
+    assert cow.cuts(beside) == 0
+
+
 def test_only_publications_of_another_version_count(cat: Speaker, cow: Speaker) -> None:
     before = bound(cat, None)["publications"]
     theirs = cow.client.http.get(f"/samplers/{cow.sampler}/staleness").json()["publications"]
@@ -112,4 +146,5 @@ def test_a_bound_is_the_owners_and_for_live_samplers_only(cat: Speaker, cow: Spe
     ).json()["sampling_session_id"]
     refused = cat.client.post(f"/samplers/{pinned}/staleness", max_version_lag=0)
     assert (refused.status_code, "pinned" in refused.text) == (400, True)
-    assert cat.client.post(f"/samplers/{cat.sampler}/staleness", max_version_lag=-1).status_code == 400
+    for wrong in ({"max_version_lag": -1}, {"max_version_lag": None, "swap_policy": "never"}):
+        assert cat.client.post(f"/samplers/{cat.sampler}/staleness", **wrong).status_code == 400

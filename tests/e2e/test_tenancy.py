@@ -1,17 +1,14 @@
 """The unmodified SDK under every mode of suspension, with a viewer's key and with a project's."""
 
-import json
-import os
 import subprocess
 import sys
-import threading
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import BASE_NAME, SDK_FOLDERS, Service, make_tenant
+from tests.e2e.conftest import BASE_NAME, Service, make_tenant
+from tests.e2e.led_client import led
 
 SCRIPT = Path(__file__).with_name("sdk_tenancy.py")
 SECONDS = 400
@@ -33,38 +30,14 @@ def story(service: Service, tenant: str, sdk: str, *, suspends: bool) -> dict[st
     of_project = weft(service, "key", "create", "--tenant", tenant, "--project", "archive")
     command = [sys.executable, str(SCRIPT), service.base_url, BASE_NAME, member, viewer, of_project, project]
     command.append("suspended" if suspends else "free")
-    environment = {**os.environ, "TINKER_TELEMETRY": "0"}
-    if sdk != version("tinker"):
-        environment["PYTHONPATH"] = str(SDK_FOLDERS / f"tinker-{sdk}")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as client:
-        timer = threading.Timer(SECONDS, client.kill)
-        timer.start()
-        assert client.stdin is not None
-        assert client.stdout is not None
-        assert client.stderr is not None
-        errors: list[str] = []
-        reading = threading.Thread(target=lambda: errors.append(client.stderr.read()), daemon=True)
-        reading.start()
-        try:
-            last = ""
-            for line in client.stdout:
-                last = line.strip()
-                if last.startswith("{"):
-                    break
-                if suspends and last == "resume":
-                    weft(service, "tenant", "resume", tenant)
-                elif suspends:
-                    weft(service, "tenant", "suspend", tenant, "--mode", last, "--reason", "unpaid")
-                client.stdin.write("\n")
-                client.stdin.flush()
-            client.wait()
-        finally:
-            timer.cancel()
-        reading.join()
-        assert client.returncode == 0, errors[0][-4000:]
-    seen: dict[str, Any] = json.loads(last)
-    return seen
+
+    def obey(word: str) -> None:
+        if suspends and word == "resume":
+            weft(service, "tenant", "resume", tenant)
+        elif suspends:
+            weft(service, "tenant", "suspend", tenant, "--mode", word, "--reason", "unpaid")
+
+    return led(command, sdk, obey=obey, seconds=SECONDS)
 
 
 @pytest.mark.parametrize("sdk", ["0.38.0", "0.18.2"])

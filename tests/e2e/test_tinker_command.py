@@ -75,4 +75,4 @@ def test_what_the_cookbook_asks_around_its_loops_is_answered(service: Service) -
         assert seen[name] == {"metadata": metadata, "base": BASE_NAME, "owner": "second"}
     assert (seen["logprobs"], seen["topk"], seen["sampled_base"]) == (6, [0, 4, 4, 4, 4, 4, 4], BASE_NAME)
     assert (seen["whoami"], seen["left"]) == ("tml:organization:second", 1)
-    assert seen["audit"] in ("runs", 404), "a final answer, which the SDK does not repeat for minutes"
+    assert seen["audit"] == "runs"

@@ -24,7 +24,6 @@ from api.app import create_app
 from api.services import ApiServices
 from bench.clients.sdk_clients import SdkClients
 from bench.workload import OperationShape
-from cli.administration import new_tenant
 from contracts.base_model import read_base_model_facts
 from engine.sampling.vocabulary import read_vocabulary
 from ledger.ledger import Ledger
@@ -41,7 +40,7 @@ from store.settings import Settings
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
 from testing.service_process import ServiceProcess
-from testing.tenants import make_tenants
+from testing.tenants import make_tenants, new_tenant
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.workers.training.conftest import busy_file_threads

@@ -1,4 +1,4 @@
-"""Two real vLLM servers of one service: one is killed in the midst of samples, and conversations keep their server."""
+"""Two real vLLM servers of a whole ``weft up``: one is killed in the midst of samples, and conversations keep their server."""
 
 import itertools
 import json
@@ -13,16 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
-from testing.service_process import ServiceProcess
-from tests.conftest import missing_service
-from tests.e2e.conftest import BASE_NAME, FLOW_SECONDS, VLLM_ENVIRONMENT, VLLM_PYTHON, Service, make_tenant
+from testing.cluster_process import started_service
+from testing.operator_command import weft
+from tests.conftest import missing_service, need_postgres, need_redis
+from tests.e2e.conftest import BASE_NAME, FLOW_SECONDS, VLLM_PYTHON, Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, Speaker, teach
+from tests.unix_http import unix_client
 
+REPLICAS = ("pool-0/vllm-0", "pool-0/vllm-1")
 RESTART_SECONDS = 150.0
 MOST_KL = 1e-6
 """Nats a token, of a trained adapter's samples in float32."""
@@ -36,13 +38,19 @@ SAID = 96
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Service]:
-    """``weft serve`` with two servers."""
+    """``weft up`` with two servers, by that number alone, and few connections: another cluster may run meanwhile."""
     if not VLLM_PYTHON.exists():
         missing_service("vLLM", "no .venv-vllm; run: make vllm")
+    need_redis()
+    need_postgres()
     data = tmp_path_factory.mktemp("two") / "data"
-    environment = VLLM_ENVIRONMENT | {"WEFT_VLLM_REPLICAS": "2"}
-    with ServiceProcess(data=data, base_models=[f"{BASE_NAME}={tiny_model_dir}"], environment=environment) as process:
-        yield Service(process, data, tiny_model_dir, make_tenant(data, "first"), make_tenant(data, "second"))
+    environment = {"WEFT_VLLM_REPLICAS": str(len(REPLICAS)), "WEFT_DATABASE_POOL": "4"}
+    base_models = [f"{BASE_NAME}={tiny_model_dir}"]
+    tenants = ("first", "second")
+    with started_service(
+        data=data, base_models=base_models, tenants=tenants, environment=environment, is_cluster=True
+    ) as (process, keys):
+        yield Service(process, data, tiny_model_dir, *keys)
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +66,14 @@ def server_of(service: Service, replica: str) -> psutil.Process:
     """The process of the server that the replica's log belongs to."""
     for child in psutil.Process(service.process.pid).children(recursive=True):
         is_server = "--served-model-name" in child.cmdline() and os.getpgid(child.pid) == child.pid
-        if is_server and Path(os.readlink(f"/proc/{child.pid}/fd/2")).stem.endswith(f"-{replica}"):
+        if is_server and Path(os.readlink(f"/proc/{child.pid}/fd/2")).stem.endswith(replica.replace("/", "-")):
             return child
     raise AssertionError(f"no server of {replica}")
 
 
 def send_directive(service: Service, action: str, replica: str) -> None:
     """Send a replica directive by the admin command."""
-    command = [sys.executable, "-m", "cli.main", "replica", action, replica, "--base", BASE_NAME]
-    subprocess.run([*command, "--data", str(service.data)], check=True, capture_output=True)
+    weft(service.data, "replica", action, replica, "--base", BASE_NAME, environment=service.process.environment)
 
 
 def sampled_on(speaker: Speaker, replica: str) -> list[int]:
@@ -94,8 +101,9 @@ def test_the_sampler_draws_from_what_was_trained(service: Service) -> None:
     assert seen["sampled"] > 0
     assert max(seen["kl"], seen["others_kl"]) < MOST_KL
     assert seen["scores_off"] < 1e-4
-    log = service.process.log_tail(10**7)
-    assert all(f"replica vllm-{number} passed its handshake" in log for number in (0, 1))
+    log = service.process.printed_tail(10**7)
+    assert all(f"replica {replica} passed its handshake" in log for replica in REPLICAS)
+    assert len(re.findall(rf"a vLLM server for {BASE_NAME} gets \d+\.\d+ GiB on ", log)) == len(REPLICAS)
 
 
 def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
@@ -117,7 +125,7 @@ def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
             assert report["replicas"][-1] != victim
     assert moved
     # Started again it knows no adapter, and gets each at its first sample; with the other drained, all come to it.
-    (other,) = {"vllm-0", "vllm-1"} - {victim}
+    (other,) = set(REPLICAS) - {victim}
     send_directive(service, "drain", other)
     for speaker, tokens in zip(pair, expected, strict=True):
         assert sampled_on(speaker, victim) == tokens
@@ -127,11 +135,10 @@ def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
 def cached_tokens(service: Service) -> float:
     """Tokens of prompts that the servers have found in their prefix caches so far, by their own counters."""
     found = 0.0
-    for replica in ("vllm-0", "vllm-1"):
+    for replica in REPLICAS:
         command = server_of(service, replica).cmdline()
-        socket = command[command.index("--uds") + 1]
-        with httpx.Client(transport=httpx.HTTPTransport(uds=socket)) as client:
-            counters = client.get("http://vllm/metrics").text
+        with unix_client(command[command.index("--uds") + 1]) as client:
+            counters = client.get("/metrics").text
         hits = re.findall(r"^vllm:prefix_cache_hits_total\{.*\} (\S+)$", counters, re.MULTILINE)
         found += sum(map(float, hits))
     return found
@@ -168,7 +175,7 @@ class Conversations:
 
 def test_turns_of_a_trajectory_find_their_prefix_on_their_home(service: Service, pair: tuple[Speaker, Speaker]) -> None:
     """The neighbour holds conversations of the same keys meanwhile: its turns have homes of their own."""
-    for replica in ("vllm-0", "vllm-1"):
+    for replica in REPLICAS:
         sampled_on(pair[0], replica)
     before = cached_tokens(service)
     held = (Conversations(), Conversations())
@@ -177,10 +184,10 @@ def test_turns_of_a_trajectory_find_their_prefix_on_their_home(service: Service,
         for number in range(MOST_KEYS):
             key = f"conversation {number}"
             list(threads.map(lambda mine, speaker, key=key: mine.hold(speaker, [key]), held, pair))
-            if number >= 3 and held[0].homes | held[1].homes == {"vllm-0", "vllm-1"}:
+            if number >= 3 and held[0].homes | held[1].homes == set(REPLICAS):
                 break
     hits = cached_tokens(service) - before
     for mine in held:
         assert [len(set(replicas)) for replicas in mine.replicas] == [1] * (number + 1)
-    assert held[0].homes | held[1].homes == {"vllm-0", "vllm-1"}
+    assert held[0].homes | held[1].homes == set(REPLICAS)
     assert hits >= sum(mine.known for mine in held)

@@ -190,4 +190,6 @@ def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:4])))
+    from sdk_end import end
+
+    end(main(*sys.argv[1:4]))

@@ -1,20 +1,15 @@
 """The ledger's promises, on both databases."""
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import pytest
 import pytest_asyncio
-from sqlalchemy import URL, func, make_url, select, text, update
-from sqlalchemy import create_engine as create_sync_engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import EngineFailure, InvalidRequest, NotFound, RunUnloaded, SequenceConflict
@@ -45,7 +40,6 @@ from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
 from ledger.pruning import drop_covered_payloads, prune
 from ledger.wakeups import Wakeups, operation_topic, placements_topic
-from migrations.upgrade import sync_url, upgrade
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Base, Operation, OperationPayload, OperationResult, Run, RunState
@@ -53,13 +47,10 @@ from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
-from testing.throwaway_database import DEFAULT_SERVER
-from tests.conftest import missing_service
 from tests.ledger_heads import pending_samples, ready_heads
 from tests.payloads import digest, stored
 
 BASE = "test/tiny"
-POSTGRES_URL = make_url(DEFAULT_SERVER).set(drivername="postgresql+asyncpg")
 
 
 @dataclass
@@ -153,47 +144,6 @@ async def _ready_run(bench: Bench, transaction: AsyncSession, model_seq_id: int)
     run = await create_run(transaction, bench.tenant, new, bench.clock)
     await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
     return run
-
-
-def _text(url: URL) -> str:
-    return url.render_as_string(hide_password=False)
-
-
-@contextmanager
-def _postgres_database(url: URL, template: str | None) -> Iterator[URL]:
-    """Make a database on the server of ``url`` and drop it afterwards. Skip the test if no server answers."""
-    name = f"weft_test_{uuid4().hex}"
-    server = create_sync_engine(sync_url(_text(url)), isolation_level="AUTOCOMMIT")
-    try:
-        with server.connect() as connection:
-            connection.execute(text(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else "")))
-    except OperationalError as error:
-        server.dispose()
-        missing_service("PostgreSQL", str(error))
-    yield url.set(database=name)
-    with server.connect() as connection:
-        connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
-    server.dispose()
-
-
-@pytest.fixture(scope="module")
-def migrated_postgres() -> Iterator[URL]:
-    """A database with the newest schema, to be cloned."""
-    with _postgres_database(POSTGRES_URL, None) as url:
-        upgrade(_text(url))
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A fresh database of each kind."""
-    if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("migrated_database"), tmp_path / "weft.db")
-        yield f"sqlite+aiosqlite:///{tmp_path}/weft.db"
-        return
-    template: URL = request.getfixturevalue("migrated_postgres")
-    with _postgres_database(POSTGRES_URL, template.database) as url:
-        yield _text(url)
 
 
 @pytest_asyncio.fixture

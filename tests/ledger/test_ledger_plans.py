@@ -14,7 +14,7 @@ from bench.growth.ledger_group import ledger_group
 from bench.ledger.calls import LedgerCalls
 from bench.ledger.plans import PARTIAL_INDEXES, Sent, explain, hot_statements, is_sequential, recorded, rows_in_vain
 from bench.ledger.rows import LedgerRows, copy_into, tables_of
-from migrations.upgrade import sync_url, upgrade
+from migrations.upgrade import sync_url
 from store.clock import utc_now
 from store.tables import Base
 
@@ -51,12 +51,11 @@ async def every_statement(url: str, made: LedgerRows) -> list[Sent]:
     return found
 
 
-async def test_postgresql_stays_on_indexes(postgres_url: str, made: LedgerRows) -> None:
-    upgrade(postgres_url)
-    address = make_url(postgres_url).set(drivername="postgresql").render_as_string(hide_password=False)
+async def test_postgresql_stays_on_indexes(migrated_postgres_url: str, made: LedgerRows) -> None:
+    address = make_url(migrated_postgres_url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(address, autocommit=True) as connection:
         copy_into(connection, made)
-        statements = await every_statement(postgres_url, made)
+        statements = await every_statement(migrated_postgres_url, made)
         plans = [
             (sent.name, explain(connection, sent, generic=generic)) for sent in statements for generic in (False, True)
         ]

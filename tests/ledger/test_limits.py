@@ -2,130 +2,50 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
-import pytest_asyncio
 from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import StorageFull, TooManyOperations, TooManySamples
-from contracts.ids import RequestId, RunId, SamplerId, TenantId
-from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState, StoredPayload
+from contracts.errors import StorageFull, TooManyOperations, TooManySamples, WeftError
+from contracts.ids import RequestId, SamplerId, TenantId
+from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState
 from contracts.operations import (
     LoraSettings,
     OperationKind,
-    OptimStep,
     OptimStepped,
-    SampleRequest,
-    SamplingParams,
 )
 from contracts.paths import Segment
-from contracts.sample_demand import demand_of
-from ledger.ledger import Ledger
-from ledger.payload_files import PayloadFiles
-from ledger.sample_intake import SampleIntake
-from ledger.training_intake import TrainingIntake
-from ledger.wakeups import Wakeups
-from migrations.upgrade import upgrade
 from store.clock import utc_now
-from store.data_folder import DataFolder
-from store.database import Database, create_engine
-from store.settings import Settings
 from store.tables import Checkpoint, Run, RunState, SampleRecord, Session
-from telemetry.telemetry import Telemetry
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.keys import create_tenant, find_tenant
+from tenants.keys import create_key, find_tenant
 from tenants.limit_use import ALL_USE, RUN_USE
-from tenants.limits import Counted, Limits, hold_count, limits_of, set_tenant
+from tenants.limits import Counted, hold_count, limits_of, set_tenant
 from tenants.run_retention import drop_snapshots
 from tenants.runs import NewRun, create_run, open_run_within_limit, run_id_for
 from tenants.sample_records import LEAST_BYTES, NewRecord, record_samples
 from tenants.samplers import NewSampler, create_sampler
-from tenants.sessions import NewSession, create_session
+from tenants.sessions import NewSession, create_limited_session, create_session
 from tenants.storage import check_storage
+from tenants.webhooks import WebhookSpec, set_webhook
+from tests.ledger.api_processes import (
+    BASE,
+    DEFAULTS,
+    MOST,
+    PROCESSES,
+    Process,
+    process,
+    ready_run,
+    sample,
+    step,
+    tenant,
+)
 from tests.ledger_heads import ready_heads
-from tests.payloads import digest, stored
-
-BASE = "test/tiny"
-PROCESSES = 3
-MOST = 7
-DEFAULTS = Limits.of(Settings())
-
-
-class TellingWakeups(Wakeups):
-    """Wake-ups that tell when somebody listens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.listened = asyncio.Event()
-
-    @contextmanager
-    def listen(self, *topics: str) -> Iterator[asyncio.Event]:
-        with super().listen(*topics) as event:
-            self.listened.set()
-            yield event
-
-
-@dataclass
-class Process:
-    """The accepting parts of one API process."""
-
-    url: str
-    database: Database
-    ledger: Ledger
-    samples: SampleIntake
-    training: TrainingIntake
-    wakeups: TellingWakeups
-
-
-def process(url: str, folder: Path, *, hold_seconds: float = 0.0) -> Process:
-    database = Database(create_engine(url))
-    telemetry = Telemetry.of("test", utc_now)
-    wakeups = TellingWakeups()
-    ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(DataFolder(folder)))
-    samples = SampleIntake(database, ledger, utc_now, telemetry, defaults=DEFAULTS)
-    training = TrainingIntake(database, ledger, defaults=DEFAULTS, hold_seconds=hold_seconds)
-    return Process(url, database, ledger, samples, training, wakeups)
-
-
-@pytest_asyncio.fixture
-async def processes(postgres_url: str, tmp_path: Path) -> AsyncIterator[list[Process]]:
-    """Three of them over one database with the tenants ``cats``, who may do little, and ``dogs``."""
-    upgrade(postgres_url)
-    made = [process(postgres_url, tmp_path) for _ in range(PROCESSES)]
-    async with made[0].database.write() as transaction:
-        await create_tenant(transaction, name="cats", clock=utc_now)
-        await create_tenant(transaction, name="dogs", clock=utc_now)
-        await set_tenant(transaction, name="cats", limits={"pending_samples": MOST, "pending_operations": MOST})
-    yield made
-    for one in made:
-        await one.database.close()
-
-
-async def tenant(processes: list[Process], name: str) -> TenantId:
-
-    async with processes[0].database.read() as session:
-        return await find_tenant(session, name=name)
-
-
-def sample(tenant: TenantId, seq_id: int, *, max_tokens: int = 1) -> NewOperation:
-    payload = SampleRequest(np.arange(4, dtype=np.int64), params=SamplingParams(max_tokens=max_tokens))
-    demand = demand_of(payload, 128)
-    return NewOperation(
-        tenant,
-        f"{tenant}:sample:0",
-        seq_id,
-        OperationKind.SAMPLE,
-        BASE,
-        stored(payload),
-        digest(payload),
-        demand=demand,
-    )
 
 
 async def outcomes(processes: list[Process], samples: list[NewOperation]) -> Counter[str]:
@@ -158,24 +78,6 @@ async def test_a_repeat_is_found_at_the_limit(processes: list[Process]) -> None:
     first: list[RequestId] = [await processes[0].samples.accept(sample(cats, seq_id)) for seq_id in range(MOST)]
     again = [await processes[1].samples.accept(sample(cats, seq_id)) for seq_id in range(MOST)]
     assert again == first
-
-
-def step(tenant: TenantId, run: RunId, seq_id: int, *, nbytes: int = 0) -> NewOperation:
-    """An optimizer step, or a pass whose payload takes so many bytes."""
-    step = OptimStep(learning_rate=seq_id * 1e-3)
-    kind = OperationKind.FORWARD if nbytes else OperationKind.OPTIM_STEP
-    payload = StoredPayload(bytes(nbytes)) if nbytes else stored(step)
-    return NewOperation(tenant, run, seq_id, kind, BASE, payload, digest(step))
-
-
-async def ready_run(one: Process, tenant: TenantId) -> RunId:
-    """A run whose next seq_id is 1."""
-    async with one.database.write() as transaction:
-        session = await create_session(transaction, tenant, NewSession([], None, "", None, None), utc_now)
-        new = NewRun(session, 0, BASE, LoraSettings(rank=4, seed=7), None)
-        run = await create_run(transaction, tenant, new, utc_now)
-        await transaction.execute(update(Run).where(Run.id == run).values(state=RunState.READY, next_seq_id=1))
-    return run
 
 
 async def steps(processes: list[Process], operations: list[NewOperation]) -> Counter[str]:
@@ -335,6 +237,40 @@ async def test_saves_fill_the_storage_and_never_more(processes: list[Process]) -
         kept = await session.scalar(select(Checkpoint.name).where(Checkpoint.tenant_id == cats))
     # One that replaces another needs no room of its own.
     await save(cats, 0, str(kept))
+
+
+async def make_key(transaction: AsyncSession, owner: TenantId, number: int) -> None:
+    await create_key(transaction, tenant=owner, note=f"n{number}", clock=utc_now, defaults=DEFAULTS)
+
+
+async def make_webhook(transaction: AsyncSession, owner: TenantId, number: int) -> None:
+    spec = WebhookSpec("https://hooks.example.com/", ["*"])
+    await set_webhook(transaction, owner, f"n{number}", spec, networks=(), defaults=DEFAULTS, now=utc_now())
+
+
+async def make_session(transaction: AsyncSession, owner: TenantId, number: int) -> None:
+    new = NewSession([], None, "", None, None)
+    await create_limited_session(transaction, owner, new, utc_now, idempotency_key=f"n{number}", defaults=DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("limit", "make"), [("keys", make_key), ("webhooks", make_webhook), ("sessions", make_session)]
+)
+async def test_three_processes_make_exactly_as_many_as_the_tenant_may_have(
+    processes: list[Process], limit: str, make: Callable[[AsyncSession, TenantId, int], Awaitable[None]]
+) -> None:
+    async with processes[0].database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={limit: 4})
+    cats, dogs = await tenant(processes, "cats"), await tenant(processes, "dogs")
+
+    async def made(owner: TenantId, number: int) -> None:
+        async with processes[number % PROCESSES].database.write() as transaction:
+            await make(transaction, owner, number)
+
+    asked = [made(owner, number) for number in range(9) for owner in (cats, dogs)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert [one for one in found if one is not None and not isinstance(one, WeftError)] == []
+    assert [sum(one is None for one in found[of::2]) for of in (0, 1)] == [4, 9]
 
 
 async def test_records_of_samples_stay_within_their_bytes_over_several_processes(processes: list[Process]) -> None:

@@ -62,6 +62,10 @@ async def test_a_large_payload_takes_at_most_six_bytes_a_token(files: PayloadFil
     assert path.stat().st_size == stored.stored_bytes <= 6 * SEQUENCES * TOKENS
 
 
+def test_token_ids_take_four_bytes_before_they_are_compressed() -> None:
+    assert len(encode(batch(1))) < (4 + 4 + 4 + 1) * TOKENS
+
+
 async def test_a_small_payload_stays_in_its_row(files: PayloadFiles, tmp_path: Path) -> None:
     stored = await files.store(new_request_id(), batch(1))
     assert 0 < len(stored.body) <= 6 * TOKENS

@@ -17,7 +17,6 @@ from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
 from ledger.told_ends import ToldEnd, ends_after
 from ledger.wakeups import Wakeups, ended_samples_topic
-from migrations.upgrade import upgrade
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Operation
@@ -82,9 +81,8 @@ async def bench(database_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @pytest_asyncio.fixture
-async def on_postgres(postgres_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
-    upgrade(postgres_url)
-    found = await opened(postgres_url, tmp_path)
+async def on_postgres(migrated_postgres_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    found = await opened(migrated_postgres_url, tmp_path)
     yield found
     await found.database.close()
 

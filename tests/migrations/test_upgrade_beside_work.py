@@ -72,17 +72,21 @@ def test_an_index_is_built_while_others_write(postgres_url: str) -> None:
     """A transaction that wrote before the build stays open. The build waits for it, and nobody waits for the build."""
     upgrade(postgres_url)
     address = psycopg_url(postgres_url)
-    with psycopg.connect(address) as old, psycopg.connect(address, autocommit=True) as other:
+    # The connections close before the thread is waited for: a build that waits for them would never end.
+    with (
+        ThreadPoolExecutor(1) as processes,
+        psycopg.connect(address) as old,
+        psycopg.connect(address, autocommit=True) as other,
+    ):
         other.execute(TENANT)
         old.execute(INSERT.format("old"))
-        with ThreadPoolExecutor(1) as processes:
-            built = processes.submit(_build, postgres_url)
-            until(other, "wait_event_type = 'Lock' AND query LIKE 'CREATE INDEX CONCURRENTLY%'")
-            other.execute("SET lock_timeout = '5s'")
-            other.execute(INSERT.format("beside"))
-            assert not built.done()
-            old.commit()
-            built.result(DEADLINE)
+        built = processes.submit(_build, postgres_url)
+        until(other, "wait_event_type = 'Lock' AND query LIKE 'CREATE INDEX CONCURRENTLY%'")
+        other.execute("SET lock_timeout = '5s'")
+        other.execute(INSERT.format("beside"))
+        assert not built.done()
+        old.commit()
+        built.result(DEADLINE)
         valid = other.execute("SELECT indisvalid FROM pg_index WHERE indexrelid = 'ix_new'::regclass").fetchone()
         assert valid == (True,)
 

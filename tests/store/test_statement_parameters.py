@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 import pytest_asyncio
@@ -9,7 +10,7 @@ from sqlalchemy import insert, select
 
 from contracts.errors import InvalidRequest
 from store.database import Database, create_engine
-from store.tables import Session, Tenant
+from store.tables import Price, Session, Tenant
 
 
 @pytest_asyncio.fixture
@@ -44,3 +45,16 @@ async def test_a_number_beyond_64_bits_is_refused(database: Database, number: in
         with pytest.raises(InvalidRequest, match="64 bits"):
             await session.scalar(select(Tenant.id).where(Tenant.share == 1.0).limit(1).offset(number))
         assert await session.scalar(select(Tenant.id)) is None
+
+
+async def test_rows_that_one_statement_inserts_and_returns_are_cleaned_like_others(database: Database) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    price = {"base_model": "", "amount": Decimal(1), "currency": "USD", "valid_from": now, "created_at": now}
+    async with database.write() as transaction:
+        for meter in ("a\0b", "c"):
+            transaction.add(Price(meter=meter, **price))
+        await transaction.flush()
+        returned = insert(Price).returning(Price.id)
+        added = await transaction.execute(returned, [{"meter": meter, **price} for meter in ("d\ud800", "e")])
+        assert len(added.all()) == 2
+        assert set(await transaction.scalars(select(Price.meter))) == {"a\ufffdb", "c", "d\ufffd", "e"}

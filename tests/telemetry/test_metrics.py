@@ -114,7 +114,7 @@ async def test_a_process_without_http_of_its_own_is_scraped_and_asked(metrics: M
     readiness.add("broker", broker)
     exposition = Exposition(metrics.registry, readiness, host="127.0.0.1", port=0)
     await exposition.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{exposition.port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{exposition.port}", timeout=40) as client:
         assert 'weft_process_info{process="test"} 1.0' in (await client.get("/metrics")).text
         assert (await client.get("/healthz")).json() == {"status": "ok"}
         assert (await client.get("/readyz")).json() == {"ready": True, "parts": {"broker": "ok"}}

@@ -15,12 +15,14 @@ from store.database import Database, create_engine
 from tenants.gates import (
     Dispatch,
     Entry,
+    Flight,
     Gate,
     GateMode,
     Pause,
     clear_all_in_flight,
     clear_in_flight,
     closed_gates,
+    flights_of,
     gate_of,
     in_flight,
     make_gates,
@@ -29,7 +31,6 @@ from tenants.gates import (
     pause_gate,
     pool_gate,
     resume_gate,
-    versions_in_flight,
 )
 from tenants.keys import create_tenant
 
@@ -201,7 +202,8 @@ async def test_a_dead_process_leaves_nothing_in_flight(gates: Gates) -> None:
     await gates.mark_in_flight("1", CAT, process="dead")
     await gates.mark_in_flight("2", CAT, replica="two", process="alive")
     async with gates.database.read() as session:
-        assert await versions_in_flight(session, CAT) == {"one": ["v1"], "two": ["v1"]}
+        flights = await flights_of(session, [CAT, DOG])
+    assert flights == [Flight(CAT, "one", "v1", 1), Flight(CAT, "two", "v1", 1)]
     async with gates.database.write() as transaction:
         await clear_all_in_flight(transaction, "dead")
     assert await gates.count(CAT) == 1

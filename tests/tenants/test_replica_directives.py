@@ -1,11 +1,9 @@
 """Replica directives are stored, replaced and lifted, on both databases."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from tenants.replica_directives import ReplicaDirective, direct_replica, lift_directive, standing_directives
@@ -13,13 +11,9 @@ from tenants.replica_directives import ReplicaDirective, direct_replica, lift_di
 BASE, OTHER = "weft/tiny", "weft/other"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'weft.db'}"
-    if request.param == "postgresql":
-        url = request.getfixturevalue("postgres_url")
-    upgrade(url)
-    database = Database(create_engine(url))
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    database = Database(create_engine(database_url))
     yield database
     await database.close()
 

@@ -19,15 +19,8 @@ from store.tables import Checkpoint
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
-from tenants.samplers import (
-    NewSampler,
-    SampledVersion,
-    create_sampler,
-    held_versions,
-    publish_live,
-    sampled_versions,
-    versions_followed,
-)
+from tenants.sampled_versions import SampledVersion, held_versions, sampled_versions, versions_followed
+from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
 
 BASE = "weft/tiny"
@@ -119,6 +112,30 @@ async def test_another_tenants_sampler_is_not_found_and_the_owners_beside_it_is(
     assert [type(found) for found in (theirs, own, missing)] == [NotFound, SampledVersion, NotFound]
     assert isinstance(own, SampledVersion)
     assert own.checkpoint == live.version
+
+
+async def test_a_dispatch_draws_from_anothers_checkpoint_while_it_is_published_and_behind_no_gate(
+    live: LiveRun,
+) -> None:
+    """A sample that was accepted while it was published, and waits still, draws from it no more."""
+    async with live.database.write() as transaction:
+        other = await create_tenant(transaction, name="other", clock=utc_now)
+        opened = await create_session(transaction, other, NewSession([], None, "", None, None), utc_now)
+        theirs = await create_sampler(transaction, other, NewSampler(opened, 0, BASE, None, live.version), utc_now)
+    both = [(other, theirs), (live.tenant, live.sampler)]
+    for public in (False, True, False):
+        async with live.database.write() as transaction:
+            of_version = update(Checkpoint).where(Checkpoint.id == live.version)
+            await transaction.execute(of_version.values(public=public))
+        async with live.database.write() as transaction:
+            found, own = await held_versions(transaction, both, utc_now)
+        if public:
+            assert isinstance(found, SampledVersion)
+            assert (found.checkpoint, found.run) == (live.version, None)
+        else:
+            assert isinstance(found, NotFound)
+        assert isinstance(own, SampledVersion)
+        assert (own.checkpoint, own.run) == (live.version, live.run)
 
 
 async def test_a_publication_behind_another_counts_as_one_more_and_leaves_its_own_version(live: LiveRun) -> None:

@@ -1,83 +1,21 @@
 """Usage by hour: every operation counts once, in its hour and under its names, before and after pruning."""
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from itertools import combinations
 
-import pytest_asyncio
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
 from contracts.errors import Cancelled
-from contracts.ids import SessionId, TenantId
 from contracts.ledger_records import OperationState
-from ledger.pruning import prune
-from store.database import Database, create_engine
 from store.tables import Operation, Project, Session
-from tenants.keys import create_tenant
+from tenants.price_additions import NewPrice, add_price
+from tenants.prices import Meter
 from tenants.run_retention import forget_sessions
-from tenants.sessions import NewSession, create_session
-from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
+from tenants.usage_costs import priced, priced_pages
+from tenants.usage_hours import SUMS, BucketWidth, Dimension, UsageLine, usage_lines
+from tests.tenants.usage_books import NOON, Books
 
-NOON = datetime(2030, 1, 2, 12, tzinfo=UTC)
 ALL = tuple(Dimension)
-
-
-@dataclass
-class Books:
-    """Two tenants with a session each, and ways to end operations."""
-
-    database: Database
-    tenants: list[TenantId] = field(default_factory=list)
-    sessions: list[SessionId] = field(default_factory=list)
-    rows: int = 0
-
-    async def ended(self, who: int, at: datetime, **columns: object) -> None:
-        """Record an operation that ended ``at``; a pass of 10 tokens by default."""
-        self.rows += 1
-        row = {
-            "id": f"operation-{self.rows}",
-            "tenant_id": self.tenants[who],
-            "lane": f"{self.sessions[who]}:train:0",
-            "seq_id": self.rows,
-            "kind": "forward_backward",
-            "base_model": "tiny",
-            "state": OperationState.DONE,
-            "body_digest": b"",
-            "tokens": 10,
-            "created_at": at,
-            "finished_at": at,
-        }
-        async with self.database.write() as transaction:
-            await transaction.execute(insert(Operation), [row | columns])
-
-    async def sampled(self, who: int, at: datetime, **columns: object) -> None:
-        """Record a sample of 6 prompt tokens, 4 of them cached, and 5 drawn ones, for the key 7."""
-        sample = {"lane": f"{self.sessions[who]}:sample:1", "kind": "sample", "key_id": 7}
-        await self.ended(who, at, **sample | {"tokens": 11, "sampled_tokens": 5, "cached_tokens": 4} | columns)
-
-    async def lines(self, who: int = 0, *by: Dimension, width: BucketWidth = BucketWidth.HOUR) -> list[UsageLine]:
-        async with self.database.read() as session:
-            day = timedelta(days=1)
-            return await usage_lines(
-                session, self.tenants[who], since=NOON - day, before=NOON + day, by=by, width=width, limit=100
-            )
-
-    async def prune(self, before: datetime) -> None:
-        async with self.database.write() as transaction:
-            await prune(transaction, finished_before=before, now=NOON)
-
-
-@pytest_asyncio.fixture
-async def books(database_url: str) -> AsyncIterator[Books]:
-    made = Books(Database(create_engine(database_url)))
-    async with made.database.write() as transaction:
-        for name in ("cats", "dogs"):
-            tenant = await create_tenant(transaction, name=name, clock=lambda: NOON)
-            made.tenants.append(tenant)
-            new = NewSession([], None, "raw", None, None)
-            made.sessions.append(await create_session(transaction, tenant, new, lambda: NOON))
-    yield made
-    await made.database.close()
 
 
 async def test_tokens_are_told_apart_and_of_the_tenant(books: Books) -> None:
@@ -124,11 +62,41 @@ async def test_every_grouping_has_the_same_totals(books: Books) -> None:
         await books.ended(0, NOON + timedelta(minutes=minutes))
         await books.sampled(0, NOON + timedelta(minutes=minutes), key_id=minutes)
     await books.prune(NOON + timedelta(minutes=50))
-    totals = []
-    for by in ((), (Dimension.KEY,), (Dimension.PROJECT, Dimension.SESSION), ALL):
-        lines = await books.lines(0, *by)
-        totals.append((sum(line.train_tokens for line in lines), sum(line.sampled_tokens for line in lines)))
-    assert totals == [(60, 30)] * 4
+    groupings = [by for size in range(len(ALL) + 1) for by in combinations(ALL, size)]
+    for by in groupings:
+        for width in BucketWidth:
+            lines = await books.lines(0, *by, width=width)
+            assert [sum(getattr(line, name) for line in lines) for name in SUMS] == [12, 0, 60, 36, 24, 30], by
+    assert len(groupings) == 64
+
+
+async def test_pages_by_their_last_line_have_every_line_once_with_its_cost(books: Books) -> None:
+    for hours in range(3):
+        for key in (None, 7, 8):
+            await books.sampled(0, NOON + timedelta(hours=9 * hours), key_id=key)
+            await books.ended(0, NOON + timedelta(hours=9 * hours))
+    await books.sampled(1, NOON)
+    await books.prune(NOON + timedelta(hours=1))
+    since, before = NOON - timedelta(days=1), NOON + timedelta(days=2)
+    async with books.database.write() as transaction:
+        for meter in Meter:
+            await add_price(transaction, NewPrice(meter, "1", "USD"), lambda: since)
+    for by in ((), (Dimension.KEY,), (Dimension.RUN, Dimension.KIND), ALL):
+        for width in BucketWidth:
+            window = {"since": since, "before": before, "by": by, "width": width}
+            async with books.database.read() as session:
+                whole = await usage_lines(session, books.tenants[0], **window, limit=100)
+                _, expected = await priced(session, books.tenants[0], whole, by=by, width=width)
+                paged: list[UsageLine] = []
+                while found := await usage_lines(
+                    session, books.tenants[0], **window, limit=2, after=paged[-1] if paged else None
+                ):
+                    paged += found
+            assert paged == whole
+            pages = [page async for page in priced_pages(books.database, books.tenants[0], **window, most=2)]
+            assert [line for page in pages for line in page] == expected
+            assert max(map(len, pages)) <= 2
+            assert None not in [line.cost for line in expected]
 
 
 async def test_a_failed_operation_is_counted_and_its_tokens_are_not(books: Books) -> None:

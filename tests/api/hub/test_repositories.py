@@ -38,7 +38,7 @@ def base_model(base_model: Path) -> Path:
 def client(service: Service, tenant: Tenant | None) -> httpx.AsyncClient:
     """Return a client that sends the key as a hub's client does."""
     headers = {} if tenant is None else {"Authorization": f"Bearer {tenant.key}"}
-    return httpx.AsyncClient(base_url=service.url, headers=headers)
+    return httpx.AsyncClient(base_url=service.url, headers=headers, timeout=40)
 
 
 async def test_a_file_says_its_commit_its_size_and_the_digest_of_its_content(

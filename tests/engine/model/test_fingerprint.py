@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from contracts.errors import InvalidRequest
@@ -24,7 +25,7 @@ def test_the_same_weights_in_other_files_have_the_same_fingerprint(folder: Path,
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(tensors)
-    for number, some in enumerate((names[:10], names[10:])):
+    for number, some in enumerate((names[10:], names[:10])):
         save_file({name: tensors[name] for name in some}, folder / f"model-{number}.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(
@@ -34,7 +35,10 @@ def test_the_same_weights_in_other_files_have_the_same_fingerprint(folder: Path,
     assert weights_fingerprint(folder, dtype="auto") == weights_fingerprint(tiny_model_dir, dtype="auto")
 
 
-@pytest.mark.parametrize("change", ["seed", "one tensor's end", "type", "config", "dtype"])
+CHANGES = ["seed", "one tensor's end", "one tensor's middle", "type", "shape", "names", "config", "dtype"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_other_weights_have_another_fingerprint(folder: Path, tiny_model_dir: Path, change: str) -> None:
     dtype = "bfloat16" if change == "dtype" else "auto"
     if change == "seed":
@@ -45,10 +49,20 @@ def test_other_weights_have_another_fingerprint(folder: Path, tiny_model_dir: Pa
     elif change != "dtype":
         tensors = load_file(folder / WEIGHTS)
         name = "model.embed_tokens.weight"
+        whole = tensors[name]
         if change == "type":
-            tensors[name] = tensors[name].bfloat16()
+            # The same bytes.
+            tensors[name] = whole.view(torch.int32)
+        elif change == "shape":
+            tensors[name] = whole.reshape(whole.shape[::-1])
+        elif change == "names":
+            other = "model.layers.0.mlp.up_proj.weight"
+            same = "model.layers.0.mlp.gate_proj.weight"
+            tensors[other], tensors[same] = tensors[same], tensors[other]
+        elif change == "one tensor's middle":
+            whole[len(whole) // 2] += 1
         else:
-            tensors[name][-1, -1] += 1
+            whole[-1, -1] += 1
         save_file(tensors, folder / WEIGHTS)
     assert weights_fingerprint(folder, dtype=dtype) != weights_fingerprint(tiny_model_dir, dtype="auto")
 

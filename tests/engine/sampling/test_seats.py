@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.turn_bounds import SAMPLE_QUANTUM, Queue, tokens_before
 from engine.round_robin import Fairness
-from engine.sampling.seats import QUANTUM, Seats, hand_out
+from engine.sampling.seats import Seats, hand_out
 
-checked = settings(deadline=None, max_examples=60, derandomize=True)
+checked = settings(max_examples=60, derandomize=True)
 SHARES = st.sampled_from([0.25, 1.0, 1.0, 1.0, 2.0, 8.0])
 
 
@@ -104,8 +105,43 @@ def test_tokens_of_tenants_with_work_differ_by_less_than_the_bound_over_any_wind
     rates = {tenant: (hall.served[tenant] - before[tenant]) / shares[tenant] for tenant in shares}
     for one in shares:
         for other in shares:
-            bound = 3 * QUANTUM + longest / shares[one] + longest / shares[other]
+            bound = 3 * SAMPLE_QUANTUM + longest / shares[one] + longest / shares[other]
             assert abs(rates[one] - rates[other]) < bound
+
+
+@checked
+@given(
+    st.integers(1, 12),
+    st.lists(st.tuples(SHARES, st.lists(st.integers(1, 5000), min_size=1, max_size=3)), min_size=1, max_size=4),
+    st.lists(st.integers(1, 5000), min_size=1, max_size=6),
+    SHARES,
+    st.integers(0, 100),
+)
+def test_no_more_tokens_of_others_go_before_an_item_than_the_bound_that_is_told(
+    seats: int, others: list[tuple[float, list[int]]], mine: list[int], share: float, begin: int
+) -> None:
+    """The tenant comes beside floods with several items, and is told the bound of its last one."""
+    shares = {f"t{place}": one for place, (one, _) in enumerate(others)} | {"late": share}
+    costs = {f"t{place}": pattern for place, (_, pattern) in enumerate(others)}
+    hall = Hall(Seats(seats, 0), shares)
+
+    def turn(number: int) -> None:
+        for tenant, pattern in costs.items():
+            while len(hall.waiting.get(tenant, ())) < seats + 1:
+                hall.add(tenant, pattern[number % len(pattern)])
+        hall.hand_out()
+        hall.sitting.popleft()
+
+    for number in range(begin):
+        turn(number)
+    for cost in mine:
+        hall.add("late", cost)
+    longest = max(max(pattern) for pattern in [mine, *costs.values()])
+    queue = Queue(share, [one for one, _ in others], sum(mine), longest)
+    before = sum(hall.served.values())
+    while hall.served["late"] < sum(mine):
+        assert sum(hall.served.values()) - hall.served["late"] - before <= tokens_before(queue, SAMPLE_QUANTUM)
+        turn(begin)
 
 
 def test_floods_come_to_hold_the_seats_by_their_shares() -> None:

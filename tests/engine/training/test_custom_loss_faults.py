@@ -138,7 +138,7 @@ NODES = st.fixed_dictionaries(
 
 @example(call("loss", "torch.sum", {"float": []}), {"name": "logprobs", "rank": 1}, [])
 @example(call("loss", "torch.sum", LOGP, dtype={"dtype": {}}), {"name": "logprobs", "rank": 1}, [])
-@hypothesis_settings(max_examples=300, deadline=None)
+@hypothesis_settings(max_examples=300)
 @given(NODES, st.fixed_dictionaries({"name": ANYTHING, "rank": ANYTHING}), ANYTHING)
 def test_any_json_is_a_loss_or_an_invalid_request(node: dict[str, Any], entry: dict[str, Any], result: Any) -> None:
     odd = nodes()

@@ -27,6 +27,8 @@ from tests.engine.training.group_rank import SCENARIOS, TIMEOUT_SECONDS, TOKENS,
 DEADLINE_SECONDS = 120.0
 """Deadline of a group that starts, works and ends; the machine may be busy."""
 TOLERANCE = 1e-5
+LOSS_TOLERANCE = 5e-5
+"""A loss is a sum whose terms partly cancel, so its relative error is larger than theirs."""
 _SIZES = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 OTHERS: dict[str, PretrainedConfig] = {
     "flattened rows, no backbone call": OPTConfig(
@@ -114,7 +116,7 @@ def assert_alike(ours: object, theirs: object, place: str) -> None:
         scale = max(float(theirs.abs().max()), 1e-3)
         assert float((ours - theirs).abs().max()) <= TOLERANCE * scale, place
     elif isinstance(ours, float):
-        assert ours == pytest.approx(theirs, rel=TOLERANCE), place
+        assert ours == pytest.approx(theirs, rel=LOSS_TOLERANCE), place
     else:
         assert ours == theirs, place
 

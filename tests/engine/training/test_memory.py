@@ -114,7 +114,7 @@ def check(trainer: Trainer, items: Sequence[PassItem]) -> None:
     assert all(isinstance(outcome, ForwardBackwardOutput) for outcome in trainer.run_pass(items))
 
 
-@checked(deadline=None, max_examples=300)
+@checked(max_examples=300)
 @given(
     st.lists(st.integers(1, 40) | st.integers(1, 3000), max_size=80),
     st.sampled_from([1, 64, 512, 2048, 16384]),
@@ -130,7 +130,7 @@ def test_padding_stays_within_its_bound_and_nothing_is_left_out(lengths: list[in
         assert padded <= MAX_PADDING_RATIO * real or padded - real <= SMALL_WASTE
 
 
-@checked(deadline=None, max_examples=300)
+@checked(max_examples=300)
 @given(
     st.lists(st.integers(1, 40) | st.integers(1, 3000), max_size=80),
     st.sampled_from([1, 64, 512, 2048, 16384]),

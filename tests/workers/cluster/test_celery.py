@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from redis import Redis
 from contracts.errors import Unavailable
 from store.settings import Settings
 from testing.cluster_process import RedisProcess
-from tests.conftest import missing_service
+from tests.conftest import need_redis
 from workers.cluster.celery_app import (
     ANNOUNCE,
     HOUSEKEEPING,
@@ -36,8 +35,7 @@ from workers.housekeeping.schedule import StepName, interval
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     """A Redis server."""
-    if shutil.which("redis-server") is None:
-        missing_service("Redis", "redis-server is not installed")
+    need_redis()
     with RedisProcess(tmp_path_factory.mktemp("redis")) as process:
         yield process
 

@@ -21,6 +21,7 @@ from store.tables import (
 from tenants.gates import GateMode, Pause, pause_gate
 from tenants.run_metrics import record_metrics
 from tenants.run_points import PointPart, add_parts
+from tenants.sessions import standing_session
 from tests.workers.housekeeping.conftest import House
 
 OPTIM, SAMPLE = OperationKind.OPTIM_STEP, OperationKind.SAMPLE
@@ -152,6 +153,53 @@ async def test_samplers_of_ended_sessions_go_once_no_operation_names_them(house:
     await house.sweep()
     async with house.database.read() as reading:
         assert list(await reading.scalars(select(Sampler.id))) == [used]
+
+
+async def test_samplers_of_clients_without_a_session_go_with_what_they_sample(either_house: House) -> None:
+    """The session that serves OpenAI clients never ends while they are there."""
+    house = either_house
+    tenant, session, run = await house.run("first")
+    other, _, other_run = await house.run("second")
+    async with house.database.write() as transaction:
+        own = await standing_session(transaction, tenant, "openai", house.clock)
+        theirs = await standing_session(transaction, other, "openai", house.clock)
+    brief = await house.checkpoint(tenant, run, "brief", ttl=3600)
+    lasting = await house.checkpoint(tenant, run, "lasting")
+    await house.sampler(tenant, own, 0, brief)
+    used = await house.sampler(tenant, own, 1, brief)
+    clients = await house.sampler(tenant, session, 0, brief)
+    kept = {
+        await house.sampler(tenant, own, 2, lasting),
+        await house.sampler(other, theirs, 0, await house.checkpoint(other, other_run, "lasting")),
+        clients,
+    }
+    await house.finish(await house.operation(tenant, used, 0, SAMPLE))
+    for hours, left in ((2, kept | {used}), (48, kept)):
+        house.now += timedelta(hours=hours)
+        await _everybody_beats(house)
+        await house.sweep()
+        await house.sweep()
+        async with house.database.read() as reading:
+            assert set(await reading.scalars(select(Sampler.id))) == left
+
+
+async def test_a_run_goes_that_only_clients_without_a_session_have_followed(either_house: House) -> None:
+    house = either_house
+    tenant, _, run = await house.run("first")
+    other, other_session, other_run = await house.run("second")
+    async with house.database.write() as transaction:
+        own = await standing_session(transaction, tenant, "openai", house.clock)
+        await transaction.execute(update(Run).values(state=RunState.UNLOADED))
+    await house.sampler(tenant, own, 0, await house.checkpoint(tenant, run, "brief", ttl=3600), live=run)
+    version = await house.checkpoint(other, other_run, "brief", ttl=3600)
+    followed = await house.sampler(other, other_session, 0, version, live=other_run)
+    house.now += timedelta(days=91)
+    await _everybody_beats(house)
+    await house.sweep()
+    await house.sweep()
+    async with house.database.read() as reading:
+        assert list(await reading.scalars(select(Run.id))) == [other_run]
+        assert list(await reading.scalars(select(Sampler.id))) == [followed]
 
 
 async def test_only_what_a_newer_snapshot_covers_is_visited(house: House) -> None:

@@ -8,12 +8,13 @@ import pytest
 from contracts.errors import EngineFailure
 from contracts.ids import CheckpointId
 from ledger.wakeups import Wakeups
-from store.tables import SampleInFlight, WorkerProcess
+from store.repeat import wait_for
+from store.tables import ProcessKind, SampleInFlight, VersionCommand, WorkerProcess
 from tenants.checkpoints import directory_of
 from tenants.gates import clear_all_in_flight
 from tests.workers.housekeeping.conftest import House
 from workers.cluster.publication import ClusterPublication
-from workers.leases.processes import ProcessKind, declare_all_dead
+from workers.leases.processes import declare_all_dead
 
 BOTH = 2
 
@@ -100,8 +101,8 @@ async def test_a_process_that_dies_after_the_deletion_leaves_no_folder_behind(ho
     assert not is_there(house, version)
 
 
-@pytest.mark.parametrize("is_dead", [False, True])
-async def test_a_version_is_read_as_long_as_a_living_pool_has_not_unloaded_it(house: House, is_dead: bool) -> None:
+@pytest.mark.parametrize("pool", ["alive", "dead", "dies meanwhile"])
+async def test_a_version_is_read_as_long_as_a_living_pool_has_not_unloaded_it(house: House, pool: str) -> None:
     """The pool does not answer: its samples draw from the version, or it has died."""
     async with house.database.write() as transaction:
         transaction.add(
@@ -115,10 +116,20 @@ async def test_a_version_is_read_as_long_as_a_living_pool_has_not_unloaded_it(ho
                 expires_at=house.now + timedelta(hours=1),
             )
         )
-        if is_dead:
-            await transaction.flush()
+
+    async def die() -> None:
+        while pool == "dies meanwhile" and not await house.count(VersionCommand):
+            await wait_for(asyncio.Event(), 0.02)
+        async with house.database.write() as transaction:
             await declare_all_dead(transaction)
-    publication = ClusterPublication(house.database, Wakeups(), house.clock, patience=timedelta(seconds=0.2))
+
+    if pool == "dead":
+        await die()
+    patience = timedelta(seconds=60 if pool == "dies meanwhile" else 0.2)
+    publication = ClusterPublication(house.database, Wakeups(), house.clock, patience=patience)
+    dying = asyncio.create_task(die()) if pool == "dies meanwhile" else None
     versions = [CheckpointId("v1"), CheckpointId("v2")]
     unread = await publication.withdraw(versions)
-    assert len(unread) == (BOTH if is_dead else 0)
+    assert len(unread) == (0 if pool == "alive" else BOTH)
+    if dying is not None:
+        await dying

@@ -6,11 +6,11 @@ from datetime import timedelta
 from sqlalchemy import event
 
 from contracts.ids import CheckpointId
-from store.tables import VersionCommand
+from store.tables import ProcessKind, VersionCommand
 from tests.workers.housekeeping.conftest import House
 from workers.cluster.publication import ClusterPublication
 from workers.cluster.version_commands import VersionCommandRunner
-from workers.leases.processes import ProcessKind, new_identity, renew
+from workers.leases.processes import new_identity, renew
 
 POOLS = 50
 VERSIONS = [CheckpointId(f"{number:032x}") for number in range(20)]

@@ -14,7 +14,7 @@ from contracts.ids import TenantId
 from contracts.paths import Segment, parse_path
 from contracts.weight_jobs import ImportRequest, JobState
 from engine.model.adapter_folder import CONFIG, WEIGHTS
-from tenants import weight_jobs
+from tenants import taken_jobs, weight_jobs
 from tenants.checkpoints import directory_of, find_checkpoint
 from tenants.limits import Limits
 from tenants.weight_jobs import ARCHIVE, IMPORTS, NewJob, new_job_id, staged_folder
@@ -47,7 +47,7 @@ async def stage(shop: Shop, tenant: TenantId, archive: bytes, *, base_model: str
     asked = ImportRequest("mine", Segment.WEIGHTS, len(archive), ttl_seconds=60)
     defaults = Limits.of(shop.runtime.settings)
     async with shop.runtime.database.write() as transaction:
-        await weight_jobs.add_import(transaction, new, tenant, asked, defaults=defaults, now=shop.now)
+        await weight_jobs.add_import(transaction, new, tenant, asked, defaults=defaults, clock=shop.clock)
     return new.id
 
 
@@ -72,7 +72,7 @@ async def test_an_import_whose_worker_died_is_done_by_another_once(shop: Shop) -
     folder = shop.runtime.data_folder.path(directory_of(dead.checkpoint))
     folder.with_name(f".{folder.name}.half").mkdir()
     (shop.runtime.data_folder.path(staged_folder(id)) / "unpacked").mkdir()
-    shop.now += weight_jobs.LEASE + timedelta(seconds=1)
+    shop.now += taken_jobs.LEASE + timedelta(seconds=1)
     await shop.runner().run_all()
     done = await shop.job(cats, id)
     assert (done.state, done.attempts, done.error_message) == (JobState.DONE, 2, None)
@@ -98,7 +98,7 @@ async def test_an_archive_goes_with_a_failed_job(shop: Shop) -> None:
     poison = await stage(shop, cats, await archive_of(shop, cats, path))
     for _ in range(shop.runtime.settings.max_attempts):
         assert await shop.take() is not None
-        shop.now += weight_jobs.LEASE + timedelta(seconds=1)
+        shop.now += taken_jobs.LEASE + timedelta(seconds=1)
     await shop.runner().run_all()
     assert (await shop.job(cats, poison)).error_code == "poison_operation"
     assert staged(shop) == [theirs]

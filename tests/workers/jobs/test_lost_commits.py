@@ -1,25 +1,32 @@
-"""A COMMIT whose answer is lost: a job is asked for once, taken again, and recorded once. Another tenant's job goes on."""
+"""A job whose record the database loses or holds up: its work is done once all the same. Another tenant's job goes on."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import func, make_url, select
+from sqlalchemy import func, make_url, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.base_model import read_base_model_facts
 from contracts.errors import Unavailable
 from contracts.weight_jobs import JobState, MergeRequest
 from engine.model.base import BaseModel
+from engine.model.merged_model import MergeSource
 from migrations.upgrade import upgrade
-from store.database import Database, create_engine
+from store.database import Database, after_commit, create_engine
 from store.tables import Checkpoint, WeightJob
-from tenants import weight_jobs
+from tenants import taken_jobs, weight_jobs
+from tenants.limits import Counted, hold_count
+from tenants.taken_jobs import TakenJob
 from testing.commit_proxy import CommitProxy
 from tests.workers.jobs.test_runner import BASE, Shop
 from tests.workers.runtimes import make_runtime
+from workers.jobs import runner as runner_module
 
 KEY = "a-key-of-the-tenants"
 NAME = "merged-once"
@@ -79,8 +86,9 @@ async def test_a_request_that_was_recorded_without_an_answer_makes_one_job(
 
 @pytest.mark.parametrize("lost", ["taken", "recorded"])
 async def test_a_job_whose_commit_was_not_answered_is_done_once(
-    shop: Shop, base: BaseModel, postgres_url: str, tmp_path: Path, lost: str
+    shop: Shop, base: BaseModel, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
+    monkeypatch.setattr(runner_module, "_RETRY_SECONDS", 0.05)
     (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
     mine, theirs = await shop.ask(cats, path, NAME), await shop.ask(dogs, other, "theirs")
     # The name stands in the transaction that records what was made, the id also in the one that takes the job.
@@ -88,16 +96,77 @@ async def test_a_job_whose_commit_was_not_answered_is_done_once(
         worker, database = Shop(base), Database(create_engine(url))
         worker.runtime = make_runtime(database, tmp_path / "data", shop.clock)
         runner = worker.runner()
-        with pytest.raises(Unavailable):
-            await runner.run_all()
-        assert proxy.lost.is_set()
+        if lost == "taken":
+            with pytest.raises(Unavailable):
+                await runner.run_all()
         await runner.run_all()
+        assert proxy.lost.is_set()
         assert (await shop.job(dogs, theirs)).attempts == 1
         assert (await shop.job(dogs, theirs)).state == JobState.DONE
-        shop.now += 2 * weight_jobs.LEASE
-        await runner.run_all()
+        if lost == "taken":
+            shop.now += 2 * taken_jobs.LEASE
+            await runner.run_all()
+        await runner.finished()
         await database.close()
     job = await shop.job(cats, mine)
     assert (job.state, job.attempts, job.error_code) == (JobState.DONE, 2 if lost == "taken" else 1, None)
     assert await count(shop, Checkpoint) == 4
     assert len(shop.folders()) == 4, "nothing is left of an attempt"
+
+
+def counted_merges(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return how often each adapter is merged from now on."""
+    merges: Counter[str] = Counter()
+
+    class Counting(MergeSource):
+        def __init__(self, base: Path, adapter: Path, dtype: str | None) -> None:
+            merges[adapter.name] += 1
+            super().__init__(base, adapter, dtype)
+
+    monkeypatch.setattr(runner_module, "MergeSource", Counting)
+    return merges
+
+
+async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
+    shop: Shop, postgres_url: str, tmp_path: Path, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement's time runs out while the lock stands, and so does the time of the first lease. Another worker looks on."""
+    monkeypatch.setattr("store.database.COMMAND_SECONDS", 0.5)
+    for name in ("_RETRY_SECONDS", "_RENEW_SECONDS"):
+        monkeypatch.setattr(runner_module, name, 0.05)
+    (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
+    mine, theirs = await shop.ask(cats, path, NAME), await shop.ask(dogs, other, "theirs")
+    impatient, database = Shop(base), Database(create_engine(postgres_url))
+    impatient.runtime = make_runtime(database, tmp_path / "data", shop.clock)
+    runner, renewed = impatient.runner(), asyncio.Event()
+    renew = runner_module.renew_job
+
+    async def noted(transaction: AsyncSession, job: TakenJob, *, done: int, total: int, now: datetime) -> bool:
+        is_held = await renew(transaction, job, done=done, total=total, now=now)
+        if job.id == mine and now == shop.now:
+            after_commit(transaction, renewed.set)
+        return is_held
+
+    monkeypatch.setattr(runner_module, "renew_job", noted)
+    merges = counted_merges(monkeypatch)
+    async with shop.runtime.database.write() as holder:
+        await holder.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        await hold_count(holder, Counted.STORAGE, [cats])
+        async with asyncio.timeout(30):
+            await runner.run_all()
+        assert (await shop.job(dogs, theirs)).state == JobState.DONE
+        for _ in range(2):
+            shop.now += taken_jobs.LEASE * 2 / 3
+            renewed.clear()
+            async with asyncio.timeout(30):
+                await renewed.wait()
+        await shop.runner().run_all()
+        held = await shop.job(cats, mine)
+        assert (held.state, held.attempts) == (JobState.RUNNING, 1)
+    async with asyncio.timeout(30):
+        await runner.finished()
+    await database.close()
+    done = await shop.job(cats, mine)
+    assert (done.state, done.attempts, done.error_code) == (JobState.DONE, 1, None)
+    assert sorted(merges.values()) == [1, 1]
+    assert await count(shop, Checkpoint) == len(shop.folders()) == 4

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import pytest_asyncio
 import torch
 
 from contracts.base_model import read_base_model_facts
-from contracts.errors import NotFound, TooManyOperations
+from contracts.errors import NotFound, TooManyOperations, Unavailable
 from contracts.ids import RunId, TenantId
 from contracts.operations import LoraSettings
 from contracts.paths import CheckpointPath, Segment
@@ -24,7 +25,7 @@ from engine.model.lora import LoraWeights
 from ledger.runtime import Runtime
 from store.database import Database, create_engine
 from store.tables import WeightJob
-from tenants import weight_jobs
+from tenants import taken_jobs, weight_jobs
 from tenants.checkpoints import (
     NewCheckpoint,
     directory_of,
@@ -89,11 +90,11 @@ class Shop:
         async with self.runtime.database.read() as session:
             return await weight_jobs.get_job(session, tenant, id)
 
-    async def take(self) -> weight_jobs.TakenJob | None:
+    async def take(self) -> taken_jobs.TakenJob | None:
         """Take a job as a worker that then does nothing."""
         async with self.runtime.database.write() as transaction:
             self.now += timedelta(milliseconds=1)
-            return await weight_jobs.take_job(transaction, [BASE], self.now)
+            return await taken_jobs.take_job(transaction, [BASE], self.now)
 
     def folders(self) -> list[str]:
         """Names of the folders of checkpoints, half-written ones included."""
@@ -141,7 +142,7 @@ async def test_a_job_whose_worker_died_is_done_by_another_once(shop: Shop) -> No
     folder.with_name(f".{folder.name}.half").mkdir()
     await shop.runner().run_all()
     assert (await shop.job(cats, id)).state == JobState.RUNNING, "the lease stands"
-    shop.now += weight_jobs.LEASE + timedelta(seconds=1)
+    shop.now += taken_jobs.LEASE + timedelta(seconds=1)
     await shop.runner().run_all()
     done = await shop.job(cats, id)
     assert (done.state, done.attempts, done.done_bytes) == (JobState.DONE, 2, done.total_bytes)
@@ -150,8 +151,8 @@ async def test_a_job_whose_worker_died_is_done_by_another_once(shop: Shop) -> No
     assert done.result_path == str(target)
     async with shop.runtime.database.write() as transaction:
         found, _ = await find_checkpoint(transaction, cats, target, shop.clock)
-        assert not await weight_jobs.renew_job(transaction, dead, done=1, total=2, now=shop.now)
-        assert not await weight_jobs.finish_job(transaction, dead, "x", state=JobState.DONE, now=shop.now)
+        assert not await taken_jobs.renew_job(transaction, dead, done=1, total=2, now=shop.now)
+        assert not await taken_jobs.finish_job(transaction, dead, "x", state=JobState.DONE, now=shop.now)
     written = shop.runtime.data_folder.path(found.directory)
     assert found.size_bytes == sum(file.stat().st_size for file in written.iterdir())
     assert len(shop.folders()) == 2
@@ -162,7 +163,7 @@ async def test_a_job_that_ends_its_workers_is_tried_no_more(shop: Shop) -> None:
     id = await shop.ask(cats, path, "merged")
     for _ in range(shop.runtime.settings.max_attempts):
         assert await shop.take() is not None
-        shop.now += weight_jobs.LEASE + timedelta(seconds=1)
+        shop.now += taken_jobs.LEASE + timedelta(seconds=1)
     await shop.runner().run_all()
     assert ((await shop.job(cats, id)).state, (await shop.job(cats, id)).error_code) == (
         JobState.FAILED,
@@ -193,7 +194,8 @@ async def test_a_job_in_hand_ends_or_goes_back(shop: Shop, monkeypatch: pytest.M
     assert attempt is not None
     if how == "cancelled":
         async with shop.runtime.database.write() as transaction:
-            assert (await weight_jobs.cancel_job(transaction, cats, id, shop.now)).state == JobState.RUNNING
+            job, _ = await weight_jobs.cancel_job(transaction, cats, id, shop.now)
+            assert job.state == JobState.RUNNING
     else:
         worker.stop()
     assert await asyncio.to_thread(attempt.ends.wait, 30)
@@ -206,6 +208,27 @@ async def test_a_job_in_hand_ends_or_goes_back(shop: Shop, monkeypatch: pytest.M
     else:
         assert (mine.state, mine.attempts, theirs.state) == (JobState.PENDING, 0, JobState.PENDING)
         assert len(shop.folders()) == 2
+
+
+async def test_an_outage_at_a_jobs_begin_counts_as_no_attempt(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is away again and again once the job is taken. Another tenant's job waits behind it."""
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    id = await shop.ask(cats, path, "merged")
+
+    async def away(*_: object) -> NoReturn:
+        raise Unavailable("away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(runner_module, "find_checkpoint", away)
+        for _ in range(shop.runtime.settings.max_attempts + 1):
+            with pytest.raises(Unavailable):
+                await shop.runner().run_all()
+            assert ((await shop.job(cats, id)).state, (await shop.job(cats, id)).attempts) == (JobState.PENDING, 0)
+    other = await shop.ask(dogs, dogs_path, "theirs")
+    await shop.runner().run_all()
+    for tenant, job in ((cats, id), (dogs, other)):
+        done = await shop.job(tenant, job)
+        assert (done.state, done.attempts) == (JobState.DONE, 1)
 
 
 async def test_a_merge_beyond_the_tenants_storage_writes_nothing(shop: Shop) -> None:

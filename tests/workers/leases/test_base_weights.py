@@ -17,12 +17,12 @@ from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.settings import Settings
-from store.tables import WorkerProcess
+from store.tables import ProcessKind, WorkerProcess
 from telemetry.readiness import NotReady
 from tests.workers.runtimes import make_runtime
 from workers.leases.base_weights import WeightsCheck
 from workers.leases.pools import PoolHeartbeat
-from workers.leases.processes import ProcessKind, WorkerIdentity, new_identity
+from workers.leases.processes import WorkerIdentity, new_identity
 from workers.leases.runs import RunLeases
 
 BASE = "weft/tiny"

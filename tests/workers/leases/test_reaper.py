@@ -19,7 +19,8 @@ from ledger.runtime import Runtime
 from ledger.sample_claims import claim_samples
 from ledger.wakeups import Wakeups, operation_topic
 from store.database import Database, create_engine
-from store.tables import Operation, Placement, Run, RunState, VersionCommand, WorkerProcess
+from store.database_clock import database_now
+from store.tables import Operation, Placement, ProcessKind, Run, RunState, VersionCommand, WorkerProcess
 from telemetry.telemetry import Telemetry
 from tenants.gates import Dispatch, Entry, in_flight, make_gates, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
@@ -27,7 +28,7 @@ from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
-from workers.leases.processes import ProcessKind, WorkerIdentity, database_now, new_identity, renew
+from workers.leases.processes import WorkerIdentity, new_identity, renew
 from workers.leases.reaper import reap_forsaken
 from workers.leases.runs import RunLeases
 

@@ -21,14 +21,15 @@ from ledger.runtime import Runtime
 from ledger.wakeups import Wakeups
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
-from store.tables import Operation, Placement, Run, RunState, WorkerProcess
+from store.database_clock import database_now
+from store.tables import Operation, Placement, ProcessKind, Run, RunState, WorkerProcess
 from telemetry.telemetry import Telemetry
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
-from workers.leases.processes import ProcessKind, alive, database_now, declare_dead, new_identity
+from workers.leases.processes import alive, declare_dead, new_identity
 from workers.leases.runs import RunLeases
 from workers.training.lanes import Lanes
 

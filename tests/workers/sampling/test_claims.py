@@ -17,19 +17,22 @@ from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import NewOperation, ReadyOperation
 from contracts.operations import OperationKind, SampleRequest, SamplingParams
 from contracts.sample_demand import demand_of
+from contracts.service_class import FACTORS, ServiceClass
+from contracts.turn_bounds import SAMPLE_QUANTUM
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.settings import VllmSettings
 from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.database import Database, create_engine
-from store.tables import PoolState
+from store.tables import PoolState, ProcessKind
 from tenants.gates import GateMode, Pause, pause_gate, resume_gate
 from tenants.keys import create_tenant
+from tenants.limits import set_tenant
 from tests.ledger_heads import pending_samples
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
 from workers.leases.pools import PoolHeartbeat
-from workers.leases.processes import ProcessKind, new_identity
+from workers.leases.processes import new_identity
 from workers.sampling.claims import SampleClaims
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import Router
@@ -186,16 +189,42 @@ async def test_tenants_get_turns_by_tokens_and_not_by_samples(pools: Pools) -> N
     assert taken["short"] > 4 * taken["long"]
 
 
+async def test_a_batch_tenants_samples_go_on_beside_interactive_ones_by_their_classes(pools: Pools) -> None:
+    """A class set by command is in force with the next claim. An equal tenant beside has what its share says."""
+    for name in ("batch", "interactive"):
+        await pools.send(name, 250, max_tokens=400)
+    taken: Counter[str] = Counter()
+
+    async def take(samples: int) -> Counter[str]:
+        before = Counter(taken)
+        while (taken - before).total() < samples:
+            claimed = await pools.one.claim()
+            taken.update(pools.counts(claimed))
+            for operation in claimed:
+                pools.one.claims.ended(operation, tokens=402)
+        return taken - before
+
+    equal = await take(60)
+    assert 0.6 < equal["batch"] / equal["interactive"] < 1.6
+    async with pools.runtime.database.write() as transaction:
+        for name in ServiceClass.BATCH, ServiceClass.INTERACTIVE:
+            await set_tenant(transaction, name=name, limits={}, service_class=name)
+    apart = await take(170)
+    longest, weights = 402, (FACTORS[ServiceClass.BATCH], FACTORS[ServiceClass.INTERACTIVE])
+    bound = 3 * SAMPLE_QUANTUM + sum(longest / weight for weight in weights)
+    served = [402 * apart[name] / weight for name, weight in zip(("batch", "interactive"), weights, strict=True)]
+    assert abs(served[0] - served[1]) < bound + 3 * SAMPLE_QUANTUM
+    assert 3 <= apart["batch"] <= apart["interactive"] / 4
+
+
 async def test_a_paused_adapters_samples_take_no_room_and_come_back_once_it_is_open(pools: Pools) -> None:
     await pools.send("paused", 3 * ROOM)
     await pools.pause()
-    held = 0
-    while claimed := await pools.one.claim():
-        held += len(claimed)
-        for operation in claimed:
-            await pools.one.claims.give_back(operation, RUN)
-            pools.one.claims.ended(operation, tokens=0)
-    assert held == 3 * ROOM
+    for operation in await pools.one.claim():
+        await pools.one.claims.give_back(operation, RUN)
+        pools.one.claims.ended(operation, tokens=0)
+    # The gate is known now: the others are held without being claimed.
+    assert await pools.one.claim() == []
     await pools.send("neighbour", 2)
     assert pools.counts(await pools.one.claim()) == {"neighbour": 2}
     assert await pools.two.claim() == []

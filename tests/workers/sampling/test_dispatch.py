@@ -41,12 +41,12 @@ from tenants.gates import (
     Pause,
     clear_all_in_flight,
     clear_in_flight,
+    flights_of,
     in_flight,
     make_gates,
     mark_in_flight,
     pause_gate,
     resume_gate,
-    versions_in_flight,
 )
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
@@ -109,7 +109,7 @@ class Dispatches:
     async def versions(self, run: LiveRun) -> dict[str, list[str]]:
         """The versions that its samples are noted to be drawn from, by replica."""
         async with self.database.read() as session:
-            return await versions_in_flight(session, run.run)
+            return {one.replica: [one.version or ""] for one in await flights_of(session, [run.run])}
 
     async def publish(self, run: LiveRun) -> None:
         """Have its samplers follow a new version."""

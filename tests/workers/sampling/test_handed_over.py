@@ -17,16 +17,15 @@ from api.followed_sample import FollowedSample, followed
 from api.sample_submission import SampleSubmission
 from api.services import ApiServices
 from contracts.base_model import BaseModelFacts, read_base_model_facts
-from contracts.errors import EngineFailure
+from contracts.errors import EngineFailure, Unavailable
 from contracts.ids import RequestId, SamplerId, TenantId
 from contracts.operations import SampleRequest, SamplingParams
 from contracts.vocabulary import BaseVocabulary
 from engine.model.base import BaseModel
-from engine.sampling.replica import ReplicaHealth, SamplerReplica
+from engine.sampling.replica import NewToken, ReplicaHealth, SamplerReplica
 from ledger.runtime import Runtime
 from ledger.token_feed import TokenFeed
 from ledger.wakeups import cleared_samples_topic, gates_topic
-from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.repeat import wait_for
@@ -40,7 +39,9 @@ from testing.cluster_process import RedisProcess
 from tests.workers.runtimes import make_runtime
 from workers.cluster.redis_channel import open_redis
 from workers.cluster.redis_feed import RedisTokenFeed
+from workers.sampling import resumption
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
+from workers.sampling.worker import SamplingWorker
 from workers.torch_source import TorchSource
 
 BASE = "weft/tiny"
@@ -60,6 +61,8 @@ class HeldReplica:
         self.running = asyncio.Event()
         self.running.set()
         self.is_gone = False
+        self.drawn = 0
+        """Tokens that were drawn here."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._replica, name)
@@ -69,6 +72,7 @@ class HeldReplica:
             await self.running.wait()
             if self.is_gone:
                 raise EngineFailure("the server has died")
+            self.drawn += sum(isinstance(event, NewToken) for event in events)
             yield events
 
     async def health(self) -> ReplicaHealth:
@@ -110,12 +114,16 @@ class Stream:
     sample: FollowedSample
     tokens: list[int] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    is_broken: bool = False
 
     async def read(self) -> list[int]:
         """Read to the end; return the tokens of the recorded result."""
         async for made in self.sample.tokens():
             for part in made:
-                assert part.start == len(self.tokens), "a hole, or tokens that were streamed before"
+                self.is_broken = part.start != len(self.tokens)
+                if self.is_broken:
+                    self.came.set()
+                assert not self.is_broken, "a hole, or tokens that were streamed before"
                 self.tokens += part.tokens
             self.came.set()
         return (await self.sample.output()).sequences[0].tokens.tolist()
@@ -125,6 +133,7 @@ class Stream:
         async with asyncio.timeout(SECONDS):
             while len(self.tokens) < count:
                 self.came.clear()
+                assert not self.is_broken
                 await self.came.wait()
 
 
@@ -226,9 +235,8 @@ async def rig(database_url: str, base: BaseModel, tmp_path: Path) -> AsyncIterat
 
 
 @pytest_asyncio.fixture
-async def cluster(postgres_url: str, base: BaseModel, tmp_path: Path) -> AsyncIterator[Rig]:
-    upgrade(postgres_url)
-    async with rig_on(postgres_url, base, tmp_path) as made:
+async def cluster(migrated_postgres_url: str, base: BaseModel, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig_on(migrated_postgres_url, base, tmp_path) as made:
         yield made
 
 
@@ -250,12 +258,46 @@ async def test_the_next_pool_goes_on_with_the_tokens_of_one_that_ended(rig: Rig)
         assert await rig.attempts(0, mine.sample.request_id) == 2
 
 
-@pytest.mark.parametrize("how", ["dead", "drained"])
+def away_once(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Have the database be away when tokens are saved for the first time; return the event of that."""
+    save, was_away = resumption.save_progress, asyncio.Event()
+
+    async def away(*arguments: Any) -> None:
+        if not was_away.is_set():
+            was_away.set()
+            raise Unavailable("the database is away")
+        await save(*arguments)
+
+    monkeypatch.setattr(resumption, "save_progress", away)
+    return was_away
+
+
+async def test_tokens_that_could_not_be_saved_at_an_orderly_end_are_asked_of_who_follows(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is away when the pool saves them, and back when it leaves. No stream has a hole or a token twice."""
+    first, was_away = await rig.pool(), away_once(monkeypatch)
+    async with rig.stream(0) as mine, rig.stream(1, temperature=0.0) as beside:
+        reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
+        await mine.until(20)
+        await beside.until(20)
+        await first.end()
+        assert was_away.is_set()
+        second = await rig.pool()
+        async with asyncio.timeout(SECONDS):
+            whole, greedy = await asyncio.gather(*reading)
+        assert mine.tokens == whole
+        assert beside.tokens == greedy
+        assert second.source.replica.drawn <= 2 * (LENGTH - 20)
+
+
+@pytest.mark.parametrize("how", ["dead", "drained", "dead and the database away"])
 async def test_a_pool_without_a_replica_gives_its_samples_with_their_tokens_to_one_that_has_some(
-    cluster: Rig, how: str
+    cluster: Rig, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No sample fails, waits for the first pool or loses a token."""
     first = await cluster.pool()
+    was_away = away_once(monkeypatch) if "away" in how else None
     (routed,) = first.sampling.pool.router.replicas
     async with cluster.stream(0) as mine, cluster.stream(1, temperature=0.0) as beside:
         reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
@@ -276,19 +318,32 @@ async def test_a_pool_without_a_replica_gives_its_samples_with_their_tokens_to_o
         assert beside.tokens == greedy
         for owner, stream in enumerate((mine, beside)):
             assert await cluster.attempts(owner, stream.sample.request_id) == 2
+        assert was_away is None or was_away.is_set()
 
 
 async def test_a_stream_goes_on_where_its_pool_froze_and_the_frozen_pool_does_not_disturb_it(
     cluster: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pool stands still for longer than its lease, is taken for dead, and comes back."""
+    """The pool stands still for longer than its lease, is taken for dead, and comes back.
+
+    What it does first is to draw on, as far as the samples go, before it looks at its lease.
+    """
+    mind, thawed, frozen_worker = SamplingWorker._mind_lease, asyncio.Event(), list[SamplingWorker]()
+
+    async def mind_later(self: SamplingWorker) -> None:
+        if self in frozen_worker:
+            await thawed.wait()
+        await mind(self)
+
+    monkeypatch.setattr(SamplingWorker, "_mind_lease", mind_later)
     frozen = await cluster.pool()
     async with cluster.stream(0) as mine, cluster.stream(1) as beside:
         reading = [asyncio.create_task(one.read()) for one in (mine, beside)]
         await mine.until(20)
         await beside.until(20)
+        frozen_worker.append(frozen.sampling.worker)
         frozen.source.replica.running.clear()
-        heartbeat, thawed = frozen.sampling.heartbeat._heartbeat, asyncio.Event()
+        heartbeat = frozen.sampling.heartbeat._heartbeat
         renew = heartbeat.renew
 
         async def stand_still() -> None:
@@ -297,26 +352,30 @@ async def test_a_stream_goes_on_where_its_pool_froze_and_the_frozen_pool_does_no
 
         monkeypatch.setattr(heartbeat, "renew", stand_still)
         had = [len(mine.tokens), len(beside.tokens)]
-        await cluster.pool()
+        second = await cluster.pool()
         for stream, count in zip((mine, beside), had, strict=True):
             await stream.until(count + 20)
-        thawed.set()
+        second.source.replica.running.clear()
         frozen.source.replica.running.set()
+        async with asyncio.timeout(SECONDS):
+            while frozen.source.replica.drawn < 2 * LENGTH:
+                await wait_for(asyncio.Event(), 0.02)
+        thawed.set()
+        second.source.replica.running.set()
         async with asyncio.timeout(SECONDS):
             ends = await asyncio.gather(*reading)
         assert [mine.tokens, beside.tokens] == ends
 
 
 async def test_a_message_that_redis_loses_leaves_no_hole_in_a_stream(
-    postgres_url: str, base: BaseModel, tmp_path: Path
+    migrated_postgres_url: str, base: BaseModel, tmp_path: Path
 ) -> None:
     """One message with tokens does not reach the API. The tokens come all the same, before the sample has ended."""
-    upgrade(postgres_url)
     with RedisProcess(tmp_path / "redis") as server:
         clients = [open_redis(server.url) for _ in range(2)]
         api, pool = (LosingFeed(client, "weft") for client in clients)
         running = [asyncio.create_task(feed.run()) for feed in (api, pool)]
-        async with rig_on(postgres_url, base, tmp_path, feed=api) as rig:
+        async with rig_on(migrated_postgres_url, base, tmp_path, feed=api) as rig:
             await rig.pool(feed=pool)
             async with rig.stream(0) as mine, rig.stream(1) as beside:
                 api.loses = mine.sample

@@ -17,6 +17,7 @@ from contracts.base_model import read_base_model_facts
 from contracts.ledger_records import OperationState
 from engine.model.base import BaseModel
 from engine.model.device import DeviceFailed
+from engine.sampling.in_process.continuous_batching import ContinuousBatcher
 from engine.sampling.in_process.forward_pass import ForwardPass
 from ledger.runtime import Runtime
 from store.clock import utc_now
@@ -38,7 +39,7 @@ async def runtime(migrated_database: Path, tmp_path: Path) -> AsyncIterator[Runt
     await database.close()
 
 
-@pytest.mark.parametrize("fault", ["accelerator error", "wrong numbers", "hang"])
+@pytest.mark.parametrize("fault", ["accelerator error", "wrong numbers", "broken turn", "hang"])
 async def test_a_sick_sampling_device_gives_its_samples_back(
     runtime: Runtime, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -47,10 +48,10 @@ async def test_a_sick_sampling_device_gives_its_samples_back(
     release, logits = Event(), base.logits
     monkeypatch.setattr("workers.sampling.replica_pool.WATCH_SECONDS", 0.2)
 
-    def fail(_self: ForwardPass, *_: object) -> Tensor:
+    def fail(*_: object) -> Tensor:
         if fault == "accelerator error":
             raise torch.AcceleratorError("CUDA error: unspecified launch failure")
-        if fault == "wrong numbers":
+        if fault in ("wrong numbers", "broken turn"):
             raise RuntimeError("probability tensor contains inf or nan")
         release.wait(SECONDS)
         raise RuntimeError("released")
@@ -63,8 +64,10 @@ async def test_a_sick_sampling_device_gives_its_samples_back(
     )
     try:
         assert len((await one.result(await one.send(5))).sequences[0].tokens) <= 8
-        monkeypatch.setattr(ForwardPass, "__call__", fail)
-        if fault == "wrong numbers":
+        # A turn that breaks beside its steps, too.
+        where, call = (ContinuousBatcher, "turn") if fault == "broken turn" else (ForwardPass, "__call__")
+        monkeypatch.setattr(where, call, fail)
+        if fault in ("wrong numbers", "broken turn"):
             monkeypatch.setattr(base, "logits", lambda tokens: logits(tokens) * 2)
         sent = [(drawer, await drawer.send(5)) for drawer in (one, other)]
         async with asyncio.timeout(SECONDS):

@@ -32,7 +32,7 @@ def stops_after(tokens: list[int], strings: tuple[str, ...]) -> int | None:
     return next((end for end in range(1, len(tokens) + 1) if stop_check.after(tokens[:end]) == "stop"), None)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.text(alphabet=st.sampled_from("ab the\né日🎉in"), min_size=1, max_size=60), data=st.data())
 def test_stops_at_the_first_token_that_completes_a_string(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text) - 1))
@@ -42,7 +42,7 @@ def test_stops_at_the_first_token_that_completes_a_string(text: str, data: st.Da
     assert stops_after(tokens, ("never said", string)) == naive
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(garbage=st.lists(st.integers(0, 255), max_size=80))
 def test_a_string_is_found_after_broken_text(garbage: list[int]) -> None:
     tokens = garbage + TOKENIZER.encode("\n STOP é!").ids

@@ -236,7 +236,7 @@ async def new_rig(base: BaseModel, tmp_path: Path, migrated_database: Path) -> A
         wakeups: Wakeups | None = None,
         memory_bytes: int = PLENTY,
         token_budget: int = 2048,
-        **options: int,
+        **options: int | timedelta,
     ) -> Rig:
         if url is None:
             shutil.copy(migrated_database, tmp_path / "weft.db")
@@ -257,7 +257,7 @@ def _compose(
     folder: Path,
     memory_bytes: int,
     token_budget: int,
-    **options: int | None,
+    **options: int | timedelta | None,
 ) -> Rig:
     settings = Settings(
         data_dir=folder, lease=LEASE, adapter_memory_bytes=memory_bytes, pass_token_budget=token_budget, **options

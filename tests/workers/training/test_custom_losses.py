@@ -15,11 +15,11 @@ from engine.model.base import BaseModel
 from engine.training.custom_loss import Evaluated
 from engine.training.pass_operation import PassOperation
 from engine.training.trainer import Trainer
+from ledger.work_in_hand import read_record
 from tests.custom_losses import LOGP, call, nodes
 from tests.engine.training.conftest import make_batch
 from tests.engine.training.test_custom_losses import batch_of, clipped, uploaded
 from tests.workers.training.conftest import DEADLINE, Client, NewRig, undisturbed
-from workers.leases.work_in_hand import read_record
 
 STEP = OptimStep(learning_rate=1e-3)
 

@@ -10,16 +10,15 @@ from sqlalchemy import select
 from contracts.operations import OptimStep, TrainingBatch
 from engine.model.base import BaseModel
 from ledger.wakeups import Wakeups
-from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.repeat import wait_for
 from store.tables import Run
 from tenants.run_directives import RunDirective, direct_run, standing_directive
 from tenants.run_history import RunEventKind, run_history
 from tenants.suspensions import resume_tenant, suspend_tenant
+from tenants.trainers import drain_trainer, find_trainer, list_trainers, undrain_trainer
 from tests.workers.training.conftest import DEADLINE, Client, NewRig, Rig, undisturbed
 from tests.workers.training.test_worker import STEP, batch
-from workers.leases.drains import drain_trainer, find_trainer, list_trainers, undrain_trainer
 
 
 async def until(seen: Callable[[], Awaitable[object]]) -> None:
@@ -69,7 +68,7 @@ async def test_a_suspended_tenants_work_waits_and_goes_on_bit_for_bit(new_rig: N
         await steps(other, range(1, 4))
         assert await held.is_pending(late)
         async with rig.database.write() as transaction:
-            await resume_tenant(transaction, name="held")
+            await resume_tenant(transaction, name="held", now=utc_now())
         await rig.worker.leases.look()
         for request in (*known, late):
             await held.result(request)
@@ -129,7 +128,6 @@ async def _has(rig: Rig, client: Client, kind: RunEventKind) -> bool:
 @asynccontextmanager
 async def two_trainers(new_rig: NewRig, url: str) -> AsyncIterator[tuple[Rig, Rig]]:
     """Run two trainers of one base model on a fresh database."""
-    upgrade(url)
     wakeups = Wakeups()
     one, two = new_rig(url=url, wakeups=wakeups), new_rig(url=url, wakeups=wakeups)
     async with one.running(), two.running():
@@ -145,9 +143,9 @@ async def _is_listed(rig: Rig) -> bool:
 
 
 async def test_a_run_is_moved_while_it_trains_and_nobody_else_notices(
-    new_rig: NewRig, base: BaseModel, postgres_url: str
+    new_rig: NewRig, base: BaseModel, migrated_postgres_url: str
 ) -> None:
-    async with two_trainers(new_rig, postgres_url) as rigs:
+    async with two_trainers(new_rig, migrated_postgres_url) as rigs:
         clients = await rigs[0].clients("moved", "other")
         moved, other = clients
         await asyncio.gather(*(steps(client, [1]) for client in clients))
@@ -170,9 +168,9 @@ async def test_a_run_is_moved_while_it_trains_and_nobody_else_notices(
 
 
 async def test_a_drained_trainer_gives_up_every_run_and_gets_none(
-    new_rig: NewRig, base: BaseModel, postgres_url: str
+    new_rig: NewRig, base: BaseModel, migrated_postgres_url: str
 ) -> None:
-    async with two_trainers(new_rig, postgres_url) as (drained, stays):
+    async with two_trainers(new_rig, migrated_postgres_url) as (drained, stays):
         clients = await drained.clients("a", "b", "c", "d")
         names = [rig.worker.leases.identity.id for rig in (drained, stays)]
         training = asyncio.gather(*(steps(client, range(1, 8)) for client in clients))

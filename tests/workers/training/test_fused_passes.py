@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from threading import Event, Lock
 
 import pytest
 import torch
 
+from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, OptimStep, TrainingBatch
 from engine.model.base import BaseModel
@@ -137,3 +140,41 @@ async def test_a_pass_under_way_does_not_reach_a_run_that_was_rebuilt_meanwhile(
         assert isinstance(await other.do(beside), ForwardBackwardOutput)
         assert_equals(client, base, [work])
         assert_equals(other, base, [batch(3, (16,) * 40), beside])
+
+
+async def test_a_neighbour_waits_for_a_pass_of_bounded_time_not_for_one_of_the_floods_size(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass is told to take 10 ms a token. Beside a neighbour a flood has passes of 0.64 s, alone as many tokens as it can."""
+    monkeypatch.setattr("engine.piece_size.COMPANY_SECONDS", float("inf"))
+    rig = new_rig(token_budget=512, piece_time=timedelta(seconds=0.64))
+    large, small = batch(1, (16,) * 64), batch(2, (8, 9))
+    async with rig.running():
+        flood, light = await rig.clients("flood", "light")
+        passes: list[dict[RunId, int]] = []
+        watched = Watched(rig, monkeypatch, lambda pieces: bool(passes) and first_of(flood)(pieces))
+
+        def timed(pieces: Sequence[PassPiece], *, slots: int | None = None) -> ComputedPass:
+            sequences = {piece.operation.run: piece.sequences for piece in pieces}
+            computed = watched(pieces, slots=slots)
+            passes.append(sequences)
+            return replace(computed, report=replace(computed.report, seconds=computed.report.tokens * 0.01))
+
+        monkeypatch.setattr(rig.trainer, "compute", timed)
+        assert isinstance(await flood.do(large), ForwardBackwardOutput)
+        assert max(one[flood.run] for one in passes) >= 16, "a tenant alone has less than a full pass"
+        assert isinstance(await light.do(small), ForwardBackwardOutput)
+        alone = len(passes)
+        sent = await flood.send(large)
+        assert await asyncio.to_thread(watched.held.wait, DEADLINE)
+        # The flood's first pass is held back. In the other slot the neighbour waits for the pass under way, and has the next.
+        before = len(passes)
+        assert isinstance(await light.do(small), ForwardBackwardOutput)
+        assert [light.run in one for one in passes[before:]].index(True) <= 2
+        watched.release.set()
+        assert isinstance(await flood.result(sent), ForwardBackwardOutput)
+        cut = [one.get(flood.run, 0) for one in passes[alone:]]
+        assert sum(cut) == 64
+        assert max(cut) <= 4, "a pass beside a neighbour takes longer than it may"
+        assert_equals(flood, base, [large, large])
+        assert_equals(light, base, [small, small])

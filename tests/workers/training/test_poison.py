@@ -20,12 +20,12 @@ from contracts.operations import ForwardBackwardOutput, OptimStep, OptimStepped,
 from engine.model.base import BaseModel
 from engine.training.pass_operation import PassPiece
 from engine.training.trainer import ComputedPass
+from ledger.work_in_hand import WorkInHand, read_record, remove_record
 from store.data_folder import DataFolder
 from store.tables import Operation
 from tests.conftest import ROOT
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
-from workers.leases.work_in_hand import WorkInHand, read_record, remove_record
 from workers.training.turns import Turns
 
 STEP = OptimStep(learning_rate=1e-3)

@@ -1,15 +1,26 @@
 """Adapters under a byte budget: the least recently used is paged out and comes back bit-equal; others are not touched."""
 
+import asyncio
+
 import pytest
 import torch
+from sqlalchemy import update
 
 from contracts.ids import RunId
 from contracts.losses import LossName
 from contracts.operations import LoraSettings, OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState, largest_nbytes
+from store.clock import utc_now
+from store.tables import Session
+from tenants.project_limits import set_project_limits
+from tenants.projects import create_project
+from tenants.run_history import RunEventKind, note_run_events
+from tenants.sessions import NewSession, create_session
+from tenants.trainers import list_trainers, resident_runs
 from tests.engine.training.conftest import make_batch
-from tests.workers.training.conftest import NewRig, busy_file_threads, undisturbed
+from tests.workers.training.conftest import DEADLINE, NewRig, Rig, busy_file_threads, undisturbed
+from workers.training.resident_list import ResidentList
 
 LORA = LoraSettings(rank=4, seed=1)
 STEP = OptimStep(learning_rate=1e-3)
@@ -93,6 +104,42 @@ async def test_an_adapter_needed_while_it_is_being_written_comes_back_at_once(ne
         assert_bit_equal(second.state(), undisturbed(base, second.lora, [batch(1), STEP, batch(1)]))
 
 
+async def test_operators_are_told_which_runs_are_in_memory_and_of_replays(
+    new_rig: NewRig, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for one of two tenants: the list in the trainer's row follows each change, and counts the row's own replays."""
+    rig = new_rig(memory_bytes=room_for(base, 1))
+    trainer, told = rig.worker.leases.identity.id, asyncio.Event()
+    tell = ResidentList.tell
+
+    async def watched(residents: ResidentList) -> None:
+        await tell(residents)
+        told.set()
+
+    monkeypatch.setattr(ResidentList, "tell", watched)
+    async with rig.running():
+        first, second = await rig.clients("first", "second")
+        for client in (first, second):
+            await client.do(STEP)
+            async with asyncio.timeout(DEADLINE):
+                while await told_residents(rig, trainer) != {(trainer, client.run)}:
+                    await told.wait()
+                    told.clear()
+            assert rig.residency.residents() == [client.run]
+        async with rig.database.write() as transaction:
+            for by in (trainer, "another"):
+                await note_run_events(transaction, [second.run], RunEventKind.REPLAYED, trainer=by, now=utc_now())
+        async with rig.database.read() as session:
+            (standing,) = await list_trainers(session, utc_now)
+        assert (standing.residents, standing.replays) == (1, 1)
+
+
+async def told_residents(rig: Rig, trainer: str) -> frozenset[tuple[str, str]]:
+    """Return what the trainer's row tells."""
+    async with rig.database.read() as session:
+        return await resident_runs(session, [trainer])
+
+
 async def test_more_adapters_than_room_at_once_stay_within_the_budget_and_all_train(
     new_rig: NewRig, base: BaseModel
 ) -> None:
@@ -118,6 +165,37 @@ async def test_more_adapters_than_room_at_once_stay_within_the_budget_and_all_tr
             weights = undisturbed(base, LORA, [batch(1), STEP, batch(2), STEP]).weights.vector
             assert torch.allclose(client.state().weights.vector, weights, rtol=1e-5, atol=1e-6)
     assert rig.counts.paged_out >= 5
+
+
+async def test_a_run_that_its_full_project_refuses_evicts_nobody_and_holds_nobody_else(
+    new_rig: NewRig, base: BaseModel
+) -> None:
+    """Room for two adapters, both taken. One refusal holds every waiting run of the project, and no other one."""
+    rig = new_rig(memory_bytes=room_for(base, 2))
+    async with rig.running():
+        first, theirs = await rig.clients("cats", "dogs")
+        async with rig.database.write() as transaction:
+            project = (await create_project(transaction, first.tenant, "small", utc_now)).id
+            await set_project_limits(transaction, first.tenant, project, {"open_runs": 1})
+            await transaction.execute(update(Session).where(Session.id == first.session).values(project=project))
+            beside = await create_session(transaction, first.tenant, NewSession([], None, "raw", None, None), utc_now)
+        waiting = [await rig.model(first.tenant, first.session, LORA, number) for number in (1, 2, 3)]
+        for _ in range(2):
+            await theirs.do(batch(1))
+            await first.do(batch(1))
+        assert rig.counts.paged_out == 0
+        assert set(rig.residency.residents()) == {first.run, theirs.run}
+        limits = rig.worker._turns.creations
+        limits.look_again()
+        await limits.ask(first.tenant, [one.run for one in waiting])
+        assert [limits.holds_back(first.tenant, one.run) for one in waiting] == [True] * 3
+        others = [await rig.model(first.tenant, beside, LORA, 4), await rig.client("birds", LORA)]
+        for other in others:
+            await other.result(other.created)
+        assert [await one.is_pending(one.created) for one in waiting] == [True] * 3
+        await first.unload()
+        await waiting[0].result(waiting[0].created)
+        assert await waiting[1].is_pending(waiting[1].created)
 
 
 async def test_a_restart_brings_every_tenant_back_bit_equal(new_rig: NewRig, base: BaseModel) -> None:

@@ -3,16 +3,18 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.ids import RequestId, RunId, TenantId
+from contracts.service_class import FACTORS, ServiceClass
+from contracts.turn_bounds import QUANTA_PER_PASS, Queue, least_tokens, passes_until_served
 from engine.round_robin import Fairness
+from engine.weighted_order import Tags
 from workers.training.scheduler import (
-    QUANTA_PER_PASS,
     PassPlan,
     Piece,
     QueuedPass,
@@ -20,7 +22,7 @@ from workers.training.scheduler import (
     plan_pass,
 )
 
-checked = settings(deadline=None, max_examples=100)
+checked = settings(max_examples=100)
 
 ROUNDING = 1 + 1e-9
 SHARES = st.sampled_from([0.1, 0.5, 1.0, 1.0, 1.0, 2.0, 16.0])
@@ -34,18 +36,27 @@ class Service:
     shares: Mapping[TenantId, float] = field(default_factory=dict)
     queue: list[QueuedPass] = field(default_factory=list)
     fairness: Fairness = field(default_factory=Fairness)
+    tags: Mapping[TenantId, Tags] = field(default_factory=dict)
     accepted: int = 0
+    part: float = 1.0
+    """Part of the token budget that the next pass has."""
 
-    def accept(self, tenant: str, run: str, lengths: Sequence[int]) -> QueuedPass:
+    def accept(self, tenant: str, run: str, lengths: Sequence[int], *, weight: float = 1.0) -> QueuedPass:
         """Queue an operation and return its id, which is its number."""
-        new = QueuedPass(RequestId(str(self.accepted)), RunId(f"{tenant}:{run}"), TenantId(tenant), lengths)
+        id, of_run = RequestId(str(self.accepted)), RunId(f"{tenant}:{run}")
+        new = QueuedPass(id, of_run, TenantId(tenant), lengths, weight)
         self.accepted += 1
         self.queue.append(new)
         return new
 
     def plan(self) -> PassPlan:
         """Return the next pass without computing it."""
-        return plan_pass(self.queue, self.fairness, shares=self.shares, token_budget=self.token_budget)
+        full = budget = self.token_budget
+        if self.part < 1:
+            budget = max(least_tokens(full), int(self.part * full))
+        return plan_pass(
+            self.queue, self.fairness, shares=self.shares, token_budget=budget, full_budget=full, tags=self.tags
+        )
 
     def step(self) -> dict[TenantId, int]:
         """Compute the next pass and return the tokens that each tenant was served."""
@@ -57,9 +68,9 @@ class Service:
             count = sequences.get(queued.id, 0)
             served[queued.tenant] = served.get(queued.tenant, 0) + sum(queued.lengths[:count])
             if count < len(queued.lengths):
-                left.append(QueuedPass(queued.id, queued.run, queued.tenant, queued.lengths[count:]))
+                left.append(replace(queued, lengths=queued.lengths[count:]))
         self.queue = left
-        self.fairness = plan.fairness
+        self.fairness, self.tags = plan.fairness, plan.tags
         return served
 
     def quantum(self, tenant: TenantId) -> float:
@@ -199,26 +210,55 @@ def test_equal_inputs_give_equal_plans_and_stay_as_they_are(workload: Workload) 
 
 
 @checked
-@given(floods(), st.lists(st.integers(0, 5), max_size=12))
-def test_every_sequence_is_served_within_the_bound_under_a_flood(flood: Flood, pauses: list[int]) -> None:
-    """Tenants also come and go: ``pauses`` names the one whose queue is not topped up before a pass."""
+@given(
+    floods(),
+    st.lists(st.integers(0, 5), max_size=12),
+    st.lists(st.sampled_from([0.0, 0.4, 1.0]), min_size=1, max_size=6),
+)
+def test_every_sequence_is_served_within_the_bound_under_a_flood(
+    flood: Flood, pauses: list[int], parts: list[float]
+) -> None:
+    """Tenants also come and go: ``pauses`` names the one whose queue is not topped up before a pass. Passes differ in size."""
     service = flood.service
-    due: dict[RequestId, float] = {}
-    others = len(service.shares) - 1
+    due: dict[RequestId, int] = {}
     for number in range(40):
+        service.part = parts[number % len(parts)]
         flood.refill(f"flood{place}" for place in pauses[number : number + 1])
         ahead = dict.fromkeys(service.shares, 0)
         for queued in service.queue:
             ahead[queued.tenant] += sum(queued.lengths)
             if queued.id not in due:
-                tokens = ahead[queued.tenant]
-                turns = math.ceil(tokens / service.quantum(queued.tenant))
-                quanta = (turns + 1) * (sum(service.shares.values()) - service.shares[queued.tenant])
-                passes = quanta / QUANTA_PER_PASS + (others * flood.longest() + tokens) / service.token_budget
-                due[queued.id] = number + 2 + 2 * passes
+                others = [share for tenant, share in service.shares.items() if tenant != queued.tenant]
+                mine = Queue(service.shares[queued.tenant], others, ahead[queued.tenant], flood.longest())
+                due[queued.id] = number + passes_until_served(mine, service.token_budget)
         service.step()
         for queued in service.queue:
-            assert number + 1 < due[queued.id] * ROUNDING
+            assert number + 1 < due[queued.id]
+
+
+@checked
+@given(st.lists(st.sampled_from([*FACTORS.values()]), min_size=1, max_size=5), st.sampled_from([100, 1000]))
+def test_batch_work_goes_on_beside_interactive_work_that_never_ends(classes: list[float], budget: int) -> None:
+    """Within the bound, however many tenants of whatever class are beside it; each gets tokens by its factor."""
+    batch = FACTORS[ServiceClass.BATCH]
+    shares = {
+        TenantId(f"t{place}"): factor for place, factor in enumerate([*classes, FACTORS[ServiceClass.INTERACTIVE]])
+    }
+    service = Service(budget, {**shares, TenantId("batch"): batch})
+    flood = Flood(service, {name: [budget // 10] * 20 for name in [*shares, "batch"]}, runs=2)
+    served: dict[str, int] = dict.fromkeys([*shares, "batch"], 0)
+    longest, waited = budget // 10, 0
+    most = passes_until_served(Queue(batch, [*shares.values()], longest, longest), budget)
+    for _ in range(120):
+        flood.refill()
+        got = service.step()
+        waited = 0 if got.get(TenantId("batch")) else waited + 1
+        assert waited <= most
+        for tenant, tokens in got.items():
+            served[tenant] += tokens
+    for tenant, share in shares.items():
+        gap = abs(served[tenant] / share - served["batch"] / batch)
+        assert gap <= (3 * budget / QUANTA_PER_PASS + longest / share + longest / batch) * ROUNDING
 
 
 @checked

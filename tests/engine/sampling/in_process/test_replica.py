@@ -281,13 +281,14 @@ def test_a_sequence_takes_the_row_of_one_that_has_ended_without_a_copy_of_the_ba
         return assemble(*inputs)
 
     monkeypatch.setattr(batch, "assemble", counted)
-    crowd = replace(GREEDY, max_tokens=1500, seeds=(None,) * 16)
+    crowd = replace(GREEDY, max_tokens=1500, seeds=(None,) * 16, owner="tenant")
     comers = [(prompt, who) for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[3]) for who in world.everyone]
 
     async def task(client: Any) -> tuple[Drawn, list[Drawn]]:
         running = client.start(PROMPTS[2], world.cat, crowd)
         await running.reached(1)
-        drawn = [await client.ask(prompt, who, replace(GREEDY, max_tokens=6)) for prompt, who in comers]
+        draw = replace(GREEDY, max_tokens=6, owner="tenant")
+        drawn = [await client.ask(prompt, who, draw) for prompt, who in comers]
         assert await running.cut()
         await running.end()
         return running.drawn, drawn
@@ -299,3 +300,45 @@ def test_a_sequence_takes_the_row_of_one_that_has_ended_without_a_copy_of_the_ba
     assert all(sequence.ids == expected[: len(sequence.ids)] for sequence in many.sequences)
     # Two for the crowd, whose first sequence shows what a token takes, and one for the row that the others take in turns.
     assert copies == 3
+
+
+def test_owners_that_decode_apart_and_come_together_again_draw_as_alone(
+    world: Any, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sequence leaves the batch for one of its own when a crowd comes, and the crowd joins what it leaves behind."""
+    rows: list[int] = []
+
+    def counted(parts: Any, columns: int) -> Any:
+        rows.append(sum(len(part.source) for part in parts))
+        return assemble(parts, columns)
+
+    monkeypatch.setattr(batch, "assemble", counted)
+    crowd = replace(RANDOM, max_tokens=1500, seeds=tuple(range(16)), owner="many")
+    light = replace(RANDOM, max_tokens=400, seeds=(3, 4), owner="few")
+
+    async def alone(client: Any) -> Drawn:
+        return await client.ask(PROMPTS[0], world.dog, light)
+
+    async def beside(client: Any) -> tuple[Drawn, Drawn]:
+        mine = client.start(PROMPTS[0], world.dog, light)
+        await mine.reached(5)
+        others = client.start(PROMPTS[2], world.cat, crowd)
+        await others.reached(5)
+        await mine.reached(60)
+        assert await others.cut()
+        return await mine.end(), await others.end()
+
+    async def crowd_alone(client: Any) -> Drawn:
+        running = client.start(PROMPTS[2], world.cat, crowd)
+        await running.reached(200)
+        assert await running.cut()
+        return await running.end()
+
+    mine, others = serve(world.base, beside)
+    for left, right in zip(mine.sequences, serve(world.base, alone).sequences, strict=True):
+        assert_same(left, right)
+    for left, right in zip(others.sequences, serve(world.base, crowd_alone).sequences, strict=True):
+        both = min(len(left.ids), len(right.ids))
+        assert left.ids[:both] == right.ids[:both]
+    # The crowd and the light owner were never copied into one batch.
+    assert not {17, 18} & set(rows)

@@ -24,6 +24,7 @@ from tests.engine.sampling.conftest import Adapted
 from tests.engine.sampling.drawing import Client, DrawnSequence
 from tests.engine.sampling.replicas import SEQUENCES
 from tests.engine.sampling.vllm.scripted import ScriptedServer, scripted_server
+from tests.unix_http import unix_client
 from workers.base_forward import BaseForward
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -105,26 +106,22 @@ def replica_settings(world: Any, server: VllmProcess, folder: Path) -> VllmSetti
 
 def ask_server(settings: VllmSettings, method: str, path: str, body: object = None) -> httpx.Response:
     """Ask the server behind the replica's back. Raises ``httpx.ConnectError`` when it is gone."""
-    socket = settings.base_url.removeprefix("unix://")
-    if not Path(socket).exists():
-        # httpcore leaves a Unix socket open that it could not connect.
-        raise httpx.ConnectError("the server is gone")
-    with httpx.Client(transport=httpx.HTTPTransport(uds=socket), base_url="http://localhost") as http:
+    with unix_client(settings.base_url.removeprefix("unix://")) as http:
         return http.request(method, path, json=body)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vllm")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(world: Any, server_folder: Path) -> Iterator[VllmProcess]:
     with running_server(process_settings(world, server_folder)) as process:
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def settings(world: Any, server: VllmProcess, server_folder: Path) -> VllmSettings:
     return replica_settings(world, server, server_folder)
 

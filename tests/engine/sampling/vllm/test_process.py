@@ -5,29 +5,37 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from contracts.errors import EngineFailure
 from engine.sampling.vllm.cores import one_process_variables
+from engine.sampling.vllm.model_memory import ModelMemory
 from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings
+from engine.sampling.vllm.server_memory import MemoryNeed
 
-# A server with a worker, like vLLM's. It writes its worker's and its own process ids; ``stubborn`` ignores SIGTERM.
+# A server with a worker, like vLLM's. It writes its worker's and its own process ids, and a long line for each request;
+# ``stubborn`` ignores SIGTERM, ``full`` finds too little memory.
 STAND_IN = """
 import http.server, os, signal, socketserver, subprocess, sys
 mode, path = sys.argv[1], sys.argv[sys.argv.index("--uds") + 1]
 if mode == "broken":
     sys.exit("no such model")
+if mode == "full":
+    sys.exit(f"No available memory for the cache blocks, sizes: {sys.argv.count('--kv-cache-memory-bytes')}")
 ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
 worker = subprocess.Popen([sys.executable, "-c", ignore + "signal.pause()"])
 if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        print(self.path, "x" * 1000, flush=True)
         self.send_response(503 if mode == "sick" else 200)
         self.end_headers()
     def address_string(self):
@@ -89,6 +97,28 @@ async def test_stop_leaves_nothing(tmp_path: Path, mode: str) -> None:
     await process.stop()
     assert process.died.is_set()
     assert_gone(found)
+
+
+async def test_its_output_is_bounded_and_another_servers_stays(tmp_path: Path) -> None:
+    """A server writes a line for each adapter that it loads."""
+    most, log, aside = 20_000, tmp_path / "server.log", tmp_path / "server.log.1"
+    other = tmp_path / "other.log"
+    other.write_text("x" * 10 * most)
+    for name, days in (("old.log", 366), ("old.log.1", 366), ("young.log", 364)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, times=(time.time() - days * 86_400,) * 2)
+    settings = replace(settings_of(tmp_path, "good"), log_bytes=most, log_look_s=0.01)
+    async with VllmProcess(settings) as process, asyncio.timeout(GONE_S):
+        transport = httpx.AsyncHTTPTransport(uds=process.base_url.removeprefix("unix://"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as http:
+            while not aside.exists():
+                await http.get("/before")
+            while "/after" not in log.read_text():
+                await http.get("/after")
+            assert log.stat().st_size < 2 * most
+            assert aside.read_text().startswith("pids")
+    assert other.stat().st_size == 10 * most
+    assert {name for name in os.listdir(tmp_path) if ".log" in name} == {log.name, aside.name, other.name, "young.log"}
 
 
 async def test_it_has_a_process_group_but_no_session_of_its_own(tmp_path: Path) -> None:
@@ -158,6 +188,21 @@ async def test_one_that_does_not_come_up(tmp_path: Path, mode: str, message: str
     assert process.died.is_set()
     if mode == "sick":
         assert_gone(processes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("extra", "way"),
+    [((), "WEFT_VLLM_MEMORY_SHARE"), (("--kv-cache-memory-bytes", "9"), "ask for more in WEFT_VLLM_ARGUMENTS")],
+)
+async def test_a_size_of_the_operators_own_is_the_only_one_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: tuple[str, ...], way: str
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    need = MemoryNeed(model=ModelMemory(weights=0, adapters=0, token=1), context_length=128, sequences=2)
+    settings = replace(settings_of(tmp_path, "full"), on_cpu=True, need=need, extra=extra)
+    with pytest.raises(EngineFailure, match=f"leave no memory for keys and values: .*{way}"):
+        await VllmProcess(settings).start()
+    assert "sizes: 1" in (tmp_path / "server.log").read_text()
 
 
 @pytest.mark.parametrize("mode", ["good", "stubborn"])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import numpy as np
@@ -112,17 +112,14 @@ async def test_the_key_is_needed(settings: VllmSettings) -> None:
             pass
 
 
-@pytest.mark.parametrize("level", [0, 1])
-async def test_a_sleep_cuts_what_runs_and_is_forgotten_after_waking(
-    settings: VllmSettings, world: Any, level: Literal[0, 1]
-) -> None:
-    """Level 1 gives memory back where vLLM's platform can, which a CPU cannot. Level 2 drops weights: weft asks for none."""
+async def test_a_sleep_cuts_what_runs_and_is_forgotten_after_waking(settings: VllmSettings, world: Any) -> None:
+    """A sleep gives memory back where vLLM's platform can, which a CPU cannot."""
     async with serving(settings) as client:
         replica: Any = client.replica
         running = [client.start(PROMPT, who, LONG) for who in (world.dog, world.bare)]
         for one in running:
             await one.reached(5)
-        await replica.sleep(level)
+        await replica.sleep()
         ended = [(await one.end()).only for one in running]
         waiting = client.start(PROMPT, world.bare, GREEDY)
         cut = client.start(PROMPT, world.bare, GREEDY)
@@ -139,6 +136,19 @@ async def test_a_sleep_cuts_what_runs_and_is_forgotten_after_waking(
     assert_greedy(waited, world.bare, PROMPT, 24)
     for sequence, who in zip((*ended, after), (world.dog, world.bare, world.dog), strict=True):
         assert_greedy(sequence, who, PROMPT)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_server_that_sleeps_is_woken_and_shakes_hands(
+    settings: VllmSettings, world: Any, tmp_path: Path, level: int
+) -> None:
+    """Level 2 drops the weights where vLLM's platform can, and the handshake tells; a CPU keeps them."""
+    ask_server(settings, "POST", f"/sleep?level={level}").raise_for_status()
+    hasty = replace(settings, start_deadline_s=30.0)
+    async with serving(hasty) as client, handshake(world, tmp_path, with_head=False) as made:
+        await shake_hands(client.replica, made)
+        for who in (world.dog, world.bare):
+            assert_greedy((await client.ask(PROMPT, who, GREEDY)).only, who, PROMPT, 24)
 
 
 async def test_a_silent_server_that_is_paused_is_left_alone(settings: VllmSettings, world: Any) -> None:

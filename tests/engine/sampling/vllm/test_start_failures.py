@@ -24,6 +24,7 @@ FAILURES = {
     "NopeForCausalLM": "ValueError: Model architectures ['NopeForCausalLM'] are not supported for now.",
     "takes no adapters on MambaForCausalLM": "ValueError: MambaForCausalLM does not support LoRA yet.",
     "leave --enable-sleep-mode out": "  Value error, Sleep mode is not supported on current platform. [type=value_error]",
+    "set WEFT_VLLM_REPLICAS": "ValueError: VLLM_ALLOW_RUNTIME_LORA_UPDATING cannot be used with api_server_count > 1",
     "WEFT_BASE_DTYPE=float16": "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.",
 }
 
@@ -34,6 +35,15 @@ def test_a_usual_failure_becomes_one_line_that_says_what_to_set(told: str, log: 
     assert line is not None
     assert "\n" not in line
     assert told in line
+
+
+@pytest.mark.parametrize("told", ["2.0 GiB are free", "WEFT_VLLM_CONTEXT_LENGTH to less than 40960", "WEFT_MAX_RANK"])
+def test_a_size_of_the_operators_own_is_named_in_place_of_the_share(told: str) -> None:
+    """The share counts only where weft gives the server its memory."""
+    line = explain_start_failure(FAILURES[told], is_sized_by_weft=False)
+    assert line is not None
+    assert "in WEFT_VLLM_ARGUMENTS or VLLM_CPU_KVCACHE_SPACE" in line
+    assert "WEFT_VLLM_MEMORY_SHARE" not in line
 
 
 def test_an_unknown_failure_is_left_to_the_log() -> None:

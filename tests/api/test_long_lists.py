@@ -1,0 +1,91 @@
+"""Long lists are read and encoded in many short steps: others have their turns between two of them."""
+
+import asyncio
+from datetime import timedelta
+from time import process_time
+from typing import Any
+
+from sqlalchemy import insert
+
+from contracts.paths import Segment
+from store.tables import Checkpoint, Sampler
+from tests.api.conftest import BASE, Tenant
+from tests.api.stalls import no_stall
+
+SAMPLERS, CHECKPOINTS = 65_536, 20_000
+"""Most of one session, and of one tenant, by default."""
+PARTS = 4
+"""Fewest parts of about the same length that the work for a long answer is cut into."""
+
+
+async def in_short_steps(asked: Tenant, path: str, beside: Tenant) -> dict[str, Any]:
+    """Return the answer's body. Fail if one step took a large part of all, or a neighbour was not answered meanwhile."""
+    session, beats = await beside.session(), 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            body = {"session_id": session}
+            assert (await beside.http.post("/session_heartbeat", json=body)).status_code == 200
+            beats += 1
+
+    beating = asyncio.create_task(beat())
+    async with no_stall() as stall:
+        began, before = process_time(), beats
+        answer = await asked.http.get(path)
+        used, meanwhile = process_time() - began, beats - before
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+    assert stall.longest < used / PARTS
+    assert meanwhile > 1
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+async def test_the_most_samplers_of_a_session(cats: Tenant, dogs: Tenant) -> None:
+    session = await cats.session()
+    run = await cats.run(session=session)
+    rows = [
+        {
+            "id": f"{session}:sample:{number}",
+            "tenant_id": cats.id,
+            "session_id": session,
+            "sampling_session_seq_id": number,
+            "base_model": BASE,
+            "created_at": cats.service.clock(),
+        }
+        for number in range(SAMPLERS)
+    ]
+    async with cats.service.database.write() as transaction:
+        await transaction.execute(insert(Sampler), rows)
+    shown = await in_short_steps(cats, f"/sessions/{session}", dogs)
+    assert (shown["sampler_ids"], shown["training_run_ids"]) == ([row["id"] for row in rows], [run])
+    assert (await dogs.http.get(f"/sessions/{session}")).status_code == 404
+
+
+async def test_the_most_checkpoints_of_a_run(cats: Tenant, dogs: Tenant) -> None:
+    """Newest first. Several are as old as each other, also where a page ends."""
+    run, now = await cats.run(), cats.service.clock()
+    rows = [
+        {
+            "id": f"{number:032x}",
+            "tenant_id": cats.id,
+            "run_id": run,
+            "segment": Segment.WEIGHTS,
+            "name": f"step-{number}",
+            "directory": f"checkpoints/{number:032x}",
+            "size_bytes": 1,
+            "listed": True,
+            "public": False,
+            "created_at": now - timedelta(seconds=number // 3),
+        }
+        for number in range(CHECKPOINTS)
+    ]
+    async with cats.service.database.write() as transaction:
+        await transaction.execute(insert(Checkpoint), rows)
+    shown = await in_short_steps(cats, f"/training_runs/{run}/checkpoints", dogs)
+    assert [one["checkpoint_id"] for one in shown["checkpoints"]] == [f"weights/{row['name']}" for row in rows]
+    page = (await cats.http.get("/checkpoints?limit=2")).json()["checkpoints"]
+    assert shown["checkpoints"][:2] == page
+    assert shown["cursor"] is None
+    assert (await dogs.http.get(f"/training_runs/{run}/checkpoints")).status_code == 404

@@ -1,0 +1,31 @@
+"""``weft price`` and ``weft usage`` on a service's database: prices are added, a day is counted again, a bill is exported."""
+
+import sqlite3
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+
+def weft(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", *arguments, "--data", str(data)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_price_is_added_once_and_a_wrong_sum_makes_verify_exit_with_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    weft(data, "tenant", "create", "cats")
+    added = weft(data, "price", "add", "train_tokens", "3.30")
+    assert added.stdout.startswith("train_tokens\t*\t3.3\tUSD\t"), added.stderr
+    assert weft(data, "price", "add", "train_tokens", "4").returncode == 1
+    assert weft(data, "price", "list").stdout == added.stdout
+    day = datetime.now(UTC).date() - timedelta(days=1)
+    right = weft(data, "usage", "verify", "--day", str(day))
+    assert (right.returncode, "0 sums differ" in right.stdout) == (0, True)
+    with sqlite3.connect(data / "weft.db") as database:
+        (tenant,) = database.execute("SELECT id FROM tenants WHERE name = 'cats'").fetchone()
+        database.execute("INSERT INTO usage_days VALUES (?, ?, 'base', 'sample', 1, 5)", (tenant, str(day)))
+    wrong = weft(data, "usage", "verify", "--day", str(day))
+    assert (wrong.returncode, "cats\tusage_days\ttokens\t5 told\t0 counted" in wrong.stdout) == (1, True)
+    exported = weft(data, "usage", "export", "--tenant", "cats", "--since", str(day))
+    assert (exported.returncode, exported.stdout[:10]) == (0, "BilledCost")

@@ -1,0 +1,197 @@
+"""The operators' client fits the admin API's OpenAPI document: each operation has one method, each record its schema's fields."""
+
+import importlib.util
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import ModuleType
+from typing import Any, cast, get_args
+
+import pytest
+from weft_client import admin_models
+from weft_client.admin_async import AsyncWeftAdmin
+from weft_client.calls import Call
+from weft_client.transport_async import AsyncTransport
+
+from cli.pages.admin_routes import admin_document
+from tests.conftest import ROOT
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+METHODS: dict[str, Callable[[AsyncWeftAdmin], Any]] = {
+    "list_tenants": lambda weft: weft.tenants.list(name="cats"),
+    "list_shares": lambda weft: weft.tenants.shares(),
+    "make_tenant": lambda weft: weft.tenants.create("cats"),
+    "show_tenant": lambda weft: weft.tenants.get("t"),
+    "change_tenant": lambda weft: weft.tenants.change("t", limits={"sessions": None}, share=1.0, if_match="1"),
+    "suspend": lambda weft: weft.tenants.suspend("t", mode="hold", reason="x"),
+    "resume": lambda weft: weft.tenants.resume("t"),
+    "show_standing": lambda weft: weft.tenants.standing("t"),
+    "change_budget": lambda weft: weft.tenants.set_budget("t", "day", 7, key="tml-1"),
+    "mark": lambda weft: weft.tenants.delete("t", grace_seconds=1),
+    "unmark": lambda weft: weft.tenants.restore("t"),
+    "list_keys": lambda weft: weft.keys.list(tenant="t", prefix="tml-1"),
+    "make_key": lambda weft: weft.keys.create("t", scopes=["train"], expires_at=NOW),
+    "rotate": lambda weft: weft.keys.rotate(1, grace=0),
+    "revoke": lambda weft: weft.keys.revoke(1),
+    "list_tenants_projects": lambda weft: weft.projects.list("t"),
+    "make_project": lambda weft: weft.projects.create("t", "one"),
+    "change_project_limits": lambda weft: weft.projects.bound("t", "one", {"sessions": 1}),
+    "list_prices": lambda weft: weft.prices.list(),
+    "list_tenants_prices": lambda weft: weft.prices.list(tenant="t"),
+    "make_tenants_price": lambda weft: weft.prices.add("train_tokens", Decimal("0.1"), tenant="t"),
+    "make_price": lambda weft: weft.prices.add("storage", Decimal("0.1"), base_model="b", valid_from=NOW),
+    "list_usage": lambda weft: weft.usage.list(days=1, tenant="cats"),
+    "verify_usage": lambda weft: weft.usage.verify(NOW.date()),
+    "export_tenants_usage": lambda weft: weft.usage.export("t", since=NOW, before=NOW),
+    "list_all_checkpoints": lambda weft: weft.checkpoints.list(tenant="t", run="r", expires_within=1),
+    "show_checkpoint": lambda weft: weft.checkpoints.get("tinker://s:train:0/weights/one"),
+    "remove_checkpoint": lambda weft: weft.checkpoints.delete("tinker://s:train:0/weights/one"),
+    "list_bases": lambda weft: weft.bases.list(),
+    "accept_base": lambda weft: weft.bases.accept("org/base", "0" * 64),
+    "verify_audit": lambda weft: weft.audit.verify(),
+    "list_entries": lambda weft: weft.audit.entries(
+        tenant="t", action=["key_create"], resource=["key"], key="tml-1", since=NOW, until=NOW
+    ),
+    "list_runs": lambda weft: weft.runs.list(tenant="t", base_model="b", trainer="w", state="ready"),
+    "show_run": lambda weft: weft.runs.get("r", events=1),
+    "move_run": lambda weft: weft.runs.move("r", to="w", reason="x"),
+    "weigh": lambda weft: weft.runs.weigh("r", 3.0),
+    "evict_run": lambda weft: weft.runs.evict("r", reason="x"),
+    "list_sessions": lambda weft: weft.sessions.list(tenant="t", is_open=True),
+    "show_session": lambda weft: weft.sessions.get("s"),
+    "end_session": lambda weft: weft.sessions.end("s", reason="x"),
+    "list_all_operations": lambda weft: weft.operations.list(tenant="cats", lane="l", kind="sample"),
+    "show_operation": lambda weft: weft.operations.get("o"),
+    "cancel_operation": lambda weft: weft.operations.cancel("o", reason="x"),
+    "fail_operation": lambda weft: weft.operations.fail("o", reason="x"),
+    "requeue": lambda weft: weft.operations.requeue("o"),
+    "list_gates": lambda weft: weft.gates.list(base_model="b"),
+    "show_gate": lambda weft: weft.gates.get("pool", "org/base"),
+    "pause": lambda weft: weft.gates.pause("pool", "b", ttl_seconds=1.0),
+    "resume_gate": lambda weft: weft.gates.resume("pool", "b"),
+    "list_all_replicas": lambda weft: weft.replicas.list(base_model="b"),
+    "direct": lambda weft: weft.replicas.direct("0", "drain", base_model="b"),
+    "work": lambda weft: weft.replicas.work("0", base_model="b"),
+    "list_all_trainers": lambda weft: weft.trainers.list(),
+    "drain": lambda weft: weft.trainers.drain("w", reason="x"),
+    "undrain": lambda weft: weft.trainers.work("w"),
+    "list_all_pools": lambda weft: weft.pools.list(),
+    "show_queue": lambda weft: weft.queue.lines(),
+    "list_placements": lambda weft: weft.queue.placements(base_model="b"),
+    "show_housekeeping": lambda weft: weft.housekeeping.steps(),
+    "run_housekeeping": lambda weft: weft.housekeeping.run("expire-links"),
+    "list_tenants_webhooks": lambda weft: weft.webhooks.list("t"),
+    "set_webhook": lambda weft: weft.webhooks.set(
+        "t", "one", "https://a.example", events=["*"], note="x", is_enabled=True
+    ),
+    "delete_webhook": lambda weft: weft.webhooks.delete("t", "one"),
+    "read_secret": lambda weft: weft.webhooks.secret("t", "one"),
+    "rotate_secret": lambda weft: weft.webhooks.rotate("t", "one"),
+    "send_test": lambda weft: weft.webhooks.test("t", "one"),
+    "list_events": lambda weft: weft.webhooks.events("t", "one"),
+    "retry_event": lambda weft: weft.webhooks.retry("t", "one", "event"),
+    "show_overview": lambda weft: weft.overview(window_seconds=1),
+}
+NO_METHOD = {("GET", "/admin/v1/openapi.json")}
+
+
+class Noted(Exception):
+    """Ends a method once its request is noted."""
+
+
+class NotingTransport:
+    """Notes the request that a method would send."""
+
+    def __init__(self) -> None:
+        self.noted: Call[Any] | None = None
+
+    async def send(self, call: Call[Any]) -> Any:
+        self.noted = call
+        raise Noted
+
+    send_only = send_versioned = send
+
+    async def every(self, first: Call[Any]) -> AsyncIterator[Any]:
+        await self.send(first)
+        yield
+
+    lines = every
+
+
+async def call_of(name: str) -> Call[Any]:
+    """Return the request of a method."""
+    weft, transport = AsyncWeftAdmin("http://nowhere", "tml-x"), NotingTransport()
+    for resource in vars(weft).values():
+        if hasattr(resource, "_transport"):
+            resource._transport = cast(AsyncTransport, transport)
+    weft._transport = cast(AsyncTransport, transport)
+    begun = METHODS[name](weft)
+    with pytest.raises(Noted):
+        await cast(Awaitable[Any], begun.__anext__() if hasattr(begun, "__anext__") else begun)
+    assert transport.noted is not None
+    return transport.noted
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return admin_document()
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    place = importlib.util.spec_from_file_location("make_admin_models", ROOT / "clients/python/make_admin_models.py")
+    assert place is not None
+    assert place.loader is not None
+    made = importlib.util.module_from_spec(place)
+    place.loader.exec_module(made)
+    return made
+
+
+def operation_of(document: dict[str, Any], call: Call[Any]) -> tuple[str, dict[str, Any]]:
+    """Return the template of the call's path, and its operation."""
+    for path, methods in document["paths"].items():
+        pattern = re.sub(r"\{[^}]*\}", "[^/]+", path)
+        if call.method.lower() in methods and re.fullmatch(pattern, call.path):
+            return path, methods[call.method.lower()]
+    raise AssertionError(f"the admin API has no {call.method} {call.path}")
+
+
+async def test_every_operation_of_the_admin_api_has_a_method(document: dict[str, Any]) -> None:
+    called = set()
+    for name in METHODS:
+        call = await call_of(name)
+        called.add((call.method, operation_of(document, call)[0]))
+    offered = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert called == offered - NO_METHOD
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_a_method_sends_what_its_operation_takes_and_reads_its_answer(
+    document: dict[str, Any], script: ModuleType, name: str
+) -> None:
+    call = await call_of(name)
+    _, operation = operation_of(document, call)
+    taken = {one["name"].lower() for one in operation.get("parameters", ())}
+    assert set(call.query) <= taken
+    assert {header.lower() for header in call.headers} == taken & {"if-match", "idempotency-key"}
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    assert (call.body is None) == (body is None)
+    if body is not None and call.body is not None:
+        described = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
+        assert set(call.body) == set(described["properties"])
+    (answer,) = (found for status, found in operation["responses"].items() if status.startswith("2"))
+    if call.answer is None:
+        assert "content" not in answer
+        return
+    schema = answer["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    is_page = call.answer.__name__.startswith("Page")
+    record = call.answer.model_fields["items"].annotation if is_page else call.answer
+    assert schema.startswith("Listed_") == is_page
+    assert (get_args(record)[0] if is_page else record).__name__ == script.record_name(schema)
+
+
+def test_the_records_are_made_of_the_document(document: dict[str, Any], script: ModuleType) -> None:
+    path = ROOT / "clients/python/src/weft_client/admin_models.py"
+    assert path.read_text() == script.admin_models(document), "run clients/python/make_admin_models.py"
+    assert admin_models.Page.model_config["frozen"]

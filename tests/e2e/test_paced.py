@@ -1,0 +1,121 @@
+"""Unmodified SDKs, old and new, under a rate and under a budget that is spent and raised: they wait, and lose nothing."""
+
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from testing.service_process import ServiceProcess
+from tests.e2e.conftest import BASE_NAME, Service, make_tenant
+from tests.e2e.led_client import led
+
+SCRIPT = Path(__file__).with_name("sdk_paced.py")
+SECONDS = 480
+RATES = {
+    "train_tokens_per_minute": 180,
+    "train_tokens_burst": 9,
+    "sample_tokens_per_minute": 180,
+    "sample_tokens_burst": 9,
+}
+SDKS = ("0.38.0", "0.18.2")
+BUDGETS = ("tokens", "money")
+LEAST_SECONDS = 8.5
+"""Three of four passes of nine tokens wait for three seconds each; the burst lets the first run at once."""
+
+
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[Service]:
+    """Another service on the same base, whose polls are answered soon."""
+    data = tmp_path_factory.mktemp("paced") / "data"
+    bases = [f"{BASE_NAME}={service.model}"]
+    with ServiceProcess(data=data, base_models=bases, environment={"WEFT_POLL_HOLD": "PT1S"}) as process:
+        one = replace(service, process=process, data=data)
+        for meter in ("train_tokens", "prompt_tokens", "sampled_tokens"):
+            # A millionth of a dollar for a token.
+            weft(one, "price", "add", meter, "1")
+        yield one
+
+
+def weft(service: Service, *words: str) -> str:
+    """The output of a ``weft`` command on the running service's database."""
+    command = [sys.executable, "-m", "cli.main", *words, "--data", str(service.data)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def story(service: Service, tenant: str, sdk: str, budget: str | None = None) -> dict[str, Any]:
+    """Return the script's findings, and a digest of its weights; with ``budget`` the tenant has a rate, then a budget in that."""
+    bounded = budget is not None
+    key = make_tenant(service.data, tenant)
+    command = [sys.executable, str(SCRIPT), service.base_url, key, BASE_NAME, "bounded" if bounded else "free"]
+    rates = [word for name, value in RATES.items() for word in ("--limit", f"{name}={value}")]
+    free = [word for name in RATES for word in ("--limit", f"{name}=default")]
+    orders = {
+        "rate": [("tenant", "set", tenant, *rates)],
+        "spend": [("tenant", "set", tenant, *free), ("tenant", "budget", tenant, *_amounts(budget, spent=True))],
+        "raise": [("tenant", "budget", tenant, *_amounts(budget, spent=False))],
+    }
+
+    def obey(word: str) -> None:
+        for order in orders[word] if bounded else ():
+            weft(service, *order)
+
+    seen = led(command, sdk, obey=obey, seconds=SECONDS)
+    return {**seen, "weights": weights(service, key, seen["path"])}
+
+
+def _amounts(budget: str | None, *, spent: bool) -> list[str]:
+    """Options of a budget that ten tokens more than spend, or that has room again."""
+    if budget == "money":
+        return ["--currency", "USD", "--total", "0.00001" if spent else "1000"]
+    return ["--total", "10", "--day", "1000000"] if spent else ["--total", "1000000"]
+
+
+def weights(service: Service, key: str, path: str) -> str:
+    """Return the digest of a checkpoint's weights."""
+    run, _, name = path.removeprefix("tinker://").partition("/")
+    url = f"{service.base_url}/api/v1/training_runs/{run}/checkpoints/{name}/archive"
+    archive = httpx.get(url, headers={"X-API-Key": key}, follow_redirects=True, timeout=60).raise_for_status().content
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        member = next(one for one in files.getmembers() if one.name.endswith("adapter_model.safetensors"))
+        content = files.extractfile(member)
+        assert content is not None
+        return hashlib.sha256(content.read()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def stories(paced: Service) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """The stories by SDK and budget, all at once; the one of a tenant without rate and budget is the same with every SDK."""
+    asked = [*product(SDKS, BUDGETS), (version("tinker"), None)]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        told = threads.map(lambda one: story(paced, f"{one[1] or 'free'}-{one[0]}", *one), asked)
+        return dict(zip(asked, told, strict=True))
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("sdk", SDKS)
+def test_the_sdk_waits_for_its_rate_and_its_budget_and_loses_nothing(
+    stories: dict[tuple[str, str | None], dict[str, Any]], sdk: str, budget: str
+) -> None:
+    bounded, free = stories[sdk, budget], stories[version("tinker"), None]
+    assert bounded["losses"] == free["losses"]
+    assert bounded["samples"] == free["samples"]
+    assert bounded["weights"] == free["weights"]
+    assert bounded["training_seconds"] > LEAST_SECONDS
+    assert bounded["was_paused"]
+    assert not bounded["was_done"]
+    told = " ".join(bounded["told_of_budget"])
+    assert f"total budget in {'USD' if budget == 'money' else 'tokens'} is spent" in told
+    # The new SDK is answered 402 and comes again; the old one would give up: its work is accepted and held.
+    assert ("billing status" in told) == (sdk == "0.38.0")
+    assert not free["told_of_budget"]

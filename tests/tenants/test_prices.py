@@ -1,0 +1,154 @@
+"""Prices: a cost is a quantity at the price of its hour, exactly, and no past cost ever changes."""
+
+from datetime import timedelta
+from decimal import Decimal, localcontext
+from typing import get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.errors import InvalidRequest
+from store.tables.prices import Amount, Price
+from tenants.price_additions import NewPrice, add_price
+from tenants.prices import Meter, PriceLine, Tariff, told
+from tenants.usage_costs import PricedLine, priced
+from tenants.usage_exports import UsageRecord, final_before, usage_records
+from tenants.usage_hours import BucketWidth, Dimension
+from tests.tenants.usage_books import NOON, Books
+
+HOUR = timedelta(hours=1)
+MIDNIGHT = NOON.replace(hour=0)
+RATES = {
+    Meter.TRAIN_TOKENS: "3",
+    Meter.PROMPT_TOKENS: "0.6",
+    Meter.CACHED_PROMPT_TOKENS: "0.06",
+    Meter.SAMPLED_TOKENS: "1.5",
+}
+
+
+async def price(
+    books: Books, meter: Meter, amount: str, *, since=MIDNIGHT, base: str | None = None, now=MIDNIGHT, **more
+) -> None:
+    async with books.database.write() as transaction:
+        new = NewPrice(meter, amount, more.get("currency", "USD"), base, since, more.get("tenant"))
+        await add_price(transaction, new, lambda: now)
+
+
+async def costs(books: Books, who: int, *by: Dimension, width=BucketWidth.DAY) -> list[PricedLine]:
+    lines = await books.lines(who, *by, width=width)
+    async with books.database.read() as session:
+        currency, found = await priced(session, books.tenants[who], lines, by=by, width=width)
+    assert currency in (None, "USD")
+    return found
+
+
+async def test_a_price_that_begins_at_noon_splits_the_day_exactly(books: Books) -> None:
+    for meter, amount in RATES.items():
+        await price(books, meter, amount)
+    await price(books, Meter.TRAIN_TOKENS, "30", since=NOON)
+    for at in (NOON - HOUR, NOON - timedelta(microseconds=1), NOON, NOON + HOUR):
+        await books.ended(0, at)
+    await books.sampled(0, NOON)
+    await books.ended(1, NOON, tokens=10**15)
+    train = 2 * 10 * Decimal("0.000003") + 2 * 10 * Decimal("0.00003")
+    sample = (2 * Decimal("0.6") + 4 * Decimal("0.06") + 5 * Decimal("1.5")) / 10**6
+    for until in (NOON - HOUR, NOON + timedelta(minutes=1), NOON + 2 * HOUR):
+        await books.prune(until)
+        (day,) = await costs(books, 0)
+        assert day.cost == train + sample
+        for by in ((), (Dimension.KIND,), (Dimension.KEY, Dimension.RUN), tuple(Dimension)):
+            for width in BucketWidth:
+                found = await costs(books, 0, *by, width=width)
+                assert sum(one.cost or Decimal(0) for one in found) == train + sample
+    assert [one.cost for one in await costs(books, 1)] == [10**15 * Decimal("0.00003")]
+
+
+async def test_usage_without_a_price_has_no_cost_and_a_bases_own_price_wins(books: Books) -> None:
+    await books.ended(0, NOON)
+    await books.sampled(0, NOON)
+    assert [one.cost for one in await costs(books, 0)] == [None]
+    await price(books, Meter.TRAIN_TOKENS, "1")
+    assert [one.cost for one in await costs(books, 0)] == [None]
+    by_kind = {one.line.kind: one.cost for one in await costs(books, 0, Dimension.KIND)}
+    assert by_kind == {"forward_backward": Decimal("0.00001"), "sample": None}
+    await price(books, Meter.TRAIN_TOKENS, "2", base="tiny")
+    await price(books, Meter.TRAIN_TOKENS, "9", base="other")
+    by_kind = {one.line.kind: one.cost for one in await costs(books, 0, Dimension.KIND)}
+    assert by_kind["forward_backward"] == Decimal("0.00002")
+
+
+async def test_a_cached_token_costs_a_prompts_price_unless_it_has_its_own(books: Books) -> None:
+    await price(books, Meter.PROMPT_TOKENS, "1")
+    await price(books, Meter.SAMPLED_TOKENS, "0")
+    await books.sampled(0, NOON)
+    assert [one.cost for one in await costs(books, 0)] == [Decimal("0.000006")]
+
+
+@pytest.mark.parametrize(
+    ("change", "told_as"),
+    [
+        ({"since": MIDNIGHT - HOUR}, "before the hour that runs"),
+        ({"since": NOON + timedelta(minutes=1)}, "whole hour"),
+        ({"amount": "-1"}, "0 or more"),
+        ({"amount": "NaN"}, "0 or more"),
+        ({"amount": "1e30"}, "below"),
+        ({"amount": "0.00000000001"}, "decimal places"),
+        ({"amount": "a"}, "decimal number"),
+        ({"currency": "EUR"}, "one currency"),
+        ({"currency": "usd"}, "capital letters"),
+        ({"meter": Meter.STORAGE, "base": "tiny"}, "storage"),
+        ({}, "has a price"),
+    ],
+)
+async def test_a_price_that_would_change_the_past_or_is_none_is_refused(books: Books, change, told_as: str) -> None:
+    await price(books, Meter.TRAIN_TOKENS, "1")
+    wanted = {"meter": Meter.TRAIN_TOKENS, "amount": "2"} | change
+    with pytest.raises(InvalidRequest, match=told_as):
+        await price(books, wanted.pop("meter"), wanted.pop("amount"), **wanted)
+
+
+@given(
+    amount=st.decimals(min_value=0, max_value=10**9, places=10),
+    counts=st.lists(st.integers(0, 10**15), min_size=1, max_size=20),
+)
+def test_costs_of_parts_add_up_to_the_cost_of_the_whole_to_the_last_digit(amount: Decimal, counts: list[int]) -> None:
+    prices = Tariff([PriceLine(None, Meter.TRAIN_TOKENS, amount, "USD", MIDNIGHT)])
+    parts = [prices.cost(Meter.TRAIN_TOKENS, count, "tiny", NOON) for count in counts]
+    whole = prices.cost(Meter.TRAIN_TOKENS, sum(counts), "tiny", NOON)
+    assert whole is not None
+    with localcontext(prec=100):
+        assert sum(Decimal(told(part) or 0) for part in parts) == Decimal(told(whole) or 0)
+
+
+def test_money_is_never_a_float() -> None:
+    for record in (PriceLine, PricedLine, UsageRecord):
+        for name, hint in get_type_hints(record).items():
+            assert "float" not in str(hint), f"{record.__name__}.{name}"
+    assert isinstance(Price.__table__.c.amount.type, Amount)
+
+
+async def test_an_export_of_hours_that_have_ended_is_the_same_each_time(books: Books) -> None:
+    await price(books, Meter.TRAIN_TOKENS, "1")
+    await books.ended(0, NOON)
+    await books.sampled(0, NOON)
+    await books.ended(0, NOON + HOUR)
+    await books.ended(1, NOON)
+    later = NOON + HOUR + timedelta(minutes=30)
+
+    async def exported() -> list[UsageRecord]:
+        pages = usage_records(books.database, books.tenants[0], since=MIDNIGHT, before=later, now=later)
+        return [record async for page in pages for record in page]
+
+    first = await exported()
+    assert final_before(later) == NOON + HOUR
+    assert {(one.meter, one.quantity) for one in first} == {
+        (Meter.TRAIN_TOKENS, 10),
+        (Meter.PROMPT_TOKENS, 2),
+        (Meter.CACHED_PROMPT_TOKENS, 4),
+        (Meter.SAMPLED_TOKENS, 5),
+    }
+    assert len({one.id for one in first}) == 4
+    await price(books, Meter.TRAIN_TOKENS, "7", since=NOON + HOUR, now=later)
+    await books.prune(later)
+    assert await exported() == first

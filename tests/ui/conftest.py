@@ -1,0 +1,140 @@
+"""One service with two tenants for all tests of the dashboard, and a Chromium for each module. No test here is async.
+
+``browse(tenant)`` gives a page that is logged in. ``axe(page)`` checks it. Pages are watched (``tests.ui.browser``).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from testing.service_process import ServiceProcess
+from tests.conftest import missing_service
+from tests.e2e.conftest import BASE_NAME, make_key, make_tenant
+from tests.e2e.raw_client import RawClient
+from tests.e2e.speaker import MEOW, WOOF, Speaker, teach
+from tests.e2e.test_observability import free_port
+from tests.ui.browser import SECONDS, Watched, check_accessible, chromium_path, launched, log_in, watched_context
+from tests.ui.commands import weft
+
+
+@dataclass
+class UiTenant:
+    """A tenant of the service; ``keys`` are by role."""
+
+    name: str
+    data: Path
+    key: str
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def key_of(self, role: str) -> str:
+        """Return a key of that role, made when it is first asked for."""
+        if role not in self.keys:
+            self.keys[role] = make_key(self.data, self.name, role=role)
+        return self.keys[role]
+
+
+@dataclass(frozen=True)
+class UiService:
+    """The running service; ``cats`` and ``dogs`` are its tenants, whose keys are of admins.
+
+    ``ops_url`` is the admin listener's, ``operator_key`` opens it.
+    """
+
+    process: ServiceProcess
+    data: Path
+    cats: UiTenant
+    dogs: UiTenant
+    ops_url: str
+    operator_key: str
+
+    @property
+    def url(self) -> str:
+        return self.process.base_url
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The Chromium of a module. Playwright holds the thread's event loop, so it ends before other modules' async tests."""
+    if chromium_path() is None:
+        missing_service("Chromium", "`chromium` is not on the path; `.ci/chromium` installs Debian's")
+    expect.set_options(timeout=SECONDS * 1000)
+    with sync_playwright() as playwright:
+        browser = launched(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def ui_service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[UiService]:
+    """``weft serve`` on the tiny base."""
+    data = tmp_path_factory.mktemp("ui") / "data"
+    port = free_port()
+    environment = {
+        "WEFT_ADMIN_PORT": str(port),
+        "WEFT_WEBHOOK_NETWORKS": '["127.0.0.0/8"]',
+        "WEFT_HOUSEKEEPING_INTERVAL": "2",
+    }
+    bases = [f"{BASE_NAME}={tiny_model_dir}"]
+    with ServiceProcess(data=data, base_models=bases, environment=environment) as process:
+        tenants = []
+        for name in ("cats", "dogs"):
+            make_tenant(data, name)
+            key = make_key(data, name, role="admin")
+            tenants.append(UiTenant(name, data, key, {"admin": key}))
+        operator_key = weft(data, "operator", "create", "--note", "tests").strip()
+        yield UiService(process, data, *tenants, f"http://127.0.0.1:{port}", operator_key)
+
+
+@pytest.fixture(scope="package")
+def speakers(ui_service: UiService) -> Iterator[tuple[Speaker, Speaker]]:
+    """Adapters of the two tenants, with the versions ``meow`` and ``woof``, and ``moo``. They have learned little."""
+    clients = [RawClient(ui_service.url, tenant.key) for tenant in (ui_service.cats, ui_service.dogs)]
+    yield teach(clients[0], {MEOW: 2, WOOF: 2}), teach(clients[1], {"moo ": 1})
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def cat(speakers: tuple[Speaker, Speaker]) -> Iterator[Speaker]:
+    """The first tenant's adapter, which follows ``meow`` and is open before and after."""
+    speakers[0].says(MEOW)
+    yield speakers[0]
+    speakers[0].gate("resume")
+
+
+Browse = Callable[..., Page]
+
+
+@pytest.fixture
+def watched() -> list[Watched]:
+    """The watchers of the test's contexts, in the order in which they were opened."""
+    return []
+
+
+@pytest.fixture
+def browse(chromium: Browser, ui_service: UiService, watched: list[Watched]) -> Iterator[Browse]:
+    """Give pages: ``browse(tenant)`` logged in as its admin, ``browse(tenant, role="viewer")``, ``browse(None)`` not logged in.
+
+    Further options are Playwright's of a context, such as ``color_scheme="dark"``.
+    """
+    with ExitStack() as stack:
+
+        def opened(tenant: UiTenant | None, *, role: str = "admin", **options: object) -> Page:
+            context, one = stack.enter_context(watched_context(chromium, ui_service.url, **options))
+            watched.append(one)
+            page = context.new_page()
+            if tenant is not None:
+                log_in(page, tenant.key_of(role))
+            return page
+
+        yield opened
+
+
+@pytest.fixture
+def axe() -> Callable[[Page], None]:
+    """The check of a page's accessibility."""
+    return check_accessible

@@ -1,0 +1,175 @@
+"""The playground in a browser: streams coloured by version, equal to the report and to the SDK's sample, stopped and paused."""
+
+import json
+from urllib.parse import quote
+
+from playwright.sync_api import Page, expect
+
+from tests.e2e.conftest import BASE_NAME
+from tests.e2e.speaker import MEOW, WOOF
+from tests.ui.sdk_calls import sdk_samples
+
+LONG = 900
+"""Tokens of a sample that is swapped, paused or stopped long before its end."""
+
+
+def fill(page: Page, model: str, beside: str = "", *, tokens: int = 40, prompt: str = "Say: ") -> Page:
+    """Open the playground and fill its form for a greedy sample."""
+    page.goto(f"/ui/playground?model={quote(model)}&beside={quote(beside)}")
+    expect(page.locator("body[data-playground=ready]")).to_have_count(1)
+    page.get_by_label("Text", exact=True).fill(prompt)
+    page.get_by_label("Max tokens").fill(str(tokens))
+    page.get_by_label("Temperature").fill("0")
+    return page
+
+
+def press(page: Page) -> None:
+    page.get_by_role("button", name="Sample", exact=True).click()
+
+
+def pane(page: Page, number: int = 0):
+    return page.locator(f"#pane{number}")
+
+
+def ended(page: Page, state: str = "done", number: int = 0) -> None:
+    expect(pane(page, number)).to_have_attribute("data-state", state, timeout=60_000)
+
+
+def drawn(page: Page, count: int) -> None:
+    """Wait until the first pane shows so many tokens."""
+    page.locator(f"#pane0-t{count}").wait_for(state="attached")
+
+
+def tokens_of(page: Page, number: int = 0) -> list[int]:
+    found: list[int] = page.locator(f"#pane{number} .tok").evaluate_all("all => all.map((one) => +one.dataset.token)")
+    return found
+
+
+def test_a_swap_in_mid_stream_shows_two_colours_as_the_report_tells(browse, axe, ui_service, speakers, cat) -> None:
+    beside = speakers[1].stream(tokens=300).until_tokens(3)
+    page = fill(browse(ui_service.cats), cat.run, tokens=LONG)
+    press(page)
+    drawn(page, 20)
+    new = cat.says(WOOF)
+    # Both colours are there before the sample has ended.
+    expect(pane(page).locator(".tok.v1").first).to_be_attached()
+    assert pane(page).get_attribute("data-state") == "streaming"
+    ended(page)
+    report = cat.client.http.get(f"/samples/{pane(page).get_attribute('data-request')}").json()
+    spans = report["sequences"][0]["spans"]
+    assert json.loads(pane(page).get_attribute("data-spans") or "") == spans
+    assert (len(spans), spans[1]["version"]) == (2, new)
+    expect(pane(page).locator(".legend li")).to_have_count(2)
+    expect(pane(page).locator(".legend")).to_contain_text("woof · step 4")
+    assert pane(page).locator(".tok.first").evaluate_all("all => all.map((one) => one.dataset.letter)") == ["A", "B"]
+    axe(page)
+    page.goto(f"/ui/samples/{report['request_id']}")
+    assert page.locator(".tok.v1").count() == spans[1]["end"] - spans[1]["start"]
+    axe(page)
+    beside.finish()
+    assert speakers[1].report(beside)["attempts"] == 1
+
+
+def test_the_text_is_that_of_the_sdks_greedy_sample_bit_for_bit(browse, ui_service, speakers, cat) -> None:
+    page = fill(browse(ui_service.cats), cat.paths[MEOW], cat.paths[WOOF])
+    press(page)
+    for number, word in enumerate((MEOW, WOOF)):
+        ended(page, number=number)
+        (expected,) = sdk_samples(ui_service.url, ui_service.cats.key, cat.paths[word], tokens=40)
+        assert tokens_of(page, number) == expected
+        assert pane(page, number).get_attribute("data-text") == bytes(expected).decode(errors="replace")
+    choice = page.get_by_label("Sample from")
+    assert speakers[1].run not in choice.inner_text()
+    assert cat.run in choice.inner_text()
+
+
+def test_a_token_tells_its_logprob_and_what_else_was_likely(browse, ui_service, cat) -> None:
+    page = fill(browse(ui_service.cats), cat.paths[MEOW], tokens=8)
+    press(page)
+    ended(page)
+    box = pane(page).locator(".inspector")
+    pane(page).locator(".tok").nth(3).hover()
+    expect(box).to_have_attribute("data-token", "3")
+    expect(box).to_contain_text("Logprob")
+    expect(box.locator("tr")).to_have_count(5)
+    pane(page).locator(".tokens").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    expect(box).to_have_attribute("data-token", "6")
+
+
+def test_the_stop_button_cancels_the_sample(browse, ui_service, speakers, cat) -> None:
+    beside = speakers[1].stream(tokens=300).until_tokens(3)
+    page = fill(browse(ui_service.cats), cat.run, tokens=LONG)
+    press(page)
+    drawn(page, 10)
+    page.get_by_role("button", name="Stop").click()
+    ended(page, "stopped")
+    answer = cat.client.wait(pane(page).get_attribute("data-request") or "").json()
+    assert "cancelled" in answer["error"]
+    beside.finish()
+    assert speakers[1].report(beside)["attempts"] == 1
+
+
+def test_a_pause_in_the_middle_holds_the_stream_until_it_goes_on(browse, ui_service, speakers, cat) -> None:
+    page = fill(browse(ui_service.cats), cat.run, tokens=LONG)
+    press(page)
+    drawn(page, 10)
+    pane(page).get_by_role("button", name="Pause").click()
+    expect(pane(page).locator(".gate-state")).to_have_text("paused")
+    assert cat.gate()["in_flight"] == 0
+    shown = len(tokens_of(page))
+    assert speakers[1].stream(tokens=20).finish()
+    assert len(tokens_of(page)) == shown < LONG
+    pane(page).get_by_role("button", name="Resume").click()
+    ended(page)
+    sample = pane(page).get_attribute("data-request")
+    assert cat.client.http.get(f"/samples/{sample}").json()["attempts"] == 2
+
+
+def test_without_scripts_the_form_gives_the_whole_answers(browse, ui_service, cat) -> None:
+    page = browse(ui_service.cats, java_script_enabled=False)
+    page.goto(f"/ui/playground?model={quote(cat.paths[MEOW])}&beside={BASE_NAME}")
+    page.get_by_label("Text", exact=True).fill("Say: ")
+    page.get_by_label("Max tokens").fill("12")
+    page.get_by_label("Temperature").fill("0")
+    press(page)
+    expect(page.locator("#pane0 .tok")).to_have_count(12)
+    expect(page.locator("#pane1 .tok.v1").first).to_be_visible()
+    expect(page.locator("#pane1 .legend")).to_contain_text("bare base model")
+    page.goto("/ui/samples")
+    expect(page.locator("tbody tr").first).to_contain_text("+ 12")
+
+
+def test_hostile_output_is_text_with_its_hidden_characters_marked(browse, ui_service) -> None:
+    """Draw a token by the function that draws streamed ones."""
+    page = browse(ui_service.cats)
+    page.goto("/ui/playground")
+    shown = page.evaluate(
+        """async () => {
+            const { tokenElement } = await import("/ui/static/tokens.js");
+            const text = "<img src=x onerror=alert(1)>\\u202egnp\\u0007\\u200b";
+            const token = { index: 0, id: 7, text, logprob: -1, top: [[text, -1]] };
+            const element = tokenElement(token, 0, true, "x");
+            document.querySelector(".tokens").append(element);
+            return [element.querySelectorAll("img").length, element.textContent];
+        }"""
+    )
+    assert shown == [0, "<img src=x onerror=alert(1)>U+202EgnpU+0007U+200B"]
+
+
+def test_a_viewer_is_offered_nothing_and_refused_by_hand(browse, watched, ui_service, cat) -> None:
+    page = browse(ui_service.cats, role="viewer")
+    watched[0].expected.append("403")
+    page.goto("/ui/playground")
+    expect(page.get_by_role("button", name="Sample", exact=True)).to_have_count(0)
+    before = cat.client.http.get(f"{ui_service.url}/api/weft/v1/samples").json()["samples"]
+    statuses = page.evaluate(
+        """async (paths) => Promise.all(paths.map(async (path) => {
+            const body = new URLSearchParams({ model: "weft/tiny", prompt: "x", max_tokens: "1" });
+            return (await fetch(path, { method: "POST", body })).status;
+        }))""",
+        ["/ui/playground", "/ui/playground/stream", f"/ui/adapters/{cat.run}/pause", f"/ui/samples/{cat.run}/stop"],
+    )
+    assert statuses == [403] * 4
+    assert cat.client.http.get(f"{ui_service.url}/api/weft/v1/samples").json()["samples"] == before

@@ -33,7 +33,7 @@ class Poisoner:
                     ),
                 },
             )
-            passed = trainer.forward_backward([datum], "cross_entropy")
+            passed = trainer.result().forward_backward([datum], "cross_entropy")
             try:
                 passed.result(timeout=_FAILED_SECONDS)
             except tinker.RequestFailedError:

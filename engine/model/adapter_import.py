@@ -7,35 +7,29 @@ written anew from checked numbers, so no byte of the input itself is kept.
 import json
 import os
 import stat
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
+from engine.model.adapter_archive import MOST_MEMBERS, PIECE_BYTES, Entry, Progress, archive_files, readable_archive
 from engine.model.adapter_folder import CONFIG, WEIGHTS, check_config, read_lora_weights, write_adapter_files
 from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
 from engine.model.lora import LoraLayout, LoraWeights
 
-MOST_MEMBERS = 200
-"""Most entries of an archive or a folder."""
 _CONFIG_BYTES = 2**20
 _HEADER_BYTES = 8 * 2**20
 _MOST_TENSORS = 20_000
 _WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_CHUNK_BYTES = 2**20
 _WANTED = {CONFIG: _CONFIG_BYTES, WEIGHTS: None}
 """Files that are read, and the most bytes of each; None: the limit of the import."""
-
-
-Progress = Callable[[int, int], None]
-"""Told the bytes read of an archive and its size, in between. It may raise, which ends the import."""
 
 
 def _untold(_done: int, _total: int) -> None:
@@ -62,7 +56,10 @@ def import_adapter(
     if source.is_dir():
         _take(_of_folder(source), work, bounds)
     else:
-        _unpack(source, work, bounds, progress)
+        files = archive_files(source, bounds.most_bytes, _too_large(bounds), progress)
+        # Closed also where a check ends the reading.
+        with readable_archive(), closing(files):
+            _take(files, work, bounds)
     rank = _check_config(work / CONFIG, bounds)
     _check_safetensors(work / WEIGHTS)
     found = read_lora_weights(work, base, "cpu")
@@ -78,63 +75,7 @@ def write_imported(directory: Path, base: BaseModel, weights: LoraWeights) -> in
     return write_atomically(directory, lambda folder: write_adapter_files(folder, base, weights))
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A regular file of the input."""
-
-    name: str
-    size: int
-    content: IO[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Followed:
-    """An archive whose progress is told as it is read."""
-
-    raw: IO[bytes]
-    size: int
-    progress: Progress
-
-    def read(self, most: int) -> bytes:
-        """Return the next bytes, at most ``most``."""
-        self.progress(self.raw.tell(), self.size)
-        return self.raw.read(most)
-
-
-def _unpack(archive: Path, work: Path, bounds: ImportBounds, progress: Progress) -> None:
-    try:
-        with archive.open("rb") as raw:
-            is_gzip = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            # As a stream: no size or offset that the archive names is ever sought.
-            followed: Any = _Followed(raw, os.fstat(raw.fileno()).st_size, progress)
-            with tarfile.open(fileobj=followed, mode="r|gz" if is_gzip else "r|", bufsize=_CHUNK_BYTES) as tar:
-                _take(_of_tar(tar, bounds), work, bounds)
-    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            # The disk's own, not the archive's.
-            raise
-        raise InvalidRequest("the archive cannot be read: send a tar, plain or gzip, of the adapter's files") from error
-
-
-def _of_tar(tar: tarfile.TarFile, bounds: ImportBounds) -> Iterator[_Entry]:
-    total = 0
-    for count, member in enumerate(tar, start=1):
-        total += max(member.size, 0)
-        if count > MOST_MEMBERS or total > bounds.most_bytes:
-            # Before the member is read: skipping it would expand it.
-            raise _too_large(bounds)
-        _check_name(member.name)
-        if member.isdir():
-            continue
-        if not member.isreg() or member.issparse():
-            raise InvalidRequest("the archive holds a link or a device; only plain files are taken")
-        content = tar.extractfile(member)
-        if content is not None:
-            yield _Entry(member.name, member.size, content)
-
-
-def _of_folder(folder: Path) -> Iterator[_Entry]:
+def _of_folder(folder: Path) -> Iterator[Entry]:
     with os.scandir(folder) as entries:
         for count, entry in enumerate(entries, start=1):
             if count > MOST_MEMBERS:
@@ -142,16 +83,10 @@ def _of_folder(folder: Path) -> Iterator[_Entry]:
             if not entry.is_file():
                 continue
             with open(entry.path, "rb") as content:
-                yield _Entry(entry.name, os.fstat(content.fileno()).st_size, content)
+                yield Entry(entry.name, os.fstat(content.fileno()).st_size, content)
 
 
-def _check_name(name: str) -> None:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or "\x00" in name:
-        raise InvalidRequest(f"the archive holds the path {name[:100]!r}, which leads out of it")
-
-
-def _take(entries: Iterator[_Entry], work: Path, bounds: ImportBounds) -> None:
+def _take(entries: Iterator[Entry], work: Path, bounds: ImportBounds) -> None:
     """Copy the wanted files into ``work``, within their bounds, and refuse the input that holds pickled weights instead."""
     taken: set[str] = set()
     pickled = ""
@@ -175,10 +110,10 @@ def _take(entries: Iterator[_Entry], work: Path, bounds: ImportBounds) -> None:
         raise InvalidRequest(f"the input holds no {missing[0]}; give the folder that PEFT's save_pretrained wrote")
 
 
-def _copy(entry: _Entry, target: Path, most: int) -> None:
+def _copy(entry: Entry, target: Path, most: int) -> None:
     size = 0
     with target.open("xb") as file:
-        while chunk := entry.content.read(_CHUNK_BYTES):
+        while chunk := entry.content.read(PIECE_BYTES):
             size += len(chunk)
             if size > most:
                 raise InvalidRequest(f"{target.name} is larger than it says")

@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 
 from contracts.operations import LoraSettings
-from engine.model.adapter_import import ImportBounds, Progress, import_adapter, write_imported
+from engine.model.adapter_archive import Progress
+from engine.model.adapter_import import ImportBounds, import_adapter, write_imported
 from engine.model.base import BaseModel
 from tenants.weight_jobs import ARCHIVE
 

@@ -5,6 +5,7 @@ import io
 import json
 import struct
 import tarfile
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,75 @@ def test_bombs_are_refused_before_they_expand(base: BaseModel, adapter: Path, tm
     refused(base, tmp_path, tar_of({f"file{number}": b"" for number in range(300)}), "too large")
     refused(base, tmp_path, tar_of({CONFIG: b" " * (2**20 + 1), WEIGHTS: b""}), "too large")
     refused(base, tmp_path, tar_of({CONFIG: b"[" * 10**6, WEIGHTS: files_of(adapter)[WEIGHTS]}), "no JSON")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a file within the bounds", tarfile.REGTYPE),
+        ("a long name", tarfile.GNUTYPE_LONGNAME),
+        ("a long link", tarfile.GNUTYPE_LONGLINK),
+        ("records of a member", tarfile.XHDTYPE),
+        ("records of all members", tarfile.XGLTYPE),
+        ("holes", tarfile.GNUTYPE_SPARSE),
+    ],
+)
+def test_no_archive_chooses_the_memory_that_its_reading_takes(
+    base: BaseModel, adapter: Path, tmp_path: Path, name: str, kind: bytes
+) -> None:
+    """A gzip of well under a mebibyte, expanded at once, would take a quarter of a gibibyte, header or content."""
+    size = 256 * 2**20
+    info = tarfile.TarInfo("beside")
+    info.type, info.size = kind, size
+    with gzip.open(tmp_path / "archive", "wb") as packed:
+        packed.write(info.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(size >> 20):
+            packed.write(bytes(2**20))
+        packed.write(tar_of(files_of(adapter)))
+    assert (tmp_path / "archive").stat().st_size < 2**20
+    work = tmp_path / "work"
+    work.mkdir()
+    tracemalloc.start()
+    try:
+        if kind == tarfile.REGTYPE:
+            import_adapter(tmp_path / "archive", work, base, ImportBounds(most_bytes=2 * size, max_rank=16))
+        else:
+            with pytest.raises(InvalidRequest, match=r"a header of more than|a link or a device|too large"):
+                import_adapter(tmp_path / "archive", work, base, ImportBounds(most_bytes=2 * size, max_rank=16))
+        assert tracemalloc.get_traced_memory()[1] < 32 * 2**20, name
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_are_read_and_checked(base: BaseModel, adapter: Path, tmp_path: Path, form: int) -> None:
+    """Both ways to write a name that a header has no room for."""
+
+    def packed(folder: str) -> bytes:
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w", format=form) as tar:
+            for name, body in files_of(adapter).items():
+                info = tarfile.TarInfo(f"{folder}{name}")
+                info.size = len(body)
+                tar.addfile(info, io.BytesIO(body))
+        return content.getvalue()
+
+    (tmp_path / "archive").write_bytes(packed("ä" * 90 + "/" + "b" * 200 + "/"))
+    (tmp_path / "work").mkdir()
+    assert import_adapter(tmp_path / "archive", tmp_path / "work", base, BOUNDS).settings.rank == 4
+    refused(base, tmp_path, packed("b" * 200 + "/../../../"), "leads out")
+    refused(base, tmp_path, packed("/" + "b" * 200 + "/"), "leads out")
+
+
+def test_an_archive_that_is_cut_short_is_refused_wherever_it_is_cut(
+    base: BaseModel, adapter: Path, tmp_path: Path
+) -> None:
+    whole = tar_of(files_of(adapter))
+    packed = gzip.compress(whole)
+    for content in (*(whole[:end] for end in (100, 600, 5000)), *(packed[:end] for end in (5, 20, 5000))):
+        refused(base, tmp_path, content, "cannot be read")
+    broken = packed[:2000] + bytes([packed[2000] ^ 255]) + packed[2001:]
+    refused(base, tmp_path, broken, "cannot be read|header|not as large|NaN")
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,32 @@
 """Folders of deleted checkpoints go when nothing reads them any more, and not before."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from contracts.errors import EngineFailure
-from contracts.ids import CheckpointId
+from contracts.ids import CheckpointId, RequestId
 from ledger.wakeups import Wakeups
 from store.repeat import wait_for
 from store.tables import ProcessKind, SampleInFlight, VersionCommand, WorkerProcess
 from tenants.checkpoints import directory_of
-from tenants.gates import clear_all_in_flight
-from tests.workers.housekeeping.conftest import House
+from tenants.gates import Dispatch, clear_all_in_flight, make_gates, mark_in_flight
+from tenants.sampled_versions import SampledVersion, held_versions
+from tests.workers.housekeeping.conftest import House, open_house
 from workers.cluster.publication import ClusterPublication
 from workers.leases.processes import declare_all_dead
 
 BOTH = 2
+
+
+@pytest.fixture
+async def shared_house(migrated_postgres_url: str, tmp_path: Path) -> AsyncIterator[House]:
+    """An empty service on PostgreSQL, where transactions of several processes are open at once."""
+    async with open_house(migrated_postgres_url, tmp_path) as made:
+        yield made
 
 
 async def prepare(*_: object) -> None:
@@ -54,6 +64,34 @@ async def test_a_folder_stays_until_the_last_sample_that_draws_from_it_has_ended
         assert (is_there(house, drawn), is_there(house, idle)) == (True, False)
     async with house.database.write() as transaction:
         # As reaping a dead pool does.
+        await clear_all_in_flight(transaction, "a pool")
+    await house.sweep()
+    assert not is_there(house, drawn)
+
+
+async def test_a_folder_stays_for_a_dispatch_that_read_its_version_before_the_deletion(shared_house: House) -> None:
+    """Housekeeping sees the sample in flight only once the dispatch commits. Another tenant's folder goes meanwhile."""
+    house = shared_house
+    tenant, session, run = await house.run("first")
+    other, _, other_run = await house.run("second")
+    idle = await house.checkpoint(other, other_run, "idle", ttl=1)
+    house.now += timedelta(seconds=2)
+    await house.sweep()
+    drawn = await house.checkpoint(tenant, run, "drawn", ttl=58)
+    sampler = await house.sampler(tenant, session, 0, drawn)
+    dispatch = Dispatch(RequestId("long"), tenant, "base", run, drawn, "r", "a pool")
+    async with house.database.write() as transaction:
+        await make_gates(transaction, dispatch, house.clock)
+    async with house.database.write() as dispatching:
+        found = await held_versions(dispatching, [(tenant, sampler)], house.clock)
+        assert isinstance(found[0], SampledVersion)
+        await house.empty_trash()
+        assert await house.checkpoints() == set()
+        assert (is_there(house, drawn), is_there(house, idle)) == (True, False)
+        await mark_in_flight(dispatching, [dispatch], house.clock)
+    await house.empty_trash()
+    assert is_there(house, drawn)
+    async with house.database.write() as transaction:
         await clear_all_in_flight(transaction, "a pool")
     await house.sweep()
     assert not is_there(house, drawn)

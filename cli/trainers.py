@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from api.admin.bodies import ReasonBody
-from api.admin.processes import DrainedTrainer, PoolBody, TrainerBody
+from api.admin.processes import DrainedTrainer, LastPassBody, PoolBody, TrainerBody
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
 
@@ -17,7 +17,10 @@ TrainerArgument = Annotated[str, typer.Argument(help="The trainer's id, or its b
 
 @admin_command(app, "list")
 def list_all(admin: AdminClient) -> Shown:
-    """List trainers: id, base model, host and pid, state, runs, those in memory, replays of the last hour, reason of a drain."""
+    """List trainers: id, base model, host and pid, state, runs, those in memory, replays of the last hour.
+
+    Then each one's last pass, its version of weft, and the reason of a drain.
+    """
     found = admin.page("/trainers", TrainerBody)
     lines = ["\t".join([one.id, one.base_model, f"{one.host}:{one.pid}", *_state(one)]) for one in found.items]
     return Shown(found, lines)
@@ -65,4 +68,18 @@ def list_pools(admin: AdminClient) -> Shown:
 def _state(one: TrainerBody) -> list[str]:
     state = "dead" if not one.is_alive else "works" if one.drained_at is None else "drained"
     memory = "-" if one.residents is None else f"{one.residents} in memory"
-    return [state, f"{one.runs} runs", memory, f"{one.replays} replays", one.reason or ""]
+    return [
+        state,
+        f"{one.runs} runs",
+        memory,
+        f"{one.replays} replays",
+        _last_pass(one.last_pass),
+        one.release or "-",
+        one.reason or "",
+    ]
+
+
+def _last_pass(one: LastPassBody | None) -> str:
+    if one is None:
+        return "-"
+    return f"{one.tokens} tokens of {one.tenants} tenants, {one.padding_share:.0%} padding"

@@ -24,3 +24,12 @@ class PassReport:
     def base_seconds(self) -> float:
         """Seconds outside the low-rank part and the loss: the frozen base, and the pass around it."""
         return self.seconds - self.low_rank_seconds - self.loss_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class EndedPass:
+    """A pass that ended at ``at``, by the process's monotonic clock, and served ``tenants`` tenants."""
+
+    report: PassReport
+    tenants: int
+    at: float

@@ -18,6 +18,20 @@ REPLAY_WINDOW = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
+class LastPass:
+    """Figures of a trainer's last pass, which ended at ``ended_at``, by the database's clock. ``tokens`` leaves padding out."""
+
+    ended_at: datetime
+    seconds: float
+    tokens: int
+    padding_share: float
+    """Share of padding among all computed positions, 0 to 1."""
+    sequences: int
+    adapters: int
+    tenants: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerStanding:
     """State of one trainer. ``drained_at``: since when it is drained, with the operator's ``reason``.
 
@@ -39,6 +53,10 @@ class TrainerStanding:
     """Runs whose adapters are in its memory; None until it has told."""
     replays: int
     """Adapters that it rebuilt by computing operations again, in ``REPLAY_WINDOW``."""
+    last_pass: LastPass | None
+    """None until it has told of one."""
+    release: str | None
+    """Version of weft that it runs."""
 
 
 async def list_trainers(session: AsyncSession, clock: Clock) -> list[TrainerStanding]:
@@ -74,9 +92,26 @@ async def list_trainers(session: AsyncSession, clock: Clock) -> list[TrainerStan
             runs=runs,
             residents=None if row.resident_runs is None else len(row.resident_runs),
             replays=replays,
+            last_pass=_last_pass(row),
+            release=row.release,
         )
         for row, runs, replays in rows
     ]
+
+
+def _last_pass(row: WorkerProcess) -> LastPass | None:
+    if row.pass_ended_at is None:
+        return None
+    positions, tokens = row.pass_positions or 0, row.pass_tokens or 0
+    return LastPass(
+        ended_at=row.pass_ended_at,
+        seconds=row.pass_seconds or 0.0,
+        tokens=tokens,
+        padding_share=(positions - tokens) / positions if positions else 0.0,
+        sequences=row.pass_sequences or 0,
+        adapters=row.pass_adapters or 0,
+        tenants=row.pass_tenants or 0,
+    )
 
 
 async def resident_runs(session: AsyncSession, trainers: Collection[str]) -> frozenset[tuple[str, str]]:

@@ -38,6 +38,8 @@ class PoolStanding:
     """Samples that the process has claimed."""
     in_flight: int
     """Samples of the process that replicas draw now."""
+    release: str | None
+    """Version of weft that it runs."""
 
 
 async def list_replicas(session: AsyncSession, base_model: str | None) -> list[ReplicaStanding]:
@@ -98,6 +100,7 @@ async def list_pools(session: AsyncSession) -> list[PoolStanding]:
             state=PoolState(row.pool_state),
             claimed=claims,
             in_flight=draws,
+            release=row.release,
         )
         for row, claims, draws in rows
     ]

@@ -1,5 +1,6 @@
 """Processes for operators: trainers, which can be drained, and sampling processes."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
@@ -19,7 +20,10 @@ router = APIRouter(tags=["processes"])
 
 
 class ProcessBody(BaseModel):
-    """A process of the service. ``lease_seconds``: time until its lease ends, below 0 once it has ended."""
+    """A process of the service. ``lease_seconds``: time until its lease ends, below 0 once it has ended.
+
+    ``release``: version of weft that it runs, null for a process of a version before this was told.
+    """
 
     id: str
     base_model: str
@@ -28,13 +32,26 @@ class ProcessBody(BaseModel):
     started_at: datetime
     is_alive: bool
     lease_seconds: float
+    release: str | None
+
+
+class LastPassBody(BaseModel):
+    """A trainer's last pass. ``tokens`` leaves padding out, ``padding_share`` is its part of all computed positions, 0 to 1."""
+
+    ended_at: datetime
+    seconds: float
+    tokens: int
+    padding_share: float
+    sequences: int
+    adapters: int
+    tenants: int
 
 
 class TrainerBody(ProcessBody):
     """A trainer, and the runs that it leases. ``drained_at`` is null while it takes runs.
 
     ``residents``: runs whose adapters are in its memory, null until it has told. ``replays``: adapters that it rebuilt in the
-    last hour by computing operations again.
+    last hour by computing operations again. ``last_pass``: told every few seconds while it trains, null before.
     """
 
     drained_at: datetime | None
@@ -42,6 +59,7 @@ class TrainerBody(ProcessBody):
     runs: int
     residents: int | None
     replays: int
+    last_pass: LastPassBody | None
 
 
 class PoolBody(ProcessBody):
@@ -126,11 +144,13 @@ def trainer_body(one: TrainerStanding, now: datetime) -> TrainerBody:
         started_at=one.started_at,
         is_alive=one.expires_at > now,
         lease_seconds=(one.expires_at - now).total_seconds(),
+        release=one.release,
         drained_at=one.drained_at,
         reason=one.reason,
         runs=one.runs,
         residents=one.residents,
         replays=one.replays,
+        last_pass=None if one.last_pass is None else LastPassBody(**asdict(one.last_pass)),
     )
 
 
@@ -144,6 +164,7 @@ def pool_body(one: PoolStanding, now: datetime) -> PoolBody:
         started_at=one.started_at,
         is_alive=one.expires_at > now,
         lease_seconds=(one.expires_at - now).total_seconds(),
+        release=one.release,
         state=one.state,
         claimed=one.claimed,
         in_flight=one.in_flight,

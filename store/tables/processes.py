@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, String
+from sqlalchemy import BigInteger, Double, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base
@@ -34,8 +34,10 @@ class WorkerProcess(Base):
 
     A trainer with ``drained_at`` gives up its runs and gets no new ones.
     ``pool_state`` is a sampling process's ``PoolState``. ``capacity``: tokens of a trainer's pass, or samples that a sampling
-    process holds at once; None in rows of a version before. ``resident_runs``: runs whose adapters are in a trainer's memory;
-    None until it has told.
+    process holds at once; None in rows of a version before. ``release``: version of weft that the process runs.
+
+    A trainer tells ``resident_runs``, the runs whose adapters are in its memory, and figures of its last pass: tokens without
+    padding, positions with it. They are None until it has told.
     """
 
     __tablename__ = "worker_processes"
@@ -52,3 +54,11 @@ class WorkerProcess(Base):
     pool_state: Mapped[str] = mapped_column(String(16), default=PoolState.WORKING, server_default=PoolState.WORKING)
     capacity: Mapped[int | None] = mapped_column(BigInteger)
     resident_runs: Mapped[list[str] | None]
+    release: Mapped[str | None] = mapped_column(String(64))
+    pass_ended_at: Mapped[datetime | None]
+    pass_seconds: Mapped[float | None] = mapped_column(Double)
+    pass_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    pass_positions: Mapped[int | None] = mapped_column(BigInteger)
+    pass_sequences: Mapped[int | None]
+    pass_adapters: Mapped[int | None]
+    pass_tenants: Mapped[int | None]

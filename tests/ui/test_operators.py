@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.metadata import version
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.conftest import BASE_NAME
+from tests.e2e.raw_client import RawClient, pass_message
 from tests.ui.browser import Watched, watched_context
 from tests.ui.commands import weft
 from tests.ui.conftest import UiService, UiTenant
@@ -86,6 +88,21 @@ def test_a_replica_is_drained_by_a_button_and_works_again(operate, ui_service) -
     page.get_by_label("Replica", exact=True).fill("spare-0")
     page.get_by_role("button", name="Work").click()
     expect(row).to_have_count(0)
+
+
+def test_a_trainers_last_pass_is_on_the_page_without_a_reload(operate, ui_service, speakers) -> None:
+    page = operate()
+    page.goto("/ops/processes")
+    row = page.locator("[aria-labelledby=trainers] tr[data-process]")
+    client = RawClient(ui_service.url, ui_service.dogs.key)
+    try:
+        run = client.model(BASE_NAME)
+        client.result(client.passes(pass_message(run, 1, list(range(1, 98)))))
+    finally:
+        client.close()
+    expect(row).to_contain_text("97 tokens of 1 tenant")
+    expect(row).to_contain_text("% padding")
+    expect(row.locator("td").last).to_have_text(version("weft"))
 
 
 def test_a_tenant_is_limited_and_suspended_while_another_goes_on(operate, ui_service) -> None:

@@ -40,6 +40,11 @@ class Heartbeat:
         return monotonic() - self._renewed < self._lease.total_seconds()
 
     @property
+    def held_since(self) -> float:
+        """Monotonic time since which the lease has not lapsed; minus infinity before the first renewal."""
+        return self._unbroken_since
+
+    @property
     def is_sure(self) -> bool:
         """True while no other process can count this one as dead for at least the time of one renewal. True before the first."""
         return self._renewed == float("-inf") or monotonic() - self._renewed < (

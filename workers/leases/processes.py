@@ -7,6 +7,8 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +17,7 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.pass_report import EndedPass
 from store.clock import Clock
 from store.database import session_name, this_host
 from store.database_clock import database_now
@@ -39,11 +42,13 @@ class WorkerIdentity:
     base_model: str
     capacity: int | None = None
     """Tokens of a trainer's pass, or samples that a pool holds at once."""
+    release: str | None = None
+    """Version of weft that the process runs."""
 
 
 def new_identity(kind: ProcessKind, base_model: str, capacity: int | None = None) -> WorkerIdentity:
     """Return a new identity for this process."""
-    return WorkerIdentity(f"{kind}-{uuid4().hex[:20]}", kind, base_model, capacity)
+    return WorkerIdentity(f"{kind}-{uuid4().hex[:20]}", kind, base_model, capacity, version("weft"))
 
 
 async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: timedelta, clock: Clock) -> None:
@@ -58,6 +63,7 @@ async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: t
         "started_at": now,
         "expires_at": now + lease,
         "capacity": identity.capacity,
+        "release": identity.release,
     }
     insert = _INSERTS[transaction.get_bind().dialect.name](WorkerProcess).values(values)
     await transaction.execute(
@@ -77,12 +83,26 @@ async def tell_pool_state(transaction: AsyncSession, identity: WorkerIdentity, s
     return found.scalar() is not None
 
 
-async def tell_residents(transaction: AsyncSession, identity: WorkerIdentity, runs: Sequence[str]) -> bool:
-    """Record which runs' adapters are in a trainer's memory. Return whether the process has a row."""
+async def tell_trainer(
+    transaction: AsyncSession, identity: WorkerIdentity, runs: Sequence[str], last_pass: EndedPass | None, clock: Clock
+) -> bool:
+    """Record which runs' adapters are in a trainer's memory, and its last pass. Return whether the process has a row."""
+    told: dict[str, object] = {"resident_runs": list(runs)}
+    if last_pass is not None:
+        report, age = last_pass.report, timedelta(seconds=monotonic() - last_pass.at)
+        told |= {
+            "pass_ended_at": await database_now(transaction, clock) - age,
+            "pass_seconds": report.seconds,
+            "pass_tokens": report.tokens,
+            "pass_positions": report.padded_tokens,
+            "pass_sequences": report.sequences,
+            "pass_adapters": report.adapters,
+            "pass_tenants": last_pass.tenants,
+        }
     found = await transaction.execute(
         update(WorkerProcess)
         .where(WorkerProcess.id == identity.id)
-        .values(resident_runs=list(runs))
+        .values(told)
         .returning(WorkerProcess.id)
         .execution_options(synchronize_session=False)
     )

@@ -102,6 +102,11 @@ class RunLeases:
         return has_changed
 
     @property
+    def held_since(self) -> float:
+        """Monotonic time since which the trainer's lease has not lapsed."""
+        return self._heartbeat.held_since
+
+    @property
     def may_declare_dead(self) -> bool:
         """True when this trainer may declare dead a process whose lease has ended (``Heartbeat.may_declare_dead``)."""
         return self._heartbeat.has_lease and self._heartbeat.may_declare_dead

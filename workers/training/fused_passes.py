@@ -12,12 +12,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from contracts.ids import TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, TrainingBatch
-from contracts.pass_report import PassReport
+from contracts.pass_report import EndedPass, PassReport
 from contracts.turn_bounds import least_tokens
 from engine.piece_size import PieceSize
 from engine.round_robin import Fairness
@@ -92,6 +93,8 @@ class FusedPasses:
         self._turns = turns
         self._in_hand = engine.in_hand
         self._ended = ended
+        self.last: EndedPass | None = None
+        """Pass whose results were noted last."""
         self._slot_budget = engine.slot_token_budget
         self._size = size
         self._fairness = Fairness()
@@ -283,6 +286,7 @@ class FusedPasses:
 
     def _report(self, report: PassReport, part: Sequence[_Chosen]) -> None:
         tenants = len({chosen.lane.tenant for chosen in part})
+        self.last = EndedPass(report, tenants, monotonic())
         self._telemetry.pass_done(report, tenants=tenants, operations=[chosen.operation for chosen in part])
 
 

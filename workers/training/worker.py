@@ -37,7 +37,7 @@ from workers.training.lanes import Lane, Lanes
 from workers.training.operation_outcomes import OperationOutcomes
 from workers.training.optimizer_steps import OptimizerSteps
 from workers.training.residency import AdapterResidency
-from workers.training.resident_list import TELL_SECONDS, ResidentList
+from workers.training.trainer_report import TELL_SECONDS, TrainerReport
 from workers.training.training_engine import TrainingEngine
 from workers.training.turns import Turns
 
@@ -90,7 +90,13 @@ class TrainingWorker:
         self._passes = FusedPasses(
             engine, self._lanes, self.residency, self.outcomes, self._turns, size=size, ended=self._go_on
         )
-        self._resident_list = ResidentList(runtime.database, leases.identity, self.residency.residents)
+        self._report = TrainerReport(
+            runtime,
+            leases.identity,
+            residents=self.residency.residents,
+            last_pass=lambda: self._passes.last,
+            held_since=lambda: leases.held_since,
+        )
         leases.tell_claims(self._look_at_all)
         self._stopping = asyncio.Event()
         self._news = asyncio.Event()
@@ -114,7 +120,7 @@ class TrainingWorker:
         leasing = asyncio.create_task(self.leases.run(), name=f"leases {self._base_model}")
         working = asyncio.create_task(self._work_to_the_end(writing), name=f"work {self._base_model}")
         watching = asyncio.create_task(self._watch(), name=f"watch {self._base_model}")
-        telling = asyncio.create_task(self._tell_residents(), name=f"residents {self._base_model}")
+        telling = asyncio.create_task(self._tell_operators(), name=f"report {self._base_model}")
         tasks = (working, watching, leasing, writing, telling)
         try:
             await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
@@ -153,9 +159,9 @@ class TrainingWorker:
         failed = f"progress of base={self._base_model} could not be looked at"
         await repeat(look, seconds=self._stall_limit / _LOOKS_A_LIMIT, failed=failed)
 
-    async def _tell_residents(self) -> None:
-        failed = f"residents of base={self._base_model} could not be told"
-        await repeat(self._resident_list.tell, seconds=TELL_SECONDS, failed=failed)
+    async def _tell_operators(self) -> None:
+        failed = f"the report of base={self._base_model} could not be written"
+        await repeat(self._report.tell, seconds=TELL_SECONDS, failed=failed)
 
     async def _abandon(self) -> None:
         try:

@@ -20,7 +20,7 @@ from tenants.sessions import NewSession, create_session
 from tenants.trainers import list_trainers, resident_runs
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import DEADLINE, NewRig, Rig, busy_file_threads, undisturbed
-from workers.training.resident_list import ResidentList
+from workers.training.trainer_report import TrainerReport
 
 LORA = LoraSettings(rank=4, seed=1)
 STEP = OptimStep(learning_rate=1e-3)
@@ -110,13 +110,13 @@ async def test_operators_are_told_which_runs_are_in_memory_and_of_replays(
     """Room for one of two tenants: the list in the trainer's row follows each change, and counts the row's own replays."""
     rig = new_rig(memory_bytes=room_for(base, 1))
     trainer, told = rig.worker.leases.identity.id, asyncio.Event()
-    tell = ResidentList.tell
+    tell = TrainerReport.tell
 
-    async def watched(residents: ResidentList) -> None:
-        await tell(residents)
+    async def watched(report: TrainerReport) -> None:
+        await tell(report)
         told.set()
 
-    monkeypatch.setattr(ResidentList, "tell", watched)
+    monkeypatch.setattr(TrainerReport, "tell", watched)
     async with rig.running():
         first, second = await rig.clients("first", "second")
         for client in (first, second):

@@ -70,6 +70,20 @@ class DirectedRunBody(Record):
     trainer: str | None = None
 
 
+class LastPassBody(Record):
+    """A trainer's last pass. ``tokens`` leaves padding out, ``padding_share`` is its part of all computed positions, 0 to
+    1.
+    """
+
+    ended_at: datetime
+    seconds: float
+    tokens: int
+    padding_share: float
+    sequences: int
+    adapters: int
+    tenants: int
+
+
 class DrainedTrainer(Record):
     """A trainer that gives up its runs. ``others``: trainers of its base model that take runs."""
 
@@ -80,11 +94,13 @@ class DrainedTrainer(Record):
     started_at: datetime
     is_alive: bool
     lease_seconds: float
+    release: str | None = None
     drained_at: datetime | None = None
     reason: str | None = None
     runs: int
     residents: int | None = None
     replays: int
+    last_pass: LastPassBody | None = None
     others: int
 
 
@@ -224,6 +240,7 @@ class PoolBody(Record):
     started_at: datetime
     is_alive: bool
     lease_seconds: float
+    release: str | None = None
     state: str
     claimed: int
     in_flight: int
@@ -387,7 +404,7 @@ class TenantShares(Record):
 class TrainerBody(Record):
     """A trainer, and the runs that it leases. ``drained_at`` is None while it takes runs. ``residents``: runs whose
     adapters are in its memory, None until it has told. ``replays``: adapters that it rebuilt in the last hour by
-    computing operations again.
+    computing operations again. ``last_pass``: told every few seconds while it trains, None before.
     """
 
     id: str
@@ -397,11 +414,13 @@ class TrainerBody(Record):
     started_at: datetime
     is_alive: bool
     lease_seconds: float
+    release: str | None = None
     drained_at: datetime | None = None
     reason: str | None = None
     runs: int
     residents: int | None = None
     replays: int
+    last_pass: LastPassBody | None = None
 
 
 class UsageDayBody(Record):

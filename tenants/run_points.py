@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import Row, Select, Table, case, delete, func, literal_column, or_, select, tuple_, union_all
+from sqlalchemy import Row, Select, Table, bindparam, case, delete, func, literal_column, or_, select, tuple_, union_all
 from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
@@ -21,6 +21,8 @@ from store.tables import RunMetric, RunPoint
 
 MOST_POINTS = 2000
 """Points that one query returns."""
+MOST_PLACES = 16
+"""Most places on curves from which one statement reads on."""
 
 
 class LossPer(StrEnum):
@@ -118,22 +120,42 @@ async def points_after(session: AsyncSession, run: str, step: int, *, most: int)
 
 
 async def points_of_many(session: AsyncSession, places: Sequence[tuple[str, int]]) -> list[list[Point]]:
-    """Return for each run and step at most ``MOST_POINTS`` ended points after it, in order, in one statement."""
-    asked = [_ended_points(run, step, MOST_POINTS).subquery() for run, step in few_lengths(places)]
-    numbered = [select(literal_column(str(number)).label("place"), one) for number, one in enumerate(asked)]
-    found: list[list[Point]] = [[] for _ in asked]
-    for row in await session.execute(union_all(*numbered)):
-        found[row.place].append(_point(row))
-    return [sorted(points, key=lambda point: point.step) for points in found[: len(places)]]
+    """Return for each run and step at most ``MOST_POINTS`` ended points after it, in order.
+
+    ``MOST_PLACES`` of them are one statement.
+    """
+    found: list[list[Point]] = [[] for _ in places]
+    for begin in range(0, len(places), MOST_PLACES):
+        some = few_lengths(places[begin : begin + MOST_PLACES])
+        asked: dict[str, Any] = {"most": MOST_POINTS}
+        for number, (run, step) in enumerate(some):
+            asked |= {f"run_{number}": run, f"step_{number}": step}
+        for row in await session.execute(_AT_PLACES[len(some)], asked):
+            if begin + row.place < len(found):
+                found[begin + row.place].append(_point(row))
+    return [sorted(points, key=lambda point: point.step) for points in found]
 
 
-def _ended_points(run: str, step: int, most: int) -> Select[Any]:
+def _ended_points(run: Any, step: Any, most: Any) -> Select[Any]:
     return (
         select(_points)
         .where(_points.c.run_id == run, _points.c.step > step, _points.c.at.is_not(None))
         .order_by(_points.c.step)
         .limit(most)
     )
+
+
+def _at_places(count: int) -> Select[Any]:
+    """Return the statement of so many places, whose parameters are ``run_0``, ``step_0`` and so on, and ``most``."""
+    numbered = []
+    for number in range(count):
+        one = _ended_points(bindparam(f"run_{number}"), bindparam(f"step_{number}"), bindparam("most")).subquery()
+        numbered.append(select(literal_column(str(number)).label("place"), one))
+    # A select of the union: the columns of a union itself are gathered anew for each result, which takes longer than the read.
+    return select(union_all(*numbered).subquery())
+
+
+_AT_PLACES = {count: _at_places(count) for count in (1, 2, 4, 8, MOST_PLACES)}
 
 
 def _point(row: Row[Any]) -> Point:

@@ -35,7 +35,7 @@ KEPT_POINTS = 256
 FAR_BEHIND = 2 * MOST_POINTS
 """Points that a viewer may lack and still be sent; one that lacks more reads the curve, which is cut to what a page draws."""
 PACE_SECONDS = 0.4
-"""Least time between two reads of a feed, however fast the run is."""
+"""Time between two instants at which feeds read, however fast a run is."""
 SLOWEST_SECONDS = 0.75
 """The same where many watch: with what it takes to be drawn, a point is on the page within a second."""
 EVENTS_A_SECOND = 64
@@ -46,8 +46,6 @@ _TOLD_SECONDS = 3.0
 """Least time between two reads of the standing and the marks."""
 _QUIET_SECONDS = 15.0
 """Most time between two such reads while nothing of the run changes."""
-_MOST_TOGETHER = 16
-"""Most places on curves that one statement reads on from."""
 
 
 @dataclass(frozen=True)
@@ -85,25 +83,46 @@ class _Told:
         return head.marks == self.head.marks and now - self.marks_at < _QUIET_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Place on a run's curve; ``after`` None: before its newest ``KEPT_POINTS``."""
+
+    run: str
+    after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """A run's head, and its points after step ``after``."""
+
+    head: RunHead
+    after: int
+    points: list[Point]
+
+
 class RunReads:
-    """Reads of all feeds of a process; those that are asked for at once are one statement."""
+    """Reads of all feeds of a process; those that are asked for at once are two statements, of heads and of points."""
 
     def __init__(self, services: ApiServices) -> None:
         self._database = services.runtime.database
-        self.heads: Batcher[str, RunHead] = Batcher(self._read_heads)
-        self.points: Batcher[tuple[str, int], list[Point]] = Batcher(self._read_points, most=_MOST_TOGETHER)
-        """Points of a run after a step."""
+        self._batcher: Batcher[_Place, _News] = Batcher(self._read)
 
-    async def _read_heads(self, asked: Sequence[str]) -> list[RunHead | WeftError]:
-        async with self._database.read() as session:
-            found = await run_heads(session, asked)
-        return [found.get(run) or NotFound(f"no model {run[:150]!r}") for run in asked]
+    async def after(self, run: str, step: int | None) -> _News:
+        """Return what is new of a run after a step, None for its newest points. Raises ``NotFound``."""
+        return await self._batcher.ask(_Place(run, step))
 
-    async def _read_points(self, asked: Sequence[tuple[str, int]]) -> list[list[Point] | WeftError]:
-        places = sorted(set(asked))
+    async def _read(self, asked: Sequence[_Place]) -> list[_News | WeftError]:
         async with self._database.read() as session:
-            found = dict(zip(places, await points_of_many(session, places), strict=True))
-        return [found[one] for one in asked]
+            heads = await run_heads(session, [one.run for one in asked])
+            places = {one: _step_of(one, heads[one.run]) for one in asked if one.run in heads}
+            behind = sorted({(one.run, step) for one, step in places.items() if step < heads[one.run].optimizer_steps})
+            points = dict(zip(behind, await points_of_many(session, behind), strict=True))
+        return [
+            _News(heads[one.run], places[one], points.get((one.run, places[one]), []))
+            if one in places
+            else NotFound(f"no model {one.run[:150]!r}")
+            for one in asked
+        ]
 
 
 class RunFeed:
@@ -142,22 +161,18 @@ class RunFeed:
         except NotFound:
             self.over.set()
             return
-        await wait_for_any([self.over], self.pace)
+        # Feeds of one process look at the same instants, so that one statement answers them all.
+        await wait_for_any([self.over], self.pace - monotonic() % self.pace)
 
     async def _read_new(self) -> bool:
         """Read what is new, and return whether anything is."""
-        head = await self._reads.heads.ask(self.run)
-        if head.tenant != self._tenant:
+        news = await self._reads.after(self.run, self._last)
+        if news.head.tenant != self._tenant:
             raise NotFound(f"no model {self.run[:150]!r}")
-        if self._last is None:
-            self._last = max(0, head.optimizer_steps - KEPT_POINTS)
-        found: list[Point] = []
-        if head.optimizer_steps > self._last:
-            found = await self._reads.points.ask((self.run, self._last))
-        is_new = await self._read_told(head)
-        self._points.extend(found)
-        self._last = found[-1].step if found else self._last
-        return bool(found) or is_new
+        is_new = await self._read_told(news.head)
+        self._points.extend(news.points)
+        self._last = news.points[-1].step if news.points else news.after
+        return bool(news.points) or is_new
 
     async def _read_told(self, head: RunHead) -> bool:
         """Read the standing and the marks if they are due, and return whether they differ."""
@@ -225,7 +240,7 @@ class RunFeed:
         if self._points and self._points[0].step <= step + 1:
             found = [point for point in self._points if point.step > step]
         else:
-            found = await self._reads.points.ask((self.run, step))
+            found = (await self._reads.after(self.run, step)).points
         if not found:
             return None
         event = FeedEvent("points", _json([_body(point) for point in found]), found[-1].step)
@@ -274,6 +289,10 @@ class RunFeeds:
         pace = min(max(PACE_SECONDS, viewers / EVENTS_A_SECOND), SLOWEST_SECONDS)
         for feed in self._feeds.values():
             feed.pace = pace
+
+
+def _step_of(place: _Place, head: RunHead) -> int:
+    return max(0, head.optimizer_steps - KEPT_POINTS) if place.after is None else place.after
 
 
 def _standing(listed: ListedRun, waiting: WaitingInfo) -> FeedEvent:

@@ -3,6 +3,7 @@
 ``browse(tenant)`` gives a page that is logged in. ``axe(page)`` checks it. Pages are watched (``tests.ui.browser``).
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from tests.e2e.speaker import MEOW, WOOF, Speaker, teach
 from tests.e2e.test_observability import free_port
 from tests.ui.browser import SECONDS, Watched, check_accessible, chromium_path, launched, log_in, watched_context
 from tests.ui.commands import weft
+
+_WHOLE_SECRET = re.compile(rb"tml-[0-9a-f]{12}-[A-Za-z0-9_-]{20,}|__Host-weft[a-z-]*=[A-Za-z0-9_-]{20,}")
 
 
 @dataclass
@@ -87,6 +90,17 @@ def ui_service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -
             tenants.append(UiTenant(name, data, key, {"admin": key}))
         operator_key = weft(data, "operator", "create", "--note", "tests").strip()
         yield UiService(process, data, *tenants, f"http://127.0.0.1:{port}", operator_key)
+        assert_no_secret_is_kept(process, data)
+
+
+def assert_no_secret_is_kept(process: ServiceProcess, data: Path) -> None:
+    """Assert that neither log nor database has a whole key or a session's secret, whatever the tests have done."""
+    kept = {"log": process.log_tail(10**8).encode()}
+    kept |= {path.name: path.read_bytes() for path in data.glob("weft.db*")}
+    assert {name for name, content in kept.items() if len(content) > 1000} >= {"log", "weft.db"}
+    for name, content in kept.items():
+        found = _WHOLE_SECRET.search(content)
+        assert found is None, f"{name} keeps a secret: …{content[found.start() - 200 : found.start() + 20]!r}"
 
 
 @pytest.fixture(scope="package")

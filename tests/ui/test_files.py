@@ -14,7 +14,8 @@ LISTS = (DASHBOARD / "vendor.toml", ROOT / "tests" / "ui" / "vendor.toml")
 LICENCES = {"0BSD", "MIT", "MPL-2.0"}
 FORBIDDEN = re.compile(
     r"\|\s*safe\b|Markup\(|\son[a-z]+=|\son[a-z]+\s*=\s*['\"]|hx-on|\bjs:|innerHTML\s*=|outerHTML|insertAdjacentHTML|document\.write|\sstyle\s*=|"
-    r"\beval\(|new Function|<script(?![^>]*(src=|application/json))|<style|https?://(?!127\.0\.0\.1)|autoescape false|//cdn"
+    r"\beval\(|new Function|<script(?![^>]*(src=|application/json))|<style|https?://(?!127\.0\.0\.1)|autoescape false"
+    r"|[\"'(=]\s*//\w"
 )
 OWN = sorted(
     path

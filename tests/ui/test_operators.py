@@ -85,6 +85,7 @@ def test_a_replica_is_drained_by_a_button_and_works_again(operate, ui_service) -
     assert "drain" in weft(ui_service.data, "replica", "list")
     told = json.loads(weft(ui_service.data, "audit", "list", "--action", "replica_direct", "--json"))["items"][0]
     assert (told["door"], told["after"]["reason"], told["actor"]) == ("ui", "new driver", ui_service.operator_key[:16])
+    page.get_by_label("Base model").select_option(BASE_NAME)
     page.get_by_label("Replica", exact=True).fill("spare-0")
     page.get_by_role("button", name="Work").click()
     expect(row).to_have_count(0)

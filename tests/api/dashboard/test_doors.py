@@ -243,6 +243,26 @@ async def test_no_whole_key_fits_into_an_address(service, cats) -> None:
         assert 400 <= (await http.get("/ui/audit", params={"key": key.secret})).status_code < 500
 
 
+async def test_no_door_takes_a_secret_from_an_address(service, cats, dogs) -> None:
+    """Keys and web sessions count in headers and cookies alone: an address is kept in histories and logs."""
+    run = await cats.run()
+    key = await key_of(service, cats)
+    async with visitor(service, key.secret) as http:
+        cookie = http.headers["cookie"].partition("=")[2]
+    paths = ("/api/v1/sessions", "/api/weft/v1/usage/standing", "/v1/models", f"/api/weft/v1/runs/{run}/points")
+    names = ("token", "key", "api_key", "access_token", "X-API-Key", "session", COOKIE)
+    async with httpx.AsyncClient(base_url=service.url, timeout=40, headers=SAME) as stranger:
+        for secret in (key.secret, cookie):
+            given = dict.fromkeys(names, secret)
+            for path in paths:
+                assert (await stranger.get(path, params=given)).status_code == 401, path
+            for path in ("/ui", "/ui/runs", f"/ui/runs/{run}", f"/ui/runs/{run}/events", f"/ui/runs/{run}/points.csv"):
+                answer = await stranger.get(path, params=given)
+                assert answer.status_code in (303, 401), path
+                assert secret not in answer.headers.get("location", "") + answer.text, path
+        assert (await stranger.get(paths[0], headers={"X-API-Key": dogs.key})).status_code == 200
+
+
 async def test_a_code_logs_in_once_and_soon(service, cats) -> None:
     key = await key_of(service, cats)
 

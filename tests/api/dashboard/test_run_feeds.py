@@ -101,8 +101,39 @@ async def test_runs_that_step_together_are_read_together(cats, dogs, feeds: RunF
         viewers = [asyncio.create_task(seen_until(watch(feeds, cats, run), 1)) for run in own]
         viewers.append(asyncio.create_task(seen_until(watch(feeds, dogs, theirs), 2)))
         assert await asyncio.gather(*viewers) == [[1]] * 4 + [[1, 2]]
-    assert len([one for one in noted if "FROM runs" in one and "max(run_events.id)" in one]) == 1
+    assert len(heads(noted)) == 1
     assert len(of_points(noted)) == 1
+
+
+async def test_feeds_that_began_apart_read_at_the_same_instants(cats, feeds: RunFeeds) -> None:
+    """Four runs that step on and on, watched from different times on: the heads are read once an instant, not once a run."""
+    runs = [await cats.run() for _ in range(4)]
+    watching = []
+    for run in runs:
+        await step(cats, run, 1)
+        watching.append(watch(feeds, cats, run))
+        assert await seen_until(watching[-1], 1) == [1]
+    loop, number = asyncio.get_running_loop(), 1
+    with statements(cats.service) as noted:
+        viewers = [asyncio.create_task(seen_until(one, 10**6)) for one in watching]
+        began = loop.time()
+        while loop.time() - began < 6 * PACE_SECONDS:
+            number += 1
+            for run in runs:
+                await step(cats, run, number)
+                # SQLite waits for nothing: the feeds have their turn here.
+                await asyncio.sleep(0)
+        instants = (loop.time() - began) / PACE_SECONDS + 2
+        for viewer in viewers:
+            viewer.cancel()
+        await asyncio.gather(*viewers, return_exceptions=True)
+    # A feed that had nothing to read for a while reads as soon as there is something.
+    assert len(heads(noted)) <= instants + len(runs)
+    assert len(of_points(noted)) <= instants + len(runs)
+
+
+def heads(noted: list[str]) -> list[str]:
+    return [one for one in noted if "FROM runs" in one and "max(run_events.id)" in one]
 
 
 async def test_marks_are_read_again_only_when_there_may_be_more(cats, feeds: RunFeeds, monkeypatch) -> None:

@@ -28,7 +28,7 @@ from engine.model.lora import AdapterSegment, LoraLayout, LoraWeights, bare_weig
 from engine.sampling.engine_failure import as_weft_error
 from engine.sampling.forward_queue import Asked, ForwardQueue
 from engine.sampling.in_process.prompt_scores import PromptScores
-from engine.sampling.replica import AdapterVersion, PromptScored, PromptScoring
+from engine.sampling.replica import UNSCALED, AdapterVersion, Draws, PromptScored, PromptScoring
 from engine.sampling.trainer_forward import HandshakeAdapter, HandshakeAdapters
 from engine.training.adapter_state import AdapterState
 from engine.training.target_logprobs import CHUNK_LOGITS
@@ -51,6 +51,13 @@ class Prompt:
     adapter: AdapterVersion | None
     tokens: NDArray[np.int64]
     scoring: PromptScoring
+    draws: Draws = UNSCALED
+
+    @property
+    def needs_logits(self) -> bool:
+        """True if more is asked for than the log-probabilities of the prompt's own tokens."""
+        scoring = self.scoring
+        return scoring.topk > 0 or scoring.cells(len(self.tokens)) > 0 or not scoring.logprobs or len(self.tokens) < 2
 
 
 class BaseForward:
@@ -68,10 +75,16 @@ class BaseForward:
         self._scoring: asyncio.Task[None] | None = None
 
     async def score(
-        self, adapter: AdapterVersion | None, prompt: NDArray[np.int64], scoring: PromptScoring, *, first: bool = False
+        self,
+        adapter: AdapterVersion | None,
+        prompt: NDArray[np.int64],
+        scoring: PromptScoring,
+        draws: Draws = UNSCALED,
+        *,
+        first: bool = False,
     ) -> PromptScored:
         """See ``TrainerForward.score``."""
-        found = self._waiting.put(Prompt(adapter, prompt, scoring), first=first)
+        found = self._waiting.put(Prompt(adapter, prompt, scoring, draws), first=first)
         if self._scoring is None or self._scoring.done():
             self._scoring = asyncio.create_task(self._score_waiting())
         return await found
@@ -133,8 +146,8 @@ class BaseForward:
             for number, prompt in enumerate(prompts):
                 try:
                     weights = self._weights(prompt.adapter)
-                    if prompt.scoring.topk or len(prompt.tokens) < 2 or not prompt.scoring.logprobs:
-                        outcomes[number] = self._likeliest(weights, prompt)
+                    if prompt.needs_logits:
+                        outcomes[number] = self._by_logits(weights, prompt)
                     else:
                         items[number] = self._item(weights, prompt)
                 except WeftError as error:
@@ -165,9 +178,11 @@ class BaseForward:
         return HandshakeAdapters(str(base.dtype).removeprefix("torch."), adapters)
 
     @torch.inference_mode()
-    def _likeliest(self, weights: LoraWeights, prompt: Prompt) -> PromptScored:
-        """Return the scores with the likeliest tokens, whose logits a training pass does not keep."""
-        base, scores = self._base, PromptScores(prompt.tokens, prompt.scoring)
+    def _by_logits(self, weights: LoraWeights, prompt: Prompt) -> PromptScored:
+        """Return the scores with likeliest tokens, targets and draws, whose logits a training pass does not keep."""
+        draws = prompt.draws
+        scores = PromptScores(prompt.tokens, prompt.scoring, temperature=draws.temperature, seed=draws.seed)
+        base = self._base
         ids = torch.from_numpy(prompt.tokens.copy())[None].to(base.device)
         with base.turns.turn(), base.adapters([AdapterSegment(weights, 0, 1)]):
             states = base.hidden_states(ids) if base.has_plain_head else base.logits(ids)

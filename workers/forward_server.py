@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.model.base import BaseModel
 from engine.sampling.forward_messages import (
@@ -64,8 +62,8 @@ def _answer(forward: BaseForward | WeftError, request: Score | WriteAdapters) ->
     if isinstance(forward, WeftError):
         raise forward
     if isinstance(request, Score):
-        prompt = np.frombuffer(request.prompt, "<i8").astype(np.int64)
-        return Scored.of(forward.score_now(Prompt(request.adapter, prompt, request.scoring)))
+        prompt, scoring = request.asked()
+        return Scored.of(forward.score_now(Prompt(request.adapter, prompt, scoring, request.draws)))
     return Written(forward.adapters_now(Path(request.folder), request.rank, with_head=request.with_head))
 
 

@@ -1,12 +1,15 @@
 """Messages between a process that samples and the process of its trainer's forward: length-prefixed msgpack over pipes."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from contracts.base_model import BaseModelFacts
 from contracts.operations import TopkLogprobs
-from engine.sampling.replica import AdapterVersion, PromptScored, PromptScoring
+from contracts.prompt_cells import PromptAltTokens
+from engine.sampling.replica import AdapterVersion, Draws, PromptScored, PromptScoring
 from engine.sampling.trainer_forward import HandshakeAdapters
 
 LENGTH_BYTES = 8
@@ -22,11 +25,32 @@ class Load(msgspec.Struct, tag=True):
 
 
 class Score(msgspec.Struct, tag=True):
-    """Request for a prompt's scores; ``prompt``: int64, little-endian. The answer is ``Scored`` or ``Refused``."""
+    """Request for a prompt's scores; ``prompt``: int64, little-endian. The answer is ``Scored`` or ``Refused``.
+
+    ``positions`` and ``tokens``: the targets of ``scoring``, int64, little-endian; None for none.
+    """
 
     adapter: AdapterVersion | None
     prompt: bytes
     scoring: PromptScoring
+    draws: Draws
+    positions: bytes | None = None
+    tokens: bytes | None = None
+
+    @classmethod
+    def of(
+        cls, adapter: AdapterVersion | None, prompt: NDArray[np.int64], scoring: PromptScoring, draws: Draws
+    ) -> "Score":
+        """Return the request for ``prompt``, int64 (P,)."""
+        positions, tokens = (None, None) if scoring.targets is None else map(_int64_bytes, scoring.targets)
+        return cls(adapter, _int64_bytes(prompt), replace(scoring, targets=None), draws, positions, tokens)
+
+    def asked(self) -> tuple[NDArray[np.int64], PromptScoring]:
+        """Return the prompt, and what is asked for."""
+        prompt = _int64_array(self.prompt)
+        if self.positions is None or self.tokens is None:
+            return prompt, self.scoring
+        return prompt, replace(self.scoring, targets=(_int64_array(self.positions), _int64_array(self.tokens)))
 
 
 class WriteAdapters(msgspec.Struct, tag=True):
@@ -41,28 +65,48 @@ Request = Load | Score | WriteAdapters
 
 
 class Scored(msgspec.Struct, tag=True):
-    """Scores of a prompt, each an array's bytes: float32 (P,), int32 (P, k), float32 (P, k)."""
+    """Scores of a prompt, each an array's bytes.
+
+    - ``logprobs`` float32 (P,), ``topk_ids`` int32 (P, k), ``topk_logprobs`` float32 (P, k), ``targets`` float32 (M,).
+    - ``alternatives`` int64 (P - 1, k) and ``alternative_logprobs`` float32 (P - 1, k).
+    """
 
     logprobs: bytes | None
     topk_ids: bytes | None
     topk_logprobs: bytes | None
+    targets: bytes | None
+    alternatives: bytes | None
+    alternative_logprobs: bytes | None
 
     @classmethod
     def of(cls, found: PromptScored) -> "Scored":
         """Return the message of ``found``."""
+        drawn = found.alternatives
         return cls(
             None if found.logprobs is None else found.logprobs.tobytes(),
             None if found.topk is None else found.topk.token_ids.tobytes(),
             None if found.topk is None else found.topk.logprobs.tobytes(),
+            None if found.targets is None else found.targets.tobytes(),
+            None if drawn is None else drawn.tokens.tobytes(),
+            None if drawn is None else drawn.logprobs.tobytes(),
         )
 
-    def scores(self, topk: int) -> PromptScored:
-        """Return the scores of a request for ``topk`` likeliest tokens."""
-        likeliest = None
+    def scores(self, scoring: PromptScoring) -> PromptScored:
+        """Return the scores of a request for ``scoring``."""
+        likeliest, drawn = None, None
         if self.topk_ids is not None and self.topk_logprobs is not None:
-            ids = np.frombuffer(self.topk_ids, np.int32).reshape(-1, topk)
-            likeliest = TopkLogprobs(ids, np.frombuffer(self.topk_logprobs, np.float32).reshape(-1, topk))
-        return PromptScored(None if self.logprobs is None else np.frombuffer(self.logprobs, np.float32), likeliest)
+            ids = np.frombuffer(self.topk_ids, np.int32).reshape(-1, scoring.topk)
+            likeliest = TopkLogprobs(ids, np.frombuffer(self.topk_logprobs, np.float32).reshape(-1, scoring.topk))
+        if self.alternatives is not None and self.alternative_logprobs is not None:
+            tokens = np.frombuffer(self.alternatives, np.int64).reshape(-1, scoring.alternatives)
+            logprobs = np.frombuffer(self.alternative_logprobs, np.float32).reshape(-1, scoring.alternatives)
+            drawn = PromptAltTokens(tokens, logprobs)
+        return PromptScored(
+            None if self.logprobs is None else np.frombuffer(self.logprobs, np.float32),
+            likeliest,
+            None if self.targets is None else np.frombuffer(self.targets, np.float32),
+            drawn,
+        )
 
 
 class Written(msgspec.Struct, tag=True):
@@ -102,6 +146,9 @@ def read_answer(body: bytes) -> Answer:
     return found
 
 
-def prompt_bytes(prompt: NDArray[np.int64]) -> bytes:
-    """Return the bytes of ``Score.prompt``."""
-    return np.ascontiguousarray(prompt, dtype="<i8").tobytes()
+def _int64_bytes(numbers: NDArray[np.int64]) -> bytes:
+    return np.ascontiguousarray(numbers, dtype="<i8").tobytes()
+
+
+def _int64_array(body: bytes) -> NDArray[np.int64]:
+    return np.frombuffer(body, "<i8").astype(np.int64)

@@ -47,9 +47,9 @@ class PromptScoring:
         """True if anything is asked for from ``start`` on."""
         return self.logprobs or self.topk > 0
 
-    def of_prompt(self) -> "PromptScoring":
-        """Return what is asked for of the prompt's own tokens alone."""
-        return PromptScoring(self.start, self.logprobs, self.topk)
+    def cells(self, length: int) -> int:
+        """Return the number of targets and draws at the positions of a prompt of ``length`` tokens."""
+        return (0 if self.targets is None else len(self.targets[0])) + (length - 1) * self.alternatives
 
     def begin(self, length: int) -> int:
         """Return the first position of a prompt of ``length`` tokens that is wanted, ``length`` for none."""
@@ -59,6 +59,18 @@ class PromptScoring:
         if self.alternatives:
             wanted.append(min(1, length))
         return min(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How the alternatives of a prompt are drawn: equal seeds draw the same, and None is a fresh random stream."""
+
+    temperature: float = 1.0
+    seed: int | None = None
+
+
+UNSCALED = Draws()
+"""Draws from the model's own distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,11 @@ class GenerateRequest:
     share: float = 1.0
     tokens_at_a_time: int = 1
     logit_rules: LogitRules | None = None
+
+    @property
+    def draws(self) -> Draws:
+        """How alternatives at the prompt's positions are drawn."""
+        return Draws(self.temperature, self.seeds[0])
 
     @property
     def turn_taker(self) -> str:

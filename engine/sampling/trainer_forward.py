@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.replica import AdapterVersion, PromptScored, PromptScoring
+from engine.sampling.replica import UNSCALED, AdapterVersion, Draws, PromptScored, PromptScoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,18 @@ class TrainerForward(Protocol):
     """Forward passes by the trainer's code over one base model. Usable on one event loop."""
 
     async def score(
-        self, adapter: AdapterVersion | None, prompt: NDArray[np.int64], scoring: PromptScoring, *, first: bool = False
+        self,
+        adapter: AdapterVersion | None,
+        prompt: NDArray[np.int64],
+        scoring: PromptScoring,
+        draws: Draws = UNSCALED,
+        *,
+        first: bool = False,
     ) -> PromptScored:
         """Return the scores of ``prompt``, int64 (P,), under ``adapter``; None is the bare base.
 
-        ``first``: it is scored before prompts that wait. A prompt that waits is dropped when the call is cancelled.
+        ``draws``: how alternatives are drawn. ``first``: it is scored before prompts that wait. A prompt that waits is
+        dropped when the call is cancelled.
         Raises ``InvalidRequest`` for an adapter that does not fit the base, ``EngineFailure`` when it cannot be computed.
         """
 

@@ -28,11 +28,10 @@ from engine.sampling.forward_messages import (
     WriteAdapters,
     Written,
     frame,
-    prompt_bytes,
     read_answer,
 )
 from engine.sampling.forward_queue import ForwardQueue
-from engine.sampling.replica import AdapterVersion, PromptScored, PromptScoring
+from engine.sampling.replica import UNSCALED, AdapterVersion, Draws, PromptScored, PromptScoring
 from engine.sampling.trainer_forward import HandshakeAdapters
 
 IDLE_SECONDS = 60.0
@@ -82,13 +81,19 @@ class ForwardProcess:
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def score(
-        self, adapter: AdapterVersion | None, prompt: NDArray[np.int64], scoring: PromptScoring, *, first: bool = False
+        self,
+        adapter: AdapterVersion | None,
+        prompt: NDArray[np.int64],
+        scoring: PromptScoring,
+        draws: Draws = UNSCALED,
+        *,
+        first: bool = False,
     ) -> PromptScored:
         """See ``TrainerForward.score``."""
-        answer = await self._ask(Score(adapter, prompt_bytes(prompt), scoring), first=first)
+        answer = await self._ask(Score.of(adapter, prompt, scoring, draws), first=first)
         if not isinstance(answer, Scored):
             raise _failed()
-        return answer.scores(scoring.topk)
+        return answer.scores(scoring)
 
     async def handshake_adapters(self, folder: Path, *, rank: int, with_head: bool) -> HandshakeAdapters:
         """See ``TrainerForward.handshake_adapters``."""

@@ -21,7 +21,7 @@ from engine.sampling.vllm.logprobs import checked
 from engine.sampling.vllm.messages import Drawn
 
 AT_ONCE = 16
-"""Most probes of one request on the server at a time."""
+"""Most probes of one request on the server at a time, and of one for which the trainer's forward is at hand."""
 
 _COMPUTED = 16
 """Prompt tokens that a probe may have computed although the server has cached its prefix: those of a block that is not full."""

@@ -31,7 +31,7 @@ from engine.sampling.vllm.logprobs import prompt_scores
 from engine.sampling.vllm.messages import Drawn, Paused, ScoredPrompt, Sleeping
 from engine.sampling.vllm.places import Places
 from engine.sampling.vllm.prompt_budget import PromptBudget
-from engine.sampling.vllm.prompt_probes import PromptProbes
+from engine.sampling.vllm.prompt_probes import AT_ONCE, PromptProbes
 from engine.sampling.vllm.request import VllmRequest, check
 from engine.sampling.vllm.sequence import GENERATE, AdapterLost, VllmSequence
 from engine.sampling.vllm.settings import VllmSettings
@@ -221,8 +221,10 @@ class VllmReplica:
             # Scored before the pin: what waits for the trainer's forward must hold no adapter's place on the server.
             scored = await self._score_by_trainer(running)
             async with self._adapters.pin(running.request.adapter or self._zero) as pin:
-                if running.request.scoring is not None:
-                    await self._score(running, running.request.scoring, pin, scored)
+                if scored is not None:
+                    running.stream.put([scored])
+                elif running.request.scoring is not None:
+                    await self._score(running, running.request.scoring, pin)
                 await self._draw_all(running, pin)
             running.stream.end(None)
         except WeftError as error:
@@ -271,19 +273,17 @@ class VllmReplica:
             await self._adapters.load_again(pin)
             await send()
 
-    async def _score(self, running: VllmRequest, scoring: PromptScoring, pin: Pin, scored: PromptScored | None) -> None:
-        """Put the prompt's scores into the stream; ``scored`` are those of the trainer's forward."""
+    async def _score(self, running: VllmRequest, scoring: PromptScoring, pin: Pin) -> None:
+        """Put the prompt's scores, by the server, into the stream."""
 
         async def ask(length: int, computed: int, params: dict[str, Any]) -> Drawn:
             return await self._probe(running, running.probe_body(pin.name, length, params), computed, pin)
 
         probes = PromptProbes(running.request, scoring, ask)
-        scores_here = scored is None and scoring.scores_prompt
-        if scored is None:
-            scored = await self._score_prompt(running, scoring, pin) if scores_here else PromptScored(None, None)
+        scored = await self._score_prompt(running, scoring, pin) if scoring.scores_prompt else PromptScored(None, None)
         found = await probes.run(scored)
         # A prompt that the server scores is computed anew; what is drawn after it, or after a probe, has it in the cache.
-        cached = 0 if scores_here else probes.cached
+        cached = 0 if scoring.scores_prompt else probes.cached
         running.stream.put([found] if cached is None else [PromptCached(cached), found])
 
     async def _probe(self, running: VllmRequest, body: dict[str, Any], computed: int, pin: Pin) -> Drawn:
@@ -329,17 +329,20 @@ class VllmReplica:
         """Return the prompt's scores by the trainer's forward, where adapters may change the head; owners take turns.
 
         vLLM looks up the adapter of a head's logits by sequence. The logits of a scored prompt are by position, so they get
-        wrong adapters' heads, or kill the engine of a CPU.
+        wrong adapters' heads, or kill the engine of a CPU. More targets and draws than a few come from the forward as well,
+        which has all of them in one pass: thousands of probes would hold the server up.
         """
         request, scoring = running.request, running.request.scoring
-        if scoring is None or not (scoring.scores_prompt and self._settings.head_adapters):
+        if scoring is None or not self._settings.head_adapters:
+            return None
+        if not scoring.scores_prompt and (self._forward is None or scoring.cells(len(request.prompt)) <= AT_ONCE):
             return None
         if self._forward is None:
             raise InvalidRequest("scoring: this sampler cannot score prompts, because its adapters may change the head")
         running.is_on_server = False
         try:
             async with self._forwards.place(request, is_first=True):
-                return await self._forward.score(request.adapter, request.prompt, scoring.of_prompt())
+                return await self._forward.score(request.adapter, request.prompt, scoring, request.draws)
         finally:
             running.is_on_server = True
             self._heard()

@@ -24,7 +24,7 @@ from contracts.base_model import read_base_model_facts
 from contracts.errors import EngineFailure, InvalidRequest
 from engine.model.base import BaseModel
 from engine.sampling.in_process.replica import TorchReplica
-from engine.sampling.replica import AdapterVersion, PromptScoring
+from engine.sampling.replica import AdapterVersion, Draws, PromptScoring
 from tests.engine.sampling.drawing import GREEDY, Client
 from tests.engine.sampling.handshakes import handshake, shake_hands
 from workers.base_forward import BaseForward
@@ -147,6 +147,31 @@ async def test_the_forward_scores_as_peft_does(world: Any, topk: int) -> None:
     finally:
         await here.close()
         await there.close()
+
+
+async def test_the_forward_scores_and_draws_at_a_prompts_positions(world: Any) -> None:
+    """In this process and in one of its own, where equal seeds draw the same; each tenant's under its own adapter."""
+    cells = (np.array([1, 1, 3]), np.array([0, 255, 108]))
+    scoring, prompt = PromptScoring(2, True, 0, cells, alternatives=4), np.array(PROMPT)
+    here, there = BaseForward(world.base), ForwardProcess(world.base.facts, dtype="float32")
+    drawn = list[Any]()
+    try:
+        for forward in (here, there):
+            asked = (forward.score(who.version, prompt, scoring, Draws(2.0, seed=5)) for who in (world.cat, world.dog))
+            for scores, who in zip(await asyncio.gather(*asked), (world.cat, world.dog), strict=True):
+                table, found = who.logprobs([], PROMPT), scores.alternatives
+                assert scores.targets is not None
+                assert found is not None
+                np.testing.assert_allclose(scores.targets, table[cells], atol=EXACT)
+                np.testing.assert_allclose(found.logprobs, np.take_along_axis(table[1:], found.tokens, 1), atol=EXACT)
+                drawn.append(found.tokens.tolist())
+        cold = await here.score(world.cat.version, prompt, scoring, Draws(0.0))
+    finally:
+        await here.close()
+        await there.close()
+    assert drawn[:2] == drawn[2:]
+    assert cold.alternatives is not None
+    assert (cold.alternatives.tokens == world.cat.logprobs([], PROMPT)[1:].argmax(1)[:, None]).all()
 
 
 async def test_prompts_that_wait_are_scored_together_and_fail_alone(world: Any, tmp_path: Path) -> None:

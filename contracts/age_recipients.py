@@ -12,6 +12,9 @@ MOST_RECIPIENTS = 10
 _LONGEST = 2_000
 """Characters of the longest recipient, an SSH key of RSA with 4096 bits and a comment."""
 
+_SHOWN = 8
+"""Characters of a refused recipient that its error tells."""
+
 
 def check_recipients(texts: Sequence[str] | None, field: str = "age_encryption_recipients") -> list[str] | None:
     """Return the recipients if each can be encrypted to, None without any. Raises ``InvalidRequest`` naming ``field``."""
@@ -25,7 +28,10 @@ def check_recipients(texts: Sequence[str] | None, field: str = "age_encryption_r
 
 
 def parse_recipient(text: str, field: str = "age_encryption_recipients") -> Any:
-    """Return pyrage's recipient of ``text``. Raises ``InvalidRequest`` naming ``field``."""
+    """Return pyrage's recipient of ``text``. Raises ``InvalidRequest`` naming ``field``.
+
+    The error has the beginning of ``text`` only, which may be a secret key: errors are kept, and operators read them.
+    """
     kind = pyrage.ssh if text.startswith("ssh-") else pyrage.x25519
     try:
         if len(text) > _LONGEST:
@@ -33,5 +39,6 @@ def parse_recipient(text: str, field: str = "age_encryption_recipients") -> Any:
         return kind.Recipient.from_str(text)
     except (pyrage.RecipientError, ValueError) as error:
         raise InvalidRequest(
-            f"{field} must be age1… keys, or SSH public keys: ssh-ed25519, or ssh-rsa of 2048 to 4096 bits; got {text[:100]!r}"
+            f"{field} must be age1… keys, or SSH public keys: ssh-ed25519, or ssh-rsa of 2048 to 4096 bits; one begins with "
+            f"{text[:_SHOWN]!r}"
         ) from error

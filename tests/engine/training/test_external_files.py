@@ -107,3 +107,12 @@ def test_what_is_no_recipient_is_refused(text: str) -> None:
 def test_no_recipients_seal_nothing() -> None:
     assert check_recipients(None) is None
     assert check_recipients([]) is None
+
+
+def test_a_secret_key_that_is_sent_by_mistake_is_not_told_again() -> None:
+    """Errors are kept in the database, and operators read them."""
+    secret, neighbour = (pyrage.x25519.Identity.generate() for _ in range(2))
+    with pytest.raises(InvalidRequest, match="AGE-SECR") as refused:
+        check_recipients([str(neighbour.to_public()), str(secret)])
+    assert str(secret)[12:] not in refused.value.message
+    assert check_recipients([str(neighbour.to_public())]) == [str(neighbour.to_public())]

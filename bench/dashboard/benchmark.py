@@ -40,6 +40,8 @@ _VOCABULARY = 300
 _STREAMS_OF_SESSION = 4
 _REQUESTS = 120
 _TIMEOUT = 60.0
+_OPENING_SECONDS = 8.0
+"""Time of a turn in which viewers have opened their streams, seen their last point and gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,68 +78,108 @@ def log_in(base_url: str, key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Training for a while. ``cpu_ms``: processor time of the service for a step; ``late``: seconds from result to viewer."""
+class Window:
+    """Part of a training. Times are the system's monotonic clock's; ``cpu_s`` is processor time of the service."""
 
-    steps_per_s: float
-    cpu_ms: float
-    late: list[float] = field(default_factory=list)
-    wrong: int = 0
+    begin: float
+    end: float
+    cpu_s: float
 
-
-def turn_alone(place: Place, seconds: float) -> Turn:
-    """Train with nobody watching."""
-    began = cpu_seconds(place.pid)
-    return _turn(place.train(seconds), cpu_seconds(place.pid) - began)
+    def steps(self, ends: Sequence[float]) -> int:
+        """Return how many steps ended in it."""
+        return sum(self.begin <= end < self.end for end in ends)
 
 
-def _turn(report: LoadReport, cpu_s: float, late: Sequence[float] = (), wrong: int = 0) -> Turn:
-    steps = sum(len(one) for one in report.steps)
-    return Turn(steps / report.wall_s, 1e3 * cpu_s / steps, list(late), wrong)
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of one training, in pairs: nobody watched in ``alone``, and ``viewers`` did in ``beside``."""
+
+    alone: list[Window] = field(default_factory=list)
+    beside: list[Window] = field(default_factory=list)
+    viewers: list[Viewer] = field(default_factory=list)
 
 
-async def watched_turn(place: Place, viewers: int, seconds: float, cookies: list[str]) -> Turn:
-    """Train beside viewers, and count points that were missing or came twice."""
-    begins = {run: place.steps_of(run) for run in place.runs}
-    watching = [Viewer(run, begins[run]) for run in (place.runs[number % _RUNS] for number in range(viewers))]
+async def _window(place: Place, seconds: float) -> Window:
+    cpu, begin = cpu_seconds(place.pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    return Window(begin, time.monotonic(), cpu_seconds(place.pid) - cpu)
+
+
+async def _watched(place: Place, seconds: float, cookies: list[str], watching: list[Viewer]) -> Window:
+    """Return a window beside viewers, once each of them has seen what it was to see."""
     async with Viewers(place.base_url, cookies, watching):
-        began = cpu_seconds(place.pid)
-        report = await asyncio.to_thread(place.train, seconds)
-        used = cpu_seconds(place.pid) - began
-        wanted = {run: place.steps_of(run) for run in place.runs}
+        window = await _window(place, seconds)
+        wanted = {run: await asyncio.to_thread(place.steps_of, run) for run in place.runs}
         async with asyncio.timeout(_TIMEOUT):
             for one in watching:
                 await one.until(wanted[one.run])
-    late: list[float] = []
-    for number, one in enumerate(watching):
-        ends = [end for _, end in report.steps[number % _RUNS]]
-        late += [max(0.0, came - end) for came, end in zip(one.came, ends, strict=False)]
-    return _turn(report, used, late, sum(one.wrong for one in watching))
+    return window
+
+
+async def _look_on(place: Place, *, viewers: int, turns: int, seconds: float, cookies: list[str]) -> Windows:
+    """Watch a training that goes on, and watch it not, in turns; each is first in half of them."""
+    found = Windows()
+    for turn in range(turns):
+        if turn % 2 == 0:
+            found.alone.append(await _window(place, seconds))
+        begins = {run: await asyncio.to_thread(place.steps_of, run) for run in place.runs}
+        watching = [Viewer(run, begins[run]) for run in (place.runs[number % _RUNS] for number in range(viewers))]
+        found.beside.append(await _watched(place, seconds, cookies, watching))
+        found.viewers.extend(watching)
+        if turn % 2 == 1:
+            found.alone.append(await _window(place, seconds))
+    return found
 
 
 def measure_throughput(place: Place, *, viewers: int, turns: int, seconds: float) -> dict[str, float]:
-    """Return the ratio of the steps a second beside viewers to those without, turn by turn."""
+    """Return the ratio of the steps a second beside viewers to those without.
+
+    One training goes on through all turns. Clients that begin anew fall into step with each other in another way, which
+    changes how many of them share a pass, and so the speed, by more than viewers do.
+    """
     cookies = place.cookies(viewers)
     place.train(seconds / 2)
-    alone, beside = [], []
-    for turn in range(turns):
-        # Each first in half of the turns: what is second finds warmer caches, and a longer run.
-        if turn % 2 == 0:
-            alone.append(turn_alone(place, seconds))
-        beside.append(asyncio.run(watched_turn(place, viewers, seconds, cookies)))
-        if turn % 2 == 1:
-            alone.append(turn_alone(place, seconds))
-    pairs = list(zip(alone, beside, strict=True))
+    begins = {run: place.steps_of(run) for run in place.runs}
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(place.train, turns * (2 * seconds + _OPENING_SECONDS))
+        found = asyncio.run(_look_on(place, viewers=viewers, turns=turns, seconds=seconds, cookies=cookies))
+        report = training.result()
+    ends = {run: [end for _, end in report.steps[number]] for number, run in enumerate(place.runs)}
+    every = [end for one in ends.values() for end in one]
+    last = min(one[-1] for one in ends.values())
+    if found.beside[-1].end > last or found.alone[-1].end > last:
+        raise RuntimeError("the training ended before the last turn did: opening the viewers took too long")
+    late = [
+        max(0.0, came - ends[one.run][step - begins[one.run] - 1])
+        for one in found.viewers
+        for step, came in zip(one.steps, one.came, strict=True)
+        if step > begins[one.run]
+    ]
+    alone, beside = _summed(found.alone, every), _summed(found.beside, every)
     return {
-        "throughput_ratio": statistics.median(watched.steps_per_s / one.steps_per_s for one, watched in pairs),
-        "steps_per_s_alone": statistics.median(one.steps_per_s for one in alone),
-        "steps_per_s_watched": statistics.median(one.steps_per_s for one in beside),
-        "cpu_ratio": statistics.median(watched.cpu_ms / one.cpu_ms for one, watched in pairs),
-        "cpu_ms_a_step_alone": statistics.median(one.cpu_ms for one in alone),
-        "cpu_ms_a_step_watched": statistics.median(one.cpu_ms for one in beside),
-        "point_to_viewer_p95_ms": 1e3 * _p95([late for one in beside for late in one.late]),
-        "wrong_points": sum(one.wrong for one in beside),
+        "throughput_ratio": beside.speed / alone.speed,
+        "steps_per_s_alone": alone.speed,
+        "steps_per_s_watched": beside.speed,
+        "cpu_ratio": beside.cpu_ms / alone.cpu_ms,
+        "cpu_ms_a_step_alone": alone.cpu_ms,
+        "cpu_ms_a_step_watched": beside.cpu_ms,
+        "point_to_viewer_p95_ms": 1e3 * _p95(late),
+        "wrong_points": sum(one.wrong for one in found.viewers),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Steps a second of several windows together, and the service's processor time for a step."""
+
+    speed: float
+    cpu_ms: float
+
+
+def _summed(windows: Sequence[Window], ends: Sequence[float]) -> Summed:
+    steps = sum(one.steps(ends) for one in windows)
+    seconds = sum(one.end - one.begin for one in windows)
+    return Summed(steps / seconds, 1e3 * sum(one.cpu_s for one in windows) / steps)
 
 
 def measure_pixels(place: Place, *, pages: int, seconds: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import resource
 from asyncio.events import TimerHandle
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 from api.loop_time import network_of
 from api.loop_turns import HOLDER
 from cli.connections import Connections
+from cli.joined_writes import JoinedWrites
 from store.http_settings import HttpSettings
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the deadline of the first headers."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, JoinedWrites(transport, self.loop)))
         self.belongs_to(f"address {network_of({'client': self.client})}")
         if self.held.is_overfull:
             surplus = self.held.surplus(self)

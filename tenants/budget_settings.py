@@ -99,8 +99,9 @@ async def set_budget(
         change |= {"spent": spent, "rest": rest, "unpriced": used.unpriced}
     await transaction.execute(update(budgets).where(this).values(change))
     row = (await transaction.execute(select(budgets).where(this))).one()
-    # What is spent already may be beyond a mark of the new amount.
-    await alert(transaction, row, before=0, after=row.spent * PARTS + row.rest, now=now)
+    # What is spent already may be beyond a mark of the new amount. What was spent in an earlier period is not.
+    spent_now = 0 if _is_over(row, now) else row.spent * PARTS + row.rest
+    await alert(transaction, row, before=0, after=spent_now, now=now)
 
 
 def amount_of(text: str) -> Decimal:
@@ -182,8 +183,7 @@ async def budgets_of(session: AsyncSession, owner: Owner, now: datetime) -> list
     found = []
     for row in rows:
         name = _name(row)
-        is_over = row.resets_at is not None and row.resets_at <= now
-        spent, unpriced = (0, 0) if is_over else (row.spent * PARTS + row.rest, row.unpriced)
+        spent, unpriced = (0, 0) if _is_over(row, now) else (row.spent * PARTS + row.rest, row.unpriced)
         amount, ends = amount_told(row.amount * PARTS, row.meter), name.period.end(now)
         project = names.get(name.project or "")
         found.append(BudgetStanding(name, project, amount, amount_told(spent, row.meter), unpriced, ends))
@@ -196,6 +196,11 @@ async def alerts_of(session: AsyncSession, owner: Owner, *, most: int = 100) -> 
     newest = mine.order_by(alerts.c.at.desc(), alerts.c.percent.desc())
     rows = _reached(await session.execute(newest.limit(most)), owner)
     return [Alert(_name(row), row.percent, amount_told(row.amount * PARTS, row.meter), row.at) for row in rows]
+
+
+def _is_over(row: Any, now: datetime) -> bool:
+    """Return whether the period in which the budget's ``spent`` was has ended."""
+    return row.resets_at is not None and bool(row.resets_at <= now)
 
 
 def _reached(rows: Iterable[Any], owner: Owner) -> list[Any]:

@@ -174,6 +174,22 @@ async def test_a_period_that_ends_begins_with_nothing_spent(books: Books) -> Non
     assert await spent(books, 1, at=tomorrow) == 0
 
 
+async def test_another_amount_tells_of_no_mark_that_an_earlier_period_crossed(books: Books) -> None:
+    """What is spent in the period tells, and to the tenant whose budget it is."""
+    tomorrow = NOON + timedelta(hours=13)
+    await price(books, Meter.TRAIN_TOKENS, "1000000")
+    for who in (0, 1):
+        await budget(books, who, "10")
+    await used(books, 0, 10)
+    earlier = await alerts(books, 0)
+    assert sorted(one.percent for one in earlier) == [80, 100]
+    await budget(books, 0, "9", at=tomorrow)
+    assert await alerts(books, 0) == earlier
+    await used(books, 0, 9, at=tomorrow)
+    assert sorted((one.at, one.percent) for one in await alerts(books, 0))[2:] == [(tomorrow, 80), (tomorrow, 100)]
+    assert await alerts(books, 1) == []
+
+
 async def test_budgets_in_tokens_and_in_money_stand_side_by_side(books: Books) -> None:
     await price(books, Meter.TRAIN_TOKENS, "3")
     await budget(books, 0, "5", DAY)

@@ -136,7 +136,8 @@ async def _used(session: AsyncSession, tenant: TenantId, payer: int | None, name
     """Return what was used in the period of ``now``, by the keys that spend of ``payer``'s budgets or in the project."""
     owner: Owner = tenant if name.project is None else Reach(tenant, frozenset({name.project}))
     mine = select(paying_keys.c.id).where(PAYER.in_([payer]), paying_keys.c.tenant_id == tenant)
-    keys = set() if payer is None else set(await session.scalars(mine))
+    # The first of those keys may have ended long ago, so that its row is gone.
+    keys = set() if payer is None else {payer, *await session.scalars(mine)}
     since, before = name.period.start(now), now + timedelta(hours=1)
     prices = Tariff() if name.currency is None else await tariff(session, tenant)
     used = Added()

@@ -9,11 +9,11 @@ from sqlalchemy import event, update
 
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionId
-from store.tables import Session
+from store.tables import ApiKey, Session
 from tenants import price_additions
 from tenants.budget_settings import Alert, BudgetName, BudgetStanding, alerts_of, budgets_of, set_budget
 from tenants.budgets import Period
-from tenants.keys import create_tenant
+from tenants.keys import create_key, create_tenant, find_key, forget_ended_keys, rotate_key
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter, tariff
 from tenants.projects import create_project
@@ -188,6 +188,22 @@ async def test_another_amount_tells_of_no_mark_that_an_earlier_period_crossed(bo
     await used(books, 0, 9, at=tomorrow)
     assert sorted((one.at, one.percent) for one in await alerts(books, 0))[2:] == [(tomorrow, 80), (tomorrow, 100)]
     assert await alerts(books, 1) == []
+
+
+async def test_a_new_budget_of_a_key_counts_what_was_used_by_the_one_whose_place_it_took(books: Books) -> None:
+    """Also once the earlier key has ended and its row is gone. Another tenant's key has a budget of its own."""
+    async with books.database.write() as transaction:
+        made = [await create_key(transaction, tenant=who, note="", clock=lambda: NOON) for who in books.tenants]
+        row = await find_key(transaction, books.tenants[0], made[0].id)
+        new = await rotate_key(transaction, row, grace=timedelta(), clock=lambda: NOON)
+    for who, key in enumerate(made):
+        await books.ended(who, NOON, tokens=30 + who, key_id=key.id)
+    later = NOON + 2 * HOUR
+    async with books.database.write() as transaction:
+        assert await forget_ended_keys(transaction, later, ApiKey.tenant_id == books.tenants[0], most=5) == 1
+    for who, key in enumerate((new, made[1])):
+        await budget(books, who, "100", BudgetName(Period.DAY, key=key.id), at=later)
+    assert (await spent(books, 0, at=later), await spent(books, 1, at=later)) == (30, 31)
 
 
 async def test_budgets_in_tokens_and_in_money_stand_side_by_side(books: Books) -> None:

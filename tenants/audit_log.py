@@ -14,10 +14,12 @@ from store.tables import AuditEntry
 from store.tables.base import UtcDateTime
 from tenants.audit import Door
 from tenants.reach import Owner, Reach, tenant_of
+from tenants.rights import Role
 
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OPERATORS = (Door.CLI, Door.ADMIN)
+"""Doors that operators alone come by. To their pages they come by ``ui``, as tenants' own people do."""
 OPERATOR = "operator"
 """Name by which tenants are told of an operator."""
 
@@ -64,7 +66,8 @@ async def read_entries(
 
 def told_actor(entry: AuditEntry) -> tuple[str, int | None, str | None]:
     """Return an entry's actor, key and address as tenants are told them: an operator's are the service's own."""
-    return (OPERATOR, None, None) if entry.door in _OPERATORS else (entry.actor, entry.key_id, entry.address)
+    is_operator = entry.door in _OPERATORS or entry.role == Role.OPERATOR
+    return (OPERATOR, None, None) if is_operator else (entry.actor, entry.key_id, entry.address)
 
 
 def _conditions(which: AuditFilter) -> list[ColumnElement[bool]]:
@@ -83,7 +86,7 @@ def _conditions(which: AuditFilter) -> list[ColumnElement[bool]]:
         conditions.append(AuditEntry.actor == which.key)
         if which.owner is not None:
             # Tenants are not told operators' names, so they find none by them.
-            conditions.append(AuditEntry.door.not_in([Door.CLI, Door.ADMIN]))
+            conditions += [AuditEntry.door.not_in(_OPERATORS), AuditEntry.role.is_distinct_from(Role.OPERATOR)]
     if which.since is not None:
         conditions.append(AuditEntry.at >= which.since)
     if which.until is not None:

@@ -38,6 +38,7 @@ KEY_COLUMNS = (
     _keys.c.networks,
     _keys.c.last_used_at,
     _keys.c.budget_key,
+    _keys.c.operator,
     _tenants.c.suspended_at,
     _tenants.c.suspend_mode,
     _tenants.c.suspend_reason,
@@ -114,7 +115,8 @@ def live_principal(row: Any, via: Via, address: str | None, now: datetime) -> Pr
         key_id=row.id,
         rights=rights_of(row),
         prefix=row.prefix,
-        address=address,
+        # Tenants are not told where an operator who looks at their pages is.
+        address=address if row.operator is None else None,
         via=via,
         suspension=None if row.suspended_at is None else SuspendMode(row.suspend_mode or SuspendMode.HOLD),
         reason=row.suspend_reason,

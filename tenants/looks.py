@@ -23,9 +23,12 @@ _KEPT = timedelta(days=1)
 
 
 async def begin_look(transaction: AsyncSession, tenant: TenantId, *, operator: str, reason: str, clock: Clock) -> str:
-    """Return a code that logs one browser in as a viewer of the tenant, once, within a minute."""
+    """Return a code that logs one browser in as a viewer of the tenant, once, within a minute.
+
+    Nothing that the tenant reads has the operator's name.
+    """
     now = clock()
-    note = f"look of the operator {operator}" + (f": {reason}" if reason else "")
+    note = "look of an operator" + (f": {reason}" if reason else "")
     rights = KeyRights(Role.VIEWER, expires_at=now + LOOK)
     key = await create_key(transaction, tenant=tenant, note=note, clock=clock, rights=rights)
     await transaction.execute(update(ApiKey).where(ApiKey.id == key.id).values(operator=operator))

@@ -38,7 +38,6 @@ _BY_HASH = (
         _sessions.c.token_hash,
         _sessions.c.seen_at,
         _sessions.c.expires_at.label("session_ends"),
-        _keys.c.operator,
     )
     .join_from(_sessions, _keys, _keys.c.id == _sessions.c.key_id)
     .join(_tenants, _tenants.c.id == _keys.c.tenant_id)

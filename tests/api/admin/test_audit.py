@@ -1,5 +1,8 @@
 """Acts of operators over the admin API: each is in the audit log, with the operator's key, in its own transaction."""
 
+import html
+import re
+
 import httpx
 from fastapi.routing import APIRoute, iter_route_contexts
 from sqlalchemy import select, text
@@ -8,6 +11,7 @@ from api.admin.app import create_admin_app
 from api.admin.services import AdminServices
 from store.tables import AuditEntry, Tenant
 from tests.api.admin.conftest import Admin
+from tests.api.dashboard.visits import SAME, cookie_of, key_of
 
 AUDITED = {
     "POST /tenants": ["tenant_create", "key_create"],
@@ -110,6 +114,42 @@ async def test_each_change_makes_its_entries_with_the_operators_key(admin: Admin
     assert {one.tenant_id for one in every} == {cats.id, birds, None}
     assert [one for one in await _entries(admin) if one.tenant_id == dogs.id] == []
     assert admin.key.secret not in str([(one.before, one.after) for one in every])
+
+
+async def test_a_tenant_is_told_no_operators_name_or_address_whatever_the_door(admin: Admin, cats, dogs) -> None:
+    """By the admin API, by the operators' pages, and in a look at the tenant's own. Another tenant hears of none of it."""
+    prefix, elsewhere = admin.key.prefix, {"X-Forwarded-For": "10.9.8.7"}
+    (await admin.http.put(f"/tenants/{cats.id}/suspension", json={"reason": "unpaid"})).raise_for_status()
+    async with httpx.AsyncClient(base_url=admin.url, timeout=40, headers=SAME) as pages:
+        begun = await pages.post("/ops/login", data={"key": admin.key.secret})
+        pages.headers["cookie"] = cookie_of(begun)
+        assert (await pages.post(f"/ops/tenants/{cats.id}/resume", data={"version": "*"})).status_code == 303
+        look = await pages.post(f"/ops/tenants/{cats.id}/look", data={"reason": "ticket 7"})
+    code = re.search(r"code=([\w-]+)", html.unescape(look.text))
+    assert code is not None
+    keys = [await key_of(admin.service, tenant) for tenant in (cats, dogs)]
+    async with httpx.AsyncClient(base_url=admin.service.url, timeout=40, headers=SAME | elsewhere) as viewer:
+        begun = await viewer.post("/ui/login/code", data={"code": code[1]})
+        viewer.headers["cookie"] = cookie_of(begun)
+        assert (await viewer.get("/ui/audit")).status_code == 403
+        assert (await viewer.get("/ui")).status_code == 200
+    await admin.service.services.audit_tally.write()
+    told = []
+    for key in keys:
+        async with httpx.AsyncClient(base_url=admin.service.url, headers={"X-API-Key": key.secret}) as http:
+            told.append(
+                [(await http.get(path)).raise_for_status() for path in ("/api/weft/v1/audit", "/api/weft/v1/keys")]
+            )
+    audit, made = told[0][0].json()["entries"], told[0][1].json()["keys"]
+    by_operators = [one for one in audit if one["action"] in ("tenant_suspend", "tenant_resume", "tenant_look")]
+    assert {(one["actor"], one["key_id"], one["address"]) for one in by_operators} == {("operator", None, None)}
+    assert len(by_operators) == 3
+    assert {one["address"] for one in audit if one["action"] in ("login_begin", "request_refuse")} == {None}
+    assert [one["note"] for one in made if "ticket" in one["note"]] == ["look of an operator: ticket 7"]
+    assert not [answer.text for answer in told[0] if prefix in answer.text or "10.9.8.7" in answer.text]
+    assert not [answer.text for answer in told[1] if "tenant_" in answer.text or "ticket" in answer.text]
+    async with httpx.AsyncClient(base_url=admin.service.url, headers={"X-API-Key": keys[0].secret}) as http:
+        assert (await http.get(f"/api/weft/v1/audit?key={prefix}")).json()["entries"] == []
 
 
 async def test_what_an_operator_does_is_not_done_without_its_entry(admin: Admin, cats) -> None:

@@ -1,10 +1,17 @@
-"""Paging of lists by limit and offset; values out of range are brought into range instead of refused."""
+"""Paging of lists: Tinker's by limit and offset, weft's own by limit and cursor.
 
-from dataclasses import dataclass
-from typing import Annotated
+Values out of range are brought into range instead of refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from fastapi import Depends, Query
 from pydantic import BaseModel
+
+from api.wire.request_model import NO_NUL
+from tenants.list_places import Place
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
@@ -15,10 +22,11 @@ MAX_OFFSET = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Range of rows: ``limit`` 0 to ``MAX_LIMIT``, ``offset`` 0 to ``MAX_OFFSET``."""
+    """Range of rows: ``limit`` 0 to ``MAX_LIMIT``, ``offset`` 0 to ``MAX_OFFSET``, behind the place ``after``."""
 
     limit: int
     offset: int
+    after: Place | None = None
 
 
 class Cursor(BaseModel):
@@ -34,6 +42,24 @@ async def _page(limit: Annotated[int, Query()] = DEFAULT_LIMIT, offset: Annotate
 
 
 Page = Annotated[PageRequest, Depends(_page)]
+
+
+async def _cursor_page(
+    limit: Annotated[int, Query()] = DEFAULT_LIMIT,
+    cursor: Annotated[str | None, Query(max_length=200, pattern=NO_NUL)] = None,
+    offset: Annotated[int, Query()] = 0,
+) -> PageRequest:
+    after = None if cursor is None else Place.parse(cursor)
+    return replace(await _page(limit, offset), after=after)
+
+
+CursorPage = Annotated[PageRequest, Depends(_cursor_page)]
+"""Page of a list of weft's own. ``offset`` is for clients that know no cursor: rows that come or go meanwhile shift its pages."""
+
+
+def next_cursor(page: PageRequest, rows: Sequence[Any]) -> str | None:
+    """Return the cursor of the page behind ``rows``, of which one more than the page holds was asked for; None at the end."""
+    return Place.of(rows[page.limit - 1]).cursor if 0 < page.limit < len(rows) else None
 
 
 def cursor_of(page: PageRequest, total: int) -> Cursor:

@@ -18,6 +18,7 @@ from store.clock import Clock
 from store.inserts import replacing_insert
 from store.tables import Checkpoint, DeletedCheckpoint, Run
 from tenants.discarded_folders import discard
+from tenants.list_places import Place, behind
 from tenants.reach import Owner, check_lane, tenant_of, within
 
 MAX_TTL = timedelta(days=3653)
@@ -239,8 +240,12 @@ async def list_checkpoints(
     expires_before: datetime | None = None,
     limit: int | None = None,
     offset: int = 0,
+    after: Place | None = None,
 ) -> tuple[list[Checkpoint], int]:
-    """Return a page of listed, unexpired checkpoints, newest first, and their total; only those that are so, if it is given."""
+    """Return a page of listed, unexpired checkpoints, newest first, and their total; only those that are so, if it is given.
+
+    The page begins behind ``after``.
+    """
     wanted = _wanted(owner, clock, segments)
     if run_id is not None:
         wanted.append(Checkpoint.run_id == run_id)
@@ -251,7 +256,9 @@ async def list_checkpoints(
     if expires_before is not None:
         wanted.append(Checkpoint.expires_at < expires_before)
     total = await session.scalar(select(func.count()).select_from(Checkpoint).where(*wanted)) or 0
-    page = select(Checkpoint).where(*wanted).order_by(*_NEWEST_FIRST)
+    page = (
+        select(Checkpoint).where(*wanted, *behind(Checkpoint.created_at, Checkpoint.id, after)).order_by(*_NEWEST_FIRST)
+    )
     return list(await session.scalars(page.limit(limit).offset(offset))), total
 
 
@@ -260,18 +267,15 @@ async def pages_of_run(
 ) -> AsyncIterator[Sequence[Checkpoint]]:
     """Iterate over pages of all listed, unexpired checkpoints of the run, newest first. A run may have twenty thousand."""
     wanted = [*_wanted(owner, clock, segments), Checkpoint.run_id == run_id]
-    last: Checkpoint | None = None
+    last: Place | None = None
     while True:
-        page = select(Checkpoint).where(*wanted).order_by(*_NEWEST_FIRST).limit(_PAGE)
-        if last is not None:
-            # In two conditions: the first one begins the walk over the index of times.
-            is_behind = or_(Checkpoint.created_at < last.created_at, Checkpoint.id > last.id)
-            page = page.where(Checkpoint.created_at <= last.created_at, is_behind)
+        begins = behind(Checkpoint.created_at, Checkpoint.id, last)
+        page = select(Checkpoint).where(*wanted, *begins).order_by(*_NEWEST_FIRST).limit(_PAGE)
         rows = (await session.scalars(page)).all()
         yield rows
         if len(rows) < _PAGE:
             return
-        last = rows[-1]
+        last = Place.of(rows[-1])
 
 
 def _wanted(owner: Owner, clock: Clock, segments: Collection[Segment]) -> list[ColumnElement[bool]]:

@@ -11,10 +11,11 @@ from sqlalchemy import ColumnElement, String, and_, case, column, func, literal,
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql.selectable import TableValuedAlias
 
-from contracts.errors import InvalidRequest, NotFound
+from contracts.errors import NotFound
 from store.batcher import few_lengths
 from store.tables import Run, RunPoint, RunState, Session
 from store.tables.base import UtcDateTime
+from tenants.list_places import Place
 from tenants.reach import Owner, default_project, reached_sessions, tenant_of
 
 MOST_RUNS = 200
@@ -79,14 +80,6 @@ class RunPage:
     next: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A run's place in the list."""
-
-    at: datetime
-    id: str
-
-
 _LATEST = (Run.created_at.desc(), Run.id.desc())
 _key = tuple_(Run.created_at, Run.id)
 _ROW = select(Run, Session.project, Session.sdk_version, Session.ended_at, Session.end_reason).join(
@@ -99,15 +92,15 @@ async def page_of_runs(session: AsyncSession, which: RunFilter, *, most: int, cu
 
     A page of a search may be shorter than ``most`` and still have a next one.
     """
-    place = None if cursor is None else _parsed(cursor)
+    place = None if cursor is None else Place.parse(cursor)
     most = min(most, MOST_RUNS)
     if which.text or which.metadata is not None:
         rows, end = await _searched(session, which, place, most + 1)
     else:
         rows, end = await _rows(session, [*_conditions(which), *_before(place)], most + 1), None
     if len(rows) > most:
-        end = _Place(rows[most - 1][0].created_at, rows[most - 1][0].id)
-    return RunPage([_listed(row, which.owner) for row in rows[:most]], None if end is None else _cursor(end))
+        end = Place.of(rows[most - 1][0])
+    return RunPage([_listed(row, which.owner) for row in rows[:most]], None if end is None else end.cursor)
 
 
 async def _rows(session: AsyncSession, conditions: Sequence[ColumnElement[bool]], most: int) -> list[Any]:
@@ -116,8 +109,8 @@ async def _rows(session: AsyncSession, conditions: Sequence[ColumnElement[bool]]
 
 
 async def _searched(
-    session: AsyncSession, which: RunFilter, place: _Place | None, most: int
-) -> tuple[list[Any], _Place | None]:
+    session: AsyncSession, which: RunFilter, place: Place | None, most: int
+) -> tuple[list[Any], Place | None]:
     """Return the latest runs before the place that the search finds, and where it stopped; None at the first run."""
     conditions, sought = _conditions(which), _sought(which, session.get_bind().dialect.name)
     keys = select(Run.created_at, Run.id).join(Session, Session.id == Run.session_id).order_by(*_LATEST)
@@ -125,7 +118,7 @@ async def _searched(
     for _ in range(max(1, SEARCHED // PIECE)):
         piece = [*conditions, *_before(place)]
         last = (await session.execute(keys.where(*piece).offset(PIECE - 1).limit(1))).one_or_none()
-        place = None if last is None else _Place(last.created_at, last.id)
+        place = None if last is None else Place(last.created_at, last.id)
         if place is not None:
             piece.append(_key >= _literal(place))
         rows += await _rows(session, [*piece, *sought], most - len(rows))
@@ -181,11 +174,11 @@ def _conditions(which: RunFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _before(place: _Place | None) -> list[ColumnElement[bool]]:
+def _before(place: Place | None) -> list[ColumnElement[bool]]:
     return [] if place is None else [_key < _literal(place)]
 
 
-def _literal(place: _Place) -> ColumnElement[Any]:
+def _literal(place: Place) -> ColumnElement[Any]:
     return tuple_(literal(place.at, UtcDateTime()), literal(place.id))
 
 
@@ -236,14 +229,3 @@ def _listed(row: Any, owner: Owner) -> ListedRun:
         ended_at=row.ended_at,
         end_reason=row.end_reason,
     )
-
-
-def _cursor(place: _Place) -> str:
-    return f"{(place.at - _EPOCH) // _MICROSECOND}-{place.id}"
-
-
-def _parsed(cursor: str) -> _Place:
-    at, _, id = cursor.partition("-")
-    if not (at.isascii() and at.isdigit() and len(at) <= 17 and id):
-        raise InvalidRequest("cursor: send the `next_cursor` of an earlier answer, as it is")
-    return _Place(_EPOCH + int(at) * _MICROSECOND, id)

@@ -17,6 +17,7 @@ from tenants.audit import session_of
 from tenants.budgets import spent_budgets
 from tenants.limit_use import RUN_USE
 from tenants.limits import Counted, Limits, hold_count
+from tenants.list_places import Place, behind
 from tenants.project_limits import use_in_session
 from tenants.reach import Owner, default_project, includes, tenant_of, within
 
@@ -186,12 +187,14 @@ async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run
     return True
 
 
-async def list_runs(session: AsyncSession, owner: Owner, *, limit: int, offset: int) -> tuple[list[Run], int]:
-    """Return a page of the owner's runs, newest first, and their total."""
+async def list_runs(
+    session: AsyncSession, owner: Owner, *, limit: int, offset: int, after: Place | None = None
+) -> tuple[list[Run], int]:
+    """Return a page of the owner's runs, newest first, and their total. The page begins behind ``after``."""
     owned = (Run.tenant_id == tenant_of(owner), *within(owner, Run.session_id))
     total = await session.scalar(select(func.count()).select_from(Run).where(*owned)) or 0
-    page = select(Run).where(*owned).order_by(Run.created_at.desc(), Run.id).limit(limit).offset(offset)
-    return list(await session.scalars(page)), total
+    page = select(Run).where(*owned, *behind(Run.created_at, Run.id, after)).order_by(Run.created_at.desc(), Run.id)
+    return list(await session.scalars(page.limit(limit).offset(offset))), total
 
 
 async def set_run_state(transaction: AsyncSession, tenant: TenantId, run_id: str, state: RunState) -> None:

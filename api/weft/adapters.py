@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from api.acting import record_act
 from api.authentication import GateKeeper, GateReader
 from api.json_body import PathId, json_body
-from api.paging import Cursor, Page, cursor_of
+from api.paging import Cursor, CursorPage, cursor_of, next_cursor
 from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
 from api.wire.request_model import RequestModel
@@ -101,10 +101,11 @@ class GateState(BaseModel):
 
 
 class AdapterList(BaseModel):
-    """Gates of a page of adapters, those of the newest runs first."""
+    """Gates of a page of adapters, those of the newest runs first. ``next_cursor``: of the next page, null on the last one."""
 
     adapters: list[GateState]
     cursor: Cursor
+    next_cursor: str | None
 
 
 class Reloaded(BaseModel):
@@ -123,11 +124,15 @@ async def describe(caller: GateReader, services: Services, run_id: PathId) -> Ga
 
 
 @list_router.get("/adapters")
-async def list_adapters(caller: GateReader, services: Services, page: Page) -> AdapterList:
-    """List a page of the caller's adapters with their gates, newest first."""
+async def list_adapters(caller: GateReader, services: Services, page: CursorPage) -> AdapterList:
+    """List a page of the caller's adapters with their gates, newest first. Raises ``InvalidRequest`` for a wrong cursor."""
     async with services.runtime.database.read() as session:
-        runs, total = await list_runs(session, caller.reach, limit=page.limit, offset=page.offset)
-        return AdapterList(adapters=await _states(services, session, runs), cursor=cursor_of(page, total))
+        runs, total = await list_runs(session, caller.reach, limit=page.limit + 1, offset=page.offset, after=page.after)
+        return AdapterList(
+            adapters=await _states(services, session, runs[: page.limit]),
+            cursor=cursor_of(page, total),
+            next_cursor=next_cursor(page, runs),
+        )
 
 
 @router.post("/{run_id}/pause")

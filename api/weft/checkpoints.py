@@ -10,7 +10,7 @@ from api.acting import record_act
 from api.authentication import CheckpointWriter, Reader
 from api.checkpoint_records import CheckpointInfo, CheckpointType, checkpoint_info, segment_of
 from api.json_body import json_body
-from api.paging import Cursor, Page, cursor_of
+from api.paging import Cursor, CursorPage, cursor_of, next_cursor
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import Services
 from api.wire.request_model import NO_NUL, ListOf, PlainText, RequestModel
@@ -46,24 +46,28 @@ class KeptCheckpoint(CheckpointInfo):
 
 
 class KeptCheckpoints(BaseModel):
-    """A page of checkpoints, newest first."""
+    """A page of checkpoints, newest first. ``next_cursor``: of the next page, null on the last one."""
 
     checkpoints: list[KeptCheckpoint]
     cursor: Cursor
+    next_cursor: str | None
 
 
 @router.get("/checkpoints")
 async def list_kept(
     caller: Reader,
     services: Services,
-    page: Page,
+    page: CursorPage,
     run: Annotated[str | None, Query(max_length=150, pattern=NO_NUL)] = None,
     type: CheckpointType | None = None,
     name: Annotated[str | None, Query(max_length=200, pattern=NO_NUL)] = None,
     public: bool | None = None,
     expires_within: Annotated[int | None, Query(gt=0, le=int(MAX_TTL.total_seconds()))] = None,
 ) -> KeptCheckpoints:
-    """List a page of the caller's checkpoints: of one run, type or name, published or not, or that expire within some seconds."""
+    """List a page of the caller's checkpoints: of one run, type or name, published or not, or that expire within some seconds.
+
+    Raises ``InvalidRequest`` for a wrong cursor.
+    """
     clock = services.runtime.clock
     async with services.runtime.database.read() as session:
         rows, total = await list_checkpoints(
@@ -75,14 +79,16 @@ async def list_kept(
             name=name,
             public=public,
             expires_before=None if expires_within is None else clock() + timedelta(seconds=expires_within),
-            limit=page.limit,
+            limit=page.limit + 1,
             offset=page.offset,
+            after=page.after,
         )
+        following, rows = next_cursor(page, rows), rows[: page.limit]
         samplers = await count_samplers(session, caller.reach, [row.id for row in rows])
     kept = [
         KeptCheckpoint(**dict(checkpoint_info(row)), run=row.run_id, samplers=samplers.get(row.id, 0)) for row in rows
     ]
-    return KeptCheckpoints(checkpoints=kept, cursor=cursor_of(page, total))
+    return KeptCheckpoints(checkpoints=kept, cursor=cursor_of(page, total), next_cursor=following)
 
 
 @router.post("/checkpoints/delete")

@@ -34,7 +34,7 @@ CALLS: dict[str, Call[Any]] = {
     "waiting": calls.waiting("run"),
     "request_waiting": calls.request_waiting("request"),
     "gate": calls.gate("run"),
-    "adapters": calls.adapters(limit=1, offset=0),
+    "adapters": calls.adapters(limit=1, cursor="1-x", offset=0),
     "pause": calls.pause("run", mode="keep", reason=None, ttl=None, wait_seconds=1.0, clear_cache=False, generation=1),
     "resume": calls.resume("run", generation=None),
     "reload": calls.reload("run", path=None),
@@ -45,7 +45,7 @@ CALLS: dict[str, Call[Any]] = {
     "client_exceptions": calls.client_exceptions(session="one", run="run", limit=1, after=1),
     "operations": calls.operations(state="pending", lane="run", kind="sample", limit=1, after="request"),
     "checkpoints": calls.checkpoints(
-        run="run", type="sampler", name="one", public=True, expires_within=1, limit=1, offset=0
+        run="run", type="sampler", name="one", public=True, expires_within=1, limit=1, cursor="1-x", offset=0
     ),
     "usage": calls.usage(since=NOW, before=NOW, group_by=["run"], bucket_width="1h", limit=1, offset=0, cursor="x"),
     "export_usage": calls.export_usage(since=NOW, before=NOW, format="focus"),

@@ -12,7 +12,7 @@ from api.dashboard.tenant.form_values import filled, integer, number, text
 from api.dashboard.web_session import PageGateKeeper, PageGateReader
 from api.errors import error_response
 from api.json_body import PathId
-from api.paging import Page, PageRequest
+from api.paging import CursorPage, PageRequest
 from api.security_events import note_refusal
 from api.services import ApiServices, Services
 from api.weft import adapters
@@ -28,17 +28,21 @@ _MOST_VERSIONS = 100
 
 
 @router.get("")
-async def adapters_page(caller: PageGateReader, services: Services, request: Request, page_of: Page) -> Response:
+async def adapters_page(caller: PageGateReader, services: Services, request: Request, page_of: CursorPage) -> Response:
     """Show a page of adapters with their gates."""
     found = await adapters.list_adapters(caller, services, page_of)
-    return page(request, "tenant/adapters.html", found=found)
+    return page(request, "tenant/adapters.html", found=found, at=_place(page_of))
 
 
 @router.get("/table")
-async def adapters_table(caller: PageGateReader, services: Services, request: Request, page_of: Page) -> Response:
+async def adapters_table(caller: PageGateReader, services: Services, request: Request, page_of: CursorPage) -> Response:
     """Show the table of that page alone, as it is now."""
     found = await adapters.list_adapters(caller, services, page_of)
-    return page(request, "tenant/adapters_table.html", found=found)
+    return page(request, "tenant/adapters_table.html", found=found, at=_place(page_of))
+
+
+def _place(page_of: PageRequest) -> str:
+    return "" if page_of.after is None else page_of.after.cursor
 
 
 @router.get("/{run_id}")

@@ -21,13 +21,13 @@ from api.weft.checkpoints import CheckpointPaths, KeptCheckpoint, delete_many, l
 from api.wire.request_model import NO_NUL
 from contracts.errors import InvalidRequest, NotFound
 from contracts.paths import parse_path
+from tenants.list_places import Place
 from tenants.rights import Principal
 
 router = APIRouter(prefix="/checkpoints", tags=["checkpoints"])
 
 _DAY_SECONDS = 86_400
 _SHOWN = 50
-_MOST_OFFSET = 10_000_000
 _TICK = "tick:"
 _ONE = "/{run_id}/{segment}/{name}"
 _TYPES: Mapping[str, CheckpointType] = {"training": "training", "sampler": "sampler", "external": "external"}
@@ -42,19 +42,19 @@ async def checkpoints_page(
     run: Text = "",
     type: Text = "",
     show: Text = "",
-    offset: Annotated[int, Query(ge=0, le=_MOST_OFFSET)] = 0,
+    cursor: Text = "",
 ) -> Response:
     """Show a page of checkpoints: of one run or type; ``show`` is ``public``, or ``expiring`` for those with a day left."""
     found = await list_kept(
         caller,
         services,
-        PageRequest(_SHOWN, offset),
+        PageRequest(_SHOWN, 0, Place.parse(cursor) if cursor else None),
         run=run or None,
         type=_TYPES.get(type),
         public=True if show == "public" else None,
         expires_within=_DAY_SECONDS if show == "expiring" else None,
     )
-    given = {"run": run, "type": type, "show": show}
+    given = {"run": run, "type": type, "show": show, "cursor": cursor}
     return page(request, "tenant/checkpoints.html", found=found, given=given)
 
 

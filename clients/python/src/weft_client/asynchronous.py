@@ -100,6 +100,7 @@ class AsyncCheckpoints:
         expires_within: int | None = None,
     ) -> AsyncIterator[models.KeptCheckpoint]:
         """Yield checkpoints, newest first, page by page: those that are so, and expire within so many seconds."""
+        cursor: str | None = None
         offset = 0
         while True:
             page = await self._transport.send(
@@ -110,14 +111,17 @@ class AsyncCheckpoints:
                     public=public,
                     expires_within=expires_within,
                     limit=_PAGE,
-                    offset=offset,
+                    cursor=cursor,
+                    offset=None if cursor else offset,
                 )
             )
             for checkpoint in page.checkpoints:
                 yield checkpoint
             offset += _PAGE
-            if offset >= page.cursor.total_count:
+            # Services of before the cursor tell the number alone.
+            if page.next_cursor is None and (cursor is not None or offset >= page.cursor.total_count):
                 return
+            cursor = page.next_cursor
 
     async def delete(self, paths: Collection[str]) -> models.DeletedCheckpoints:
         """Delete up to 1,000 checkpoints, and tell at which paths there was none."""

@@ -95,9 +95,9 @@ def gate(run: str) -> Call[m.GateState]:
     return Call("GET", f"{TINKER}/adapters/{_id(run)}", m.GateState)
 
 
-def adapters(*, limit: int, offset: int) -> Call[m.AdapterList]:
+def adapters(*, limit: int, cursor: str | None, offset: int | None) -> Call[m.AdapterList]:
     """Read a page of adapters with their gates."""
-    return Call("GET", f"{WEFT}/adapters", m.AdapterList, {"limit": limit, "offset": offset})
+    return Call("GET", f"{WEFT}/adapters", m.AdapterList, _given(limit=limit, cursor=cursor, offset=offset))
 
 
 def pause(
@@ -264,12 +264,12 @@ def checkpoints(
     public: bool | None,
     expires_within: int | None,
     limit: int,
-    offset: int,
+    cursor: str | None,
+    offset: int | None,
 ) -> Call[m.KeptCheckpoints]:
     """Read a page of checkpoints."""
-    query = _given(
-        run=run, type=type, name=name, public=public, expires_within=expires_within, limit=limit, offset=offset
-    )
+    place = {"limit": limit, "cursor": cursor, "offset": offset}
+    query = _given(run=run, type=type, name=name, public=public, expires_within=expires_within, **place)
     return Call("GET", f"{WEFT}/checkpoints", m.KeptCheckpoints, query)
 
 

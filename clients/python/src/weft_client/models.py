@@ -301,6 +301,7 @@ class KeptCheckpoints(Record):
 
     checkpoints: list[KeptCheckpoint]
     cursor: Cursor
+    next_cursor: str | None = None
 
 
 class DeletedCheckpoints(Record):

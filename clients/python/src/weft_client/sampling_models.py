@@ -40,6 +40,7 @@ class AdapterList(Record):
 
     adapters: list[GateState]
     cursor: Cursor
+    next_cursor: str | None = None
 
 
 class Reloaded(Record):

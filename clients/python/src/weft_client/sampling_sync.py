@@ -28,14 +28,18 @@ class Gates:
 
     def list(self) -> Iterator[models.GateState]:
         """Yield the gates of the tenant's adapters, those of the newest runs first, page by page."""
+        cursor: str | None = None
         offset = 0
         while True:
-            page = self._transport.send(calls.adapters(limit=_PAGE, offset=offset))
+            asked = calls.adapters(limit=_PAGE, cursor=cursor, offset=None if cursor else offset)
+            page = self._transport.send(asked)
             for state in page.adapters:
                 yield state
             offset += _PAGE
-            if offset >= page.cursor.total_count:
+            # Services of before the cursor tell the number alone.
+            if page.next_cursor is None and (cursor is not None or offset >= page.cursor.total_count):
                 return
+            cursor = page.next_cursor
 
     def pause(
         self,

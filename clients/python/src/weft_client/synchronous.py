@@ -103,6 +103,7 @@ class Checkpoints:
         expires_within: int | None = None,
     ) -> Iterator[models.KeptCheckpoint]:
         """Yield checkpoints, newest first, page by page: those that are so, and expire within so many seconds."""
+        cursor: str | None = None
         offset = 0
         while True:
             page = self._transport.send(
@@ -113,14 +114,17 @@ class Checkpoints:
                     public=public,
                     expires_within=expires_within,
                     limit=_PAGE,
-                    offset=offset,
+                    cursor=cursor,
+                    offset=None if cursor else offset,
                 )
             )
             for checkpoint in page.checkpoints:
                 yield checkpoint
             offset += _PAGE
-            if offset >= page.cursor.total_count:
+            # Services of before the cursor tell the number alone.
+            if page.next_cursor is None and (cursor is not None or offset >= page.cursor.total_count):
                 return
+            cursor = page.next_cursor
 
     def delete(self, paths: Collection[str]) -> models.DeletedCheckpoints:
         """Delete up to 1,000 checkpoints, and tell at which paths there was none."""

@@ -16,11 +16,15 @@ Texts = Annotated[list[PlainText], Field(min_length=1, max_length=_MOST)]
 KeyNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
+KeyLimits = Annotated[dict[Annotated[str, Field(max_length=100)], int], Field(max_length=50)]
+
+
 class NewKeyRequest(RequestModel):
     """Rights of a key to make; null is no bound of its own, and the caller's bounds hold for it in any case.
 
     - ``projects``: ids or names of the projects that the key reaches.
     - ``networks``: addresses that the key may be used from, as CIDR.
+    - ``limits``: rates of the key, by the names of its tenant's.
     """
 
     note: Annotated[PlainText, Field(max_length=200)] = ""
@@ -31,6 +35,13 @@ class NewKeyRequest(RequestModel):
     base_models: Texts | None = None
     max_rank: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     networks: Texts | None = None
+    limits: KeyLimits | None = None
+
+
+class NewKeyLimits(RequestModel):
+    """Rates of a key to set, by name; null for none. Those that are not named stay."""
+
+    limits: Annotated[dict[Annotated[str, Field(max_length=100)], int | None], Field(max_length=50)]
 
 
 class RotateRequest(RequestModel):
@@ -40,7 +51,7 @@ class RotateRequest(RequestModel):
 
 
 class KeyBody(BaseModel):
-    """A key without its secret. ``last_used_at`` is a minute; null: never used."""
+    """A key without its secret. ``last_used_at`` is a minute; null: never used. ``limits``: rates of its own."""
 
     key_id: int
     prefix: str
@@ -51,6 +62,7 @@ class KeyBody(BaseModel):
     base_models: list[str] | None
     max_rank: int | None
     networks: list[str] | None
+    limits: dict[str, int]
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -78,6 +90,7 @@ def key_body(row: ApiKey) -> KeyBody:
         base_models=_list(rights.base_models),
         max_rank=rights.max_rank,
         networks=_list(rights.networks),
+        limits=dict(rights.limits or {}),
         created_at=row.created_at,
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,

@@ -5,7 +5,7 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.rate_headers import noted_headers
+from api.rate_headers import begin_noting, noted_headers
 from telemetry.context import TraceParent, begin_work, new_trace_id, parse_traceparent
 from telemetry.telemetry import Telemetry
 from telemetry.traces import SpanIds, new_span_id
@@ -34,6 +34,7 @@ class RequestObserver:
         trace_id = new_trace_id() if caller is None else caller.trace_id
         ids = SpanIds(trace_id, new_span_id()) if self._traces.is_on else None
         begin_work(trace_id, None if ids is None else ids.span_id)
+        begin_noting()
         status = 500
 
         async def send_and_note(message: Message) -> None:

@@ -15,11 +15,13 @@ from contracts.errors import BudgetSpent, InvalidRequest, OverRate, WeftError
 from contracts.ids import RequestId, SamplerId, TenantId
 from contracts.ledger_records import NewOperation, new_request_id
 from contracts.operations import OperationKind, SampleRequest
+from contracts.rate_lines import RateLine
 from contracts.sample_demand import demand_of
 from ledger.payload_files import PayloadFiles
 from ledger.token_feed import FeedKey
 from telemetry.context import current_work
 from tenants.budgets import refusal
+from tenants.rate_lines import lines_of
 from tenants.rates import Meter
 from tenants.reach import default_project
 from tenants.rights import Principal
@@ -32,7 +34,8 @@ class SampleSubmission:
 
     - ``body``: the request as the client sent it, the same in a repeat.
     - ``obstacle``: the reason why no new work is taken, if any.
-    - ``may_wait``: False for a client that cannot be told that its sample waits for the tenant's rate.
+    - ``may_wait``: False for a client that cannot be told that its sample waits for a rate.
+    - ``lines``: rates of its key and its project.
     - ``may_return``: a client that has lost the connection can find the sample again by repeating its request.
     """
 
@@ -45,6 +48,7 @@ class SampleSubmission:
     obstacle: WeftError | None = None
     may_return: bool = True
     may_wait: bool = True
+    lines: tuple[RateLine, ...] = ()
 
     @property
     def key(self) -> FeedKey:
@@ -73,6 +77,7 @@ class SampleSubmission:
             trace_id=current_work().trace_id,
             key_id=current_work().key_id,
             may_wait=self.may_wait,
+            lines=self.lines,
         )
 
 
@@ -96,6 +101,7 @@ async def tinker_submission(
         sample,
         body.sent,
         obstacle=sampler.obstacle or caller.obstacle_of_work(sampler.base_model) or unpaid(services, caller, sampler),
+        lines=lines_of(caller, Meter.SAMPLE, sampler.project, sampler.project_limits),
     )
 
 
@@ -130,7 +136,7 @@ async def _accepted(services: ApiServices, operation: NewOperation) -> RequestId
     try:
         accepted = await services.sample_intake.accept_rated(operation)
     except OverRate:
-        await note_stored_rate(services.runtime.database, operation.tenant, Meter.SAMPLE, services.runtime.clock())
+        await note_stored_rate(services.runtime.database, operation, Meter.SAMPLE, services.runtime.clock())
         raise
     note_rate(Meter.SAMPLE, accepted.rate, services.runtime.clock())
     return accepted.id

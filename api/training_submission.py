@@ -25,6 +25,7 @@ from ledger.gaps import closes_gap
 from telemetry.context import current_work
 from tenants.budgets import refusal
 from tenants.limits import Limits
+from tenants.rate_lines import lines_of
 from tenants.rates import Meter
 from tenants.rights import Principal, Scope
 from tenants.runs import RunStanding, run_standing
@@ -138,9 +139,9 @@ async def _accepted(services: ApiServices, operation: NewOperation, limits: Limi
     accepted, runtime = await services.training_intake.accept_rated(operation, limits), services.runtime
     if accepted.rate is not None:
         note_rate(Meter.TRAIN, accepted.rate, runtime.clock())
-    elif operation.tokens and limits.pace(Meter.TRAIN) is not None:
+    elif operation.tokens and (operation.lines or limits.pace(Meter.TRAIN) is not None):
         # A repeat charges nothing.
-        await note_stored_rate(runtime.database, operation.tenant, Meter.TRAIN, runtime.clock())
+        await note_stored_rate(runtime.database, operation, Meter.TRAIN, runtime.clock())
     return accepted.id
 
 
@@ -183,6 +184,7 @@ async def _operation(
         trainer=run.trainer,
         trace_id=current_work().trace_id,
         key_id=caller.key_id,
+        lines=lines_of(caller, Meter.TRAIN, run.project, run.project_limits),
         loads=parse_path(payload.path) if isinstance(payload, LoadWeights) else None,
         granted=CheckpointId(payload.granted) if isinstance(payload, LoadWeights) and payload.granted else None,
     )

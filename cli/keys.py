@@ -1,4 +1,4 @@
-"""``weft key``: makes, lists, rotates and revokes tenants' API keys."""
+"""``weft key``: makes, lists, bounds, rotates and revokes tenants' API keys."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -7,10 +7,10 @@ import typer
 
 from api.admin.bodies import Listed
 from api.admin.keys import OperatorsKeyBody
-from api.key_records import MadeKey, NewKeyRequest, RotateRequest
+from api.key_records import MadeKey, NewKeyLimits, NewKeyRequest, RotateRequest
 from cli.admin_client import AdminClient
 from cli.admin_command import Done, Shown, admin_command
-from cli.tenants import find_tenant, path_of
+from cli.tenants import find_tenant, parsed_limit, path_of
 from cli.times import moment, span
 from contracts.errors import NotFound
 from store.clock import utc_now
@@ -40,6 +40,9 @@ def create(
     network: Annotated[
         list[str] | None, typer.Option(metavar="CIDR", help="Addresses that the key may be used from; repeatable.")
     ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A rate of the key within its tenant's; repeatable.")
+    ] = None,
 ) -> Shown:
     """Make a key. It is shown only once."""
     asked = NewKeyRequest(
@@ -51,6 +54,7 @@ def create(
         base_models=base or None,
         max_rank=max_rank,
         networks=network or None,
+        limits={name: value for name, value in map(parsed_limit, limit or ()) if value is not None} or None,
     )
     made = admin.send("POST", path_of(admin, tenant, "keys"), MadeKey, asked)
     return Shown(made, [made.secret])
@@ -73,6 +77,21 @@ def rotate(
     asked = RotateRequest(grace_seconds=int(span(grace, "--grace").total_seconds()))
     made = admin.send("POST", f"/keys/{_find(admin, key).key_id}/rotation", MadeKey, asked)
     return Shown(made, [made.secret])
+
+
+@admin_command(app, "set")
+def set_limits(
+    admin: AdminClient,
+    key: KeyArgument,
+    limit: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=VALUE", help="A rate of the key within its tenant's; VALUE may be `default`."),
+    ],
+) -> Shown:
+    """Give a key rates of its own, within its tenant's, and print all that it has. Rotated keys share them."""
+    change = NewKeyLimits(limits=dict(parsed_limit(one) for one in limit))
+    found = admin.send("PUT", f"/keys/{_find(admin, key).key_id}/limits", OperatorsKeyBody, change)
+    return Shown(found, [f"limit {name}\t{value}" for name, value in sorted(found.limits.items())] or ["no limits"])
 
 
 @admin_command(app, "revoke")
@@ -99,6 +118,7 @@ def _line(key: OperatorsKeyBody, now: datetime) -> str:
         *(f"base={name}" for name in key.base_models or ()),
         *([] if key.max_rank is None else [f"max-rank={key.max_rank}"]),
         *(f"network={name}" for name in key.networks or ()),
+        *(f"{name}={value}" for name, value in sorted(key.limits.items())),
         *([] if key.expires_at is None else [f"expires={key.expires_at:%Y-%m-%dT%H:%M:%SZ}"]),
     ]
     rows = (f"{key.prefix}-…", _state(key, now), " ".join([key.role, *bounds]), f"{key.created_at:%Y-%m-%d %H:%M}")

@@ -1,5 +1,6 @@
 """``weft tenant``: makes, lists and shows tenants, sets their shares and limits, suspends and resumes them, tells usage."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -8,7 +9,15 @@ from api.admin.bodies import Listed
 from api.admin.budgets import NewBudget
 from api.admin.deletions import DeletionRequest, MarkedTenant
 from api.admin.shares import TenantShares
-from api.admin.tenants import MadeTenant, NewSuspension, NewTenant, StandingBody, TenantBody, TenantChange
+from api.admin.tenants import (
+    MadeTenant,
+    NewSuspension,
+    NewTenant,
+    RateStandingBody,
+    StandingBody,
+    TenantBody,
+    TenantChange,
+)
 from api.admin.usage import UsageDayBody
 from api.budget_reports import BudgetReport, MoneyBudgetReport
 from cli.admin_client import AdminClient, segment
@@ -85,7 +94,7 @@ def set_values(
 
 @admin_command(app, "limits")
 def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
-    """List a tenant's limits: name, value, whether it is the tenant's own, use, and what happens there; then its budgets."""
+    """List a tenant's limits: name, value, whether it is the tenant's own, use, what happens there; then rates and budgets."""
     found = admin.get(f"/tenants/{find_tenant(admin, name).id}/standing", StandingBody)
     lines = [f"share\t{found.share:g}", f"class\t{found.service_class}"]
     for one in found.limits:
@@ -95,6 +104,8 @@ def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
         for own in project.limits:
             used = "-" if own.used is None else str(own.used)
             lines.append(f"project\t{project.name}\t{own.name}\t{own.value}\t{used}")
+    names = {project.id: project.name for project in found.projects}
+    lines += [_rate_line(rate, names) for rate in found.rates]
     for budget in found.budgets:
         lines.append(_budget_line(budget, f"{budget.amount}", f"{budget.spent}"))
     for money in found.money_budgets:
@@ -102,6 +113,13 @@ def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
         amount, spent = f"{money.amount} {money.currency}", f"{money.spent} {money.currency}{unpriced}"
         lines.append(_budget_line(money, amount, spent))
     return Shown(found, lines)
+
+
+def _rate_line(rate: RateStandingBody, projects: Mapping[str, str]) -> str:
+    whose = "tenant" if rate.key is None else f"key {rate.key}"
+    whose = whose if rate.project is None else f"project {projects.get(rate.project, rate.project)}"
+    bound = f"{rate.per_minute} tokens a minute, {rate.burst} at once"
+    return f"rate\t{whose}\t{rate.meter}\t{bound}\t{rate.remaining} may run now\t{rate.waiting} wait"
 
 
 def _budget_line(budget: BudgetReport | MoneyBudgetReport, amount: str, spent: str) -> str:

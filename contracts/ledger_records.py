@@ -9,6 +9,7 @@ from contracts.errors import ErrorCategory, WeftError
 from contracts.ids import CheckpointId, RequestId, RunId, TenantId
 from contracts.operations import OperationKind, Payload, Result, Unreadable
 from contracts.paths import CheckpointPath
+from contracts.rate_lines import RateLine
 from contracts.sample_demand import SampleDemand
 
 UNLOAD_SEQ_ID = 2**62
@@ -73,7 +74,9 @@ class NewOperation:
     granted: CheckpointId | None = None
     """The same by its id, where a key of its tenant gave access to it."""
     may_wait: bool = True
-    """False for a sample that is refused when its tenant's rate would have it wait."""
+    """False for a sample that is refused when a rate would have it wait."""
+    lines: tuple[RateLine, ...] = ()
+    """Lines of its key's and its project's rates, which are charged with it beside its tenant's."""
 
     def rejected(self, error: WeftError) -> "RejectedOperation":
         """Return the record by which this operation fails at once with ``error``; a repeat finds it."""

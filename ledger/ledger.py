@@ -60,7 +60,7 @@ from ledger.rows import (
     status_of,
     tokens_used,
 )
-from ledger.settlement import count_cut, insert_operation, settle, settle_cancelled
+from ledger.settlement import charge_own_lines, count_cut, insert_operation, settle, settle_cancelled
 from ledger.step_points import GatheredPoints
 from ledger.turns import advance, lock_runs
 from ledger.wakeups import (
@@ -89,7 +89,7 @@ log = logging.getLogger(__name__)
 class Accepted:
     """Id of an accepted request. For new training also the pending training of its tenant, counted with this one.
 
-    ``rate`` is its tenant's rate after it, None without one and for a repeat.
+    ``rate`` is the tightest of its rates after it, None without one and for a repeat.
     """
 
     id: RequestId
@@ -127,7 +127,7 @@ class Ledger:
         return (await self.accept_counted(transaction, new)).id
 
     async def accept_counted(self, transaction: AsyncSession, new: NewOperation, pace: Pace | None = None) -> Accepted:
-        """Record ``new``, charged at its tenant's ``pace``, and count the tenant's pending training with it.
+        """Record ``new``, charged at its tenant's ``pace`` and in its lines, and count the tenant's pending training with it.
 
         A repeat of one that is charged undoes the transaction.
         """
@@ -183,10 +183,12 @@ class Ledger:
         row = payload_row(new)
         if new.kind is OperationKind.SAMPLE:
             await transaction.execute(sql.INSERT_PAYLOAD, row)
-            return Accepted(request_id, rate=inserted.rate)
+            return Accepted(request_id, rate=await charge_own_lines(transaction, new, inserted.rate, now))
         counted = {"operation": request_id, "owner": new.tenant, "payload": row["body"], "digest": row["file_digest"]}
         use = (await transaction.execute(sql.INSERT_COUNTED_PAYLOAD[dialect], counted)).one()
-        return Accepted(request_id, use.pending_operations, use.pending_bytes, inserted.rate)
+        # After the count's lock, which the insert of the payload takes: nobody waits for it with a line.
+        rate = await charge_own_lines(transaction, new, inserted.rate, now)
+        return Accepted(request_id, use.pending_operations, use.pending_bytes, rate)
 
     # --- running ---------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from store.batcher import few_lengths
 from store.tables import RunState, Sampler
 from store.tables.runs import HAS_COVERED_PAYLOADS
 from tenants.own_samplers import forget_own_samplers
+from tenants.rate_lines import prune_places
 from tenants.sample_progress import prune_progress
 from tenants.sample_reports import prune_reports
 from tenants.usage import roll_up
@@ -72,6 +73,7 @@ async def prune(transaction: AsyncSession, *, finished_before: datetime, now: da
         await transaction.execute(_DROP_RESULTS, ids)
         await prune_reports(transaction, stale)
         await prune_progress(transaction, stale)
+        await prune_places(transaction, stale)
         await transaction.execute(_MARK_PRUNED, {**ids, "now": now})
         await transaction.execute(_DROP_PAYLOADS, ids)
     return len(stale)

@@ -183,7 +183,8 @@ def starts_at(row: Row[Any], now: datetime) -> float:
     """Return the monotonic seconds from which on a row of ``PENDING_TRAINING`` may run, infinity when no time is known."""
     if row.is_over_budget:
         return inf
-    return monotonic() + seconds if (seconds := seconds_to_wait(row, row.tokens, now)) else 0.0
+    seconds = max(seconds_to_wait(row, row.tokens, now), (row.lines_until or 0.0) - now.timestamp())
+    return monotonic() + seconds if seconds > 0 else 0.0
 
 
 def tokens_used(completion: Completion) -> dict[Meter, int]:

@@ -11,9 +11,10 @@ until the gate is open.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Select, bindparam, func, literal, select, true, update
+from sqlalchemy import ColumnElement, Double, FromClause, Select, bindparam, func, literal, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RequestId, RunId, TenantId
@@ -21,6 +22,7 @@ from ledger.statements import operations, tenants
 from store.batcher import few_lengths
 from store.pending_operations import IS_HELD, IS_PENDING, IS_SAMPLE, pending_sample
 from tenants.budgets import is_spent_for
+from tenants.rate_lines import is_held, next_of_lines
 from tenants.rates import COLUMNS, Meter, rate_joined, rates, seconds_to_wait
 from tenants.shares import weight
 
@@ -47,6 +49,17 @@ class WaitingSample:
     """Seconds that it waits for its tenant's rate."""
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingSamples:
+    """Oldest waiting samples by tenant, oldest first.
+
+    ``seconds_to_lines``: until the next one may run that the rate of a key or a project holds; infinity if none does.
+    """
+
+    of: dict[str, list[WaitingSample]]
+    seconds_to_lines: float = inf
+
+
 def _steps(table: FromClause, column: str, condition: ColumnElement[bool], after: ColumnElement[Any], most: int) -> Any:
     """Return a recursive table of the distinct values of ``column`` beyond ``after``, in order: one index probe for each."""
     first = select(func.min(table.c[column])).where(condition, table.c[column] > after).scalar_subquery()
@@ -61,6 +74,7 @@ def _waits(table: FromClause) -> ColumnElement[bool]:
     return pending_sample(table) & table.c.taken_by.is_(None) & table.c.held_by.is_(None)
 
 
+_AT = bindparam("rate_at", type_=Double)
 _OF_SAMPLE = (
     *(operations.c[name] for name in ("reserved_tokens", "created_at", "lane", "attempts", "rate_mark")),
     *COLUMNS,
@@ -80,12 +94,15 @@ def _waiting() -> dict[str, Select[Any]]:
             heads.c.base_model == base,
             heads.c.tenant_id == owners.c.value,
             ~is_spent_for(heads.c.tenant_id, heads.c.key_id, heads.c.lane),
+            # Left out here, so that a key's samples do not stand before those of its tenant's others.
+            ~is_held(heads.c.id, _AT),
         )
         .order_by(heads.c.position)
         .limit(bindparam("each"))
     )
     owner = (owners.c.value.label("tenant_id"), weight(tenants.c), tenants.c.suspended_at)
-    columns = (operations.c.id, *owner, *_OF_SAMPLE)
+    next_of_all = next_of_lines(Meter.SAMPLE, base, _AT).label("next_of_lines")
+    columns = (operations.c.id, *owner, *_OF_SAMPLE, next_of_all)
     of_tenant = oldest.correlate(owners)
     of_rate = tenants.outerjoin(rates, rate_joined(tenants.c.id, Meter.SAMPLE))
     by_row = select(*columns).join_from(owners, of_rate, tenants.c.id == owners.c.value)
@@ -177,17 +194,21 @@ _RELEASE = (
 
 async def waiting_samples(
     session: AsyncSession, base_model: str, *, of_each: int, now: datetime, after_tenant: str = ""
-) -> dict[str, list[WaitingSample]]:
+) -> WaitingSamples:
     """Return the oldest ``of_each`` waiting samples of each tenant of ``base_model`` behind ``after_tenant``, oldest first.
 
-    A suspended tenant has none, and neither has a spent budget: they wait until it is resumed or raised. Samples that wait for
-    a rate are returned, and say for how long.
+    A suspended tenant has none, and neither has a spent budget: they wait until it is resumed or raised. Those that the
+    rate of a key or a project holds are left out, too. Samples that wait for their tenant's rate are returned, and say how long.
     """
-    keys = {"base": base_model, "after": after_tenant, "each": of_each, "budget_now": now}
+    at = now.timestamp()
+    keys = {"base": base_model, "after": after_tenant, "each": of_each, "budget_now": now, "rate_at": at}
     found: dict[str, list[WaitingSample]] = {}
+    seconds_to_lines = inf
     for row in await session.execute(_WAITING[session.get_bind().dialect.name], keys):
         tenant = TenantId(row.tenant_id)
         samples = found.setdefault(tenant, [])
+        if row.next_of_lines is not None:
+            seconds_to_lines = row.next_of_lines - at
         if row.suspended_at is None and row.id is not None:
             cost = max(1, row.reserved_tokens)
             seconds = seconds_to_wait(row, row.reserved_tokens, now)
@@ -195,7 +216,7 @@ async def waiting_samples(
             samples.append(
                 WaitingSample(RequestId(row.id), tenant, row.share, cost, row.created_at, row.lane, fresh, seconds)
             )
-    return found
+    return WaitingSamples(found, seconds_to_lines)
 
 
 async def claim_samples(transaction: AsyncSession, ids: Sequence[RequestId], *, process: str) -> list[RequestId]:

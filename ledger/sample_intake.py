@@ -1,6 +1,6 @@
 """Acceptance of sample requests within their tenants' limits: requests that arrive together share one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import InvalidRequest, OverRate, TooManySamples, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, OperationState
+from contracts.rate_lines import RateLine
 from contracts.sample_demand import SampleDemand
 from ledger import statements as sql
 from ledger.ledger import Ledger
@@ -24,12 +25,16 @@ from telemetry.telemetry import Telemetry
 from tenants.limit_use import LIMITED_PROJECTS, SAMPLE_USE, Use
 from tenants.limits import Counted, Limits, hold_count
 from tenants.project_limits import ProjectUse, uses_of_samplers
-from tenants.rates import Meter, RateState, charge, rate_states
+from tenants.rate_lines import charge_lines, line_states
+from tenants.rates import Meter, RateState, charge, rate_states, tightest
+
+_Rated = TenantId | RateLine
+"""Owner of a rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedSample:
-    """Id of an accepted sample. ``rate``: its tenant's rate after it, None without one and for a repeat."""
+    """Id of an accepted sample. ``rate``: the tightest of its rates after it, None without one and for a repeat."""
 
     id: RequestId
     rate: RateState | None = None
@@ -89,7 +94,7 @@ class SampleIntake:
             for base_model in {sample.base_model for sample in fitting}:
                 self._ledger.wakeups.announce_after_commit(transaction, sampling_topic(base_model))
             return [
-                AcceptedSample(new, states.get(sample.tenant))
+                AcceptedSample(new, states.get(id(sample)))
                 if (new := ids.get(id(sample))) is not None
                 else await self._earlier(transaction, sample, refused.get(id(sample)))
                 for sample in samples
@@ -118,42 +123,57 @@ class SampleIntake:
 
     async def _charge(
         self, transaction: AsyncSession, new: Sequence[NewOperation], uses: dict[TenantId, Use]
-    ) -> dict[TenantId, RateState]:
-        """Charge each tenant that has a rate, once, and mark its samples' places in line. Tenants are locked in order."""
-        lines: dict[TenantId, list[NewOperation]] = {}
+    ) -> dict[int, RateState]:
+        """Charge each rate once, and mark its samples' places in line. Return each one's tightest rate, by ``id(sample)``.
+
+        Tenants' rates are locked in order, and then the lines of keys and projects.
+        """
+        queues: dict[TenantId, list[NewOperation]] = {}
+        lines: dict[RateLine, list[tuple[str, int]]] = {}
         # In the order of their positions: the first in line are those that claims look at first.
         for sample in sorted(new, key=_place):
-            lines.setdefault(sample.tenant, []).append(sample)
+            queues.setdefault(sample.tenant, []).append(sample)
+            for line in sample.lines:
+                lines.setdefault(line, []).append((sample.id, _tokens(sample)))
         marks: list[dict[str, object]] = []
         states: dict[TenantId, RateState] = {}
-        for tenant in sorted(lines):
+        for tenant in sorted(queues):
             if (pace := uses[tenant].limits.pace(Meter.SAMPLE)) is None:
                 continue
-            costs = [_tokens(sample) for sample in lines[tenant]]
+            costs = [_tokens(sample) for sample in queues[tenant]]
             cost, now = sum(costs), self._clock()
             states[tenant] = await charge(transaction, tenant, Meter.SAMPLE, pace, cost=cost, now=now)
             places = accumulate(costs, initial=states[tenant].charged - cost)
-            marks += [{"operation_id": one.id, "mark": mark} for one, mark in zip(lines[tenant], places, strict=False)]
+            marks += [{"operation_id": one.id, "mark": mark} for one, mark in zip(queues[tenant], places, strict=False)]
         if marks:
             await transaction.execute(sql.MARK, marks)
-        return states
+        now = self._clock()
+        of_lines = await charge_lines(transaction, lines, now) if lines else {}
+        tightest_of = {
+            id(sample): tightest(_known([states.get(sample.tenant), *map(of_lines.get, sample.lines)]), now)
+            for sample in new
+        }
+        return {sample: state for sample, state in tightest_of.items() if state is not None}
 
     async def _rates_that_refuse(
         self, session: AsyncSession, samples: Sequence[NewOperation], uses: dict[TenantId, Use]
     ) -> "_RatesThatRefuse":
-        """Return the rates of the tenants whose samples are refused rather than held."""
+        """Return the rates of the samples that are refused rather than held."""
+        refusable = [sample for sample in samples if not sample.may_wait]
         paces = {
             sample.tenant: pace
-            for sample in samples
-            if not sample.may_wait and (pace := uses[sample.tenant].limits.pace(Meter.SAMPLE)) is not None
+            for sample in refusable
+            if (pace := uses[sample.tenant].limits.pace(Meter.SAMPLE)) is not None
         }
-        if not paces:
+        lines = {line for sample in refusable for line in sample.lines}
+        if not paces and not lines:
             return _RatesThatRefuse({}, self._clock())
         # Nobody else charges: the tenants' counts are locked.
-        known, now = await rate_states(session, paces), self._clock()
-        states = {
-            tenant: known.get((tenant, Meter.SAMPLE)) or RateState.fresh(pace, now) for tenant, pace in paces.items()
-        }
+        known = await rate_states(session, paces) if paces else {}
+        states: dict[_Rated, RateState] = dict((await line_states(session, lines)).items())
+        now = self._clock()
+        for tenant, pace in paces.items():
+            states[tenant] = known.get((tenant, Meter.SAMPLE)) or RateState.fresh(pace, now)
         return _RatesThatRefuse(states, now)
 
     async def _earlier(
@@ -170,27 +190,33 @@ class SampleIntake:
 
 
 class _RatesThatRefuse:
-    """Rates of one batch's tenants, moved on with each sample that fits."""
+    """Rates of one batch's samples, moved on with each sample that fits."""
 
-    def __init__(self, states: dict[TenantId, RateState], now: datetime) -> None:
+    def __init__(self, states: dict[_Rated, RateState], now: datetime) -> None:
         self._states = states
         self._now = now
 
     def refusal(self, sample: NewOperation) -> WeftError | None:
         """Return the error of a sample that may not wait and would have to; else charge it here."""
-        state = self._states.get(sample.tenant)
-        if state is None:
-            return None
-        tokens = _tokens(sample)
-        seconds = state.wait(state.charged, tokens, self._now)
-        if seconds > 0 and not sample.may_wait:
+        owners: list[_Rated] = [sample.tenant, *sample.lines]
+        tokens, bounding = _tokens(sample), [one for one in owners if one in self._states]
+        waits = {one: self._states[one].wait(self._states[one].charged, tokens, self._now) for one in bounding}
+        longest = max(waits, key=waits.__getitem__, default=None)
+        if longest is not None and waits[longest] > 0 and not sample.may_wait:
+            whose = f"the rate of this {longest.scope}" if isinstance(longest, RateLine) else "your rate"
+            seconds = ceil(waits[longest])
             return OverRate(
-                f"this sample may take {tokens} tokens, and your rate of {round(state.pace.per_second * 60)} tokens a "
-                f"minute lets it run in {ceil(seconds)} s; send it again then",
-                seconds=ceil(seconds),
+                f"this sample may take {tokens} tokens, and {whose} of {round(self._states[longest].pace.per_second * 60)} "
+                f"tokens a minute lets it run in {seconds} s; send it again then",
+                seconds=seconds,
             )
-        self._states[sample.tenant] = state.charged_with(tokens, self._now)
+        for one in bounding:
+            self._states[one] = self._states[one].charged_with(tokens, self._now)
         return None
+
+
+def _known(states: Iterable[RateState | None]) -> list[RateState]:
+    return [state for state in states if state is not None]
 
 
 def _place(sample: NewOperation) -> tuple[str, int]:

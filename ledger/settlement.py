@@ -1,6 +1,7 @@
 """Charges for operations that are accepted, and settlement of those that end, once, in the transaction that does it.
 
-What they reserved of their tenant's rate and did not use goes back, and what they used counts against the tenant's budgets.
+What they reserved of rates and did not use goes back, and what they used counts against the tenant's budgets. The rates of keys
+and projects (``tenants.rate_lines``) are locked after those of tenants.
 """
 
 from bisect import bisect_left
@@ -15,11 +16,13 @@ from sqlalchemy import BigInteger, Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
+from contracts.ledger_records import NewOperation
 from contracts.operations import OperationKind
 from ledger.statements import CUT_UNCOUNTED, INSERT_CHARGED, INSERT_UNLESS_PRESENT, MARK, METER_CANCELLED, operations
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from tenants.prices import Meter as Priced
-from tenants.rates import CHARGE, Meter, Pace, RateState, charge_keys, give_back, rates
+from tenants.rate_lines import charge_lines_of, leave_lines, settle_lines
+from tenants.rates import CHARGE, Meter, Pace, RateState, charge_keys, give_back, rates, tightest
 from tenants.spending import Spender, Spending, spend
 from tenants.usage_costs import of_sample
 
@@ -53,6 +56,15 @@ async def insert_operation(
     return None if charged is None else Inserted(RateState(charged.tat, pace, charged.mark + cost))
 
 
+async def charge_own_lines(
+    transaction: AsyncSession, new: NewOperation, rate: RateState | None, now: datetime
+) -> RateState | None:
+    """Charge the lines of an operation that was inserted. Return the tightest of its rates, of which ``rate`` is the tenant's."""
+    cost = new.tokens if new.demand is None else new.demand.tokens
+    states = await charge_lines_of(transaction, new.lines, new.id, cost, now) if cost and new.lines else {}
+    return tightest(states.values() if rate is None else [rate, *states.values()], now)
+
+
 async def settle(
     transaction: AsyncSession,
     ended: Iterable[tuple[Charged, Mapping[Priced, int]]],
@@ -65,17 +77,22 @@ async def settle(
     ``is_late``: all that they had reserved went back when they were cancelled.
     """
     rests: Counter[tuple[TenantId, Meter]] = Counter()
+    placed: dict[str, int] = {}
     spent: dict[tuple[Spender, str, datetime], Counter[Priced]] = {}
     for row, used in ended:
         tenant = TenantId(row.tenant_id)
         if row.rate_mark is not None:
             rests[tenant, Meter.of(row.kind)] += (0 if is_late else cost_of(row)) - sum(used.values())
+        if row.has_places:
+            placed[row.id] = sum(used.values())
         if row.has_budget and any(used.values()):
             # Usage counts it in the hour of its end, and a session's id begins its lanes'.
             hour = (row.finished_at or now).replace(minute=0, second=0, microsecond=0)
             spender = Spender(tenant, row.key_id, row.lane.partition(":")[0])
             spent.setdefault((spender, row.base_model, hour), Counter()).update(used)
     await give_back(transaction, rests.items())
+    if placed:
+        await settle_lines(transaction, placed, is_late=is_late)
     if spent:
         await spend(transaction, [Spending(*key, quantities) for key, quantities in spent.items()], now)
 
@@ -89,7 +106,7 @@ async def count_cut(transaction: AsyncSession, cut: Sequence[dict[str, Any]], no
 
 
 async def settle_cancelled(transaction: AsyncSession, cancelled: Sequence[Charged]) -> None:
-    """Give back all that operations reserved which were ended before they were done, and close the gaps in the line.
+    """Give back all that operations reserved which were ended before they were done, and close the gaps in the lines.
 
     What waits behind one runs earlier by its tokens, and what was before it no earlier than it would have.
     """
@@ -99,6 +116,9 @@ async def settle_cancelled(transaction: AsyncSession, cancelled: Sequence[Charge
             lines.setdefault((TenantId(row.tenant_id), Meter.of(row.kind)), []).append(row)
     for key in sorted(lines):
         await _leave_line(transaction, *key, lines[key])
+    placed = [row.id for row in cancelled if row.has_places]
+    if placed:
+        await leave_lines(transaction, placed)
 
 
 def cost_of(row: Any) -> int:

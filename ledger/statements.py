@@ -18,6 +18,7 @@ from store.tables import Budget, Operation, OperationPayload, OperationResult, P
 from tenants.budgets import is_spent_for
 from tenants.limit_use import training_use
 from tenants.limits import Counted, shared_count
+from tenants.rate_lines import has_places, held_until
 from tenants.rates import COLUMNS, RATE_TENANT, Meter, charge_after, rate_joined, rates
 from tenants.shares import weight
 
@@ -150,6 +151,7 @@ PENDING_TRAINING: Select[Any] = (
     _WITHOUT_PAYLOAD.add_columns(
         operations.c.rate_mark,
         is_spent_for(operations.c.tenant_id, operations.c.key_id, operations.c.lane).label("is_over_budget"),
+        held_until(operations.c.id).label("lines_until"),
         *COLUMNS,
     )
     .outerjoin(rates, rate_joined(operations.c.tenant_id, Meter.TRAIN))
@@ -238,6 +240,7 @@ CHARGED_COLUMNS = (
     operations.c.rate_mark,
     operations.c.finished_at,
     _has_budget.label("has_budget"),
+    has_places.label("has_places"),
 )
 """Columns by which an operation that ends is settled (``ledger.settlement``)."""
 

@@ -168,6 +168,7 @@ def rights_told(rights: KeyRights, note: str) -> dict[str, object]:
         "base_models": rights.base_models,
         "max_rank": rights.max_rank,
         "networks": rights.networks,
+        "limits": rights.limits,
         "note": note or None,
     }
     return {name: value for name, value in told.items() if value is not None}

@@ -23,6 +23,7 @@ class Action(StrEnum):
     KEY_CREATE = "key_create"
     KEY_ROTATE = "key_rotate"
     KEY_REVOKE = "key_revoke"
+    KEY_SET = "key_set"
     LOGIN_BEGIN = "login_begin"
     LOGIN_END = "login_end"
     LOGIN_INVITE = "login_invite"
@@ -89,6 +90,7 @@ MEANINGS: Mapping[Action, str] = MappingProxyType(
         Action.KEY_CREATE: "a key was made",
         Action.KEY_ROTATE: "a key was made in place of another, which ends",
         Action.KEY_REVOKE: "a key was revoked",
+        Action.KEY_SET: "a key was given rates of its own, or other ones",
         Action.LOGIN_BEGIN: "a web session of the dashboard was begun with a key",
         Action.LOGIN_END: "a web session of the dashboard was ended by a logout, a new login in its browser, or its tenant",
         Action.LOGIN_INVITE: "a one-time code for the dashboard was made for a key",

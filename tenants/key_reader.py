@@ -36,6 +36,7 @@ KEY_COLUMNS = (
     _keys.c.base_models,
     _keys.c.max_rank,
     _keys.c.networks,
+    _keys.c.limits,
     _keys.c.last_used_at,
     _keys.c.budget_key,
     _keys.c.operator,
@@ -134,6 +135,7 @@ def rights_of(row: Any) -> KeyRights:
         base_models=_set(row.base_models),
         max_rank=row.max_rank,
         networks=None if row.networks is None else tuple(row.networks),
+        limits=row.limits,
     )
 
 

@@ -1,6 +1,7 @@
 """Tenants and their API keys: creates, lists, rotates and revokes them. A key is shown once and stored as its hash."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_network
@@ -11,12 +12,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict
 from contracts.ids import TenantId
+from contracts.rate_lines import RateScope
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import ApiKey, LoginCode, Tenant, WebSession
 from tenants.key_reader import CLIENT_LIFETIME, CLIENT_TOKEN, rights_of
 from tenants.key_text import hash_of, key_text, new_prefix, new_secret, shown_prefix
-from tenants.limits import Counted, Limits, hold_count, limits_of
+from tenants.limits import MOST, Counted, Limits, hold_count, limits_of
+from tenants.rate_lines import forget_lines_of_keys, set_line_paces
+from tenants.rates import RATE_LIMITS
 from tenants.rights import TENANT_ROLES, KeyRights
 from tenants.signed_tokens import TokenSigner
 from tenants.suspensions import check_stays
@@ -115,11 +119,13 @@ async def create_key(
     rights: KeyRights | None = None,
     repeatable: Repeatable | None = None,
     defaults: Limits | None = None,
+    payer: int | None = None,
 ) -> NewKey:
     """Create an API key for ``tenant``, a member's without bounds if no rights are given.
 
     A repeat of a ``repeatable`` request returns the first one's key. ``defaults`` are the limits of a tenant without own values;
-    without them the key is the service's to make, and its number of live keys is not bounded.
+    without them the key is the service's to make, and its number of live keys is not bounded. ``payer``: key whose budgets and
+    rates the new one takes.
 
     Raises ``InvalidRequest`` for bounds that make no sense, for a tenant that is to be deleted or has too many keys,
     ``SequenceConflict`` for a repeat that asks for another key.
@@ -150,9 +156,13 @@ async def create_key(
         base_models=_list(rights.base_models),
         max_rank=rights.max_rank,
         networks=None if rights.networks is None else list(rights.networks),
+        limits=dict(rights.limits) if rights.limits else None,
+        budget_key=payer,
     )
     transaction.add(key)
     await transaction.flush()
+    if rights.limits and payer is None:
+        await set_line_paces(transaction, tenant, RateScope.KEY, str(key.id), rights.limits, clock())
     return NewKey(key.id, prefix, secret)
 
 
@@ -185,8 +195,19 @@ async def forget_ended_keys(
         .order_by(ApiKey.id)
         .limit(most)
     )
-    gone = delete(ApiKey).where(ApiKey.id.in_(ended)).returning(ApiKey.id)
-    return len((await transaction.execute(gone.execution_options(synchronize_session=False))).all())
+    gone = delete(ApiKey).where(ApiKey.id.in_(ended)).returning(func.coalesce(ApiKey.budget_key, ApiKey.id))
+    payers = list(await transaction.scalars(gone.execution_options(synchronize_session=False)))
+    await forget_lines_of_keys(transaction, set(payers))
+    return len(payers)
+
+
+def check_key_limits(limits: Mapping[str, int | None]) -> None:
+    """Raise ``InvalidRequest`` for a limit that keys do not have, and for a value out of range."""
+    for name, value in limits.items():
+        if name not in RATE_LIMITS:
+            raise InvalidRequest(f"no limit of keys is named {name[:50]!r}; those are {', '.join(RATE_LIMITS)}")
+        if value is not None and not 1 <= value <= MOST:
+            raise InvalidRequest(f"{name} must be 1 to {MOST}, or none; got {value}")
 
 
 def check_rights(rights: KeyRights, now: datetime) -> None:
@@ -197,6 +218,7 @@ def check_rights(rights: KeyRights, now: datetime) -> None:
         raise InvalidRequest(f"expires_at {rights.expires_at:%Y-%m-%dT%H:%M:%SZ} is over; name a time to come")
     if rights.max_rank is not None and rights.max_rank < 1:
         raise InvalidRequest(f"max_rank must be 1 or more; got {rights.max_rank}")
+    check_key_limits(rights.limits or {})
     for name in ("scopes", "projects", "base_models", "networks"):
         values = getattr(rights, name)
         if values is not None and not 0 < len(values) <= _MOST_VALUES:
@@ -233,7 +255,7 @@ async def rotate_key(
     rights, ends = rights_of(key), now + grace
     key.expires_at = ends if key.expires_at is None else min(key.expires_at, ends)
     await transaction.flush()
-    new = await create_key(
+    return await create_key(
         transaction,
         tenant=tenant,
         note=key.note,
@@ -241,10 +263,34 @@ async def rotate_key(
         rights=rights,
         repeatable=repeatable,
         defaults=defaults,
+        payer=key.budget_key or key.id,
     )
-    new_row = update(ApiKey).where(ApiKey.id == new.id)
-    await transaction.execute(new_row.values(budget_key=key.budget_key or key.id))
-    return new
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """A key whose rates were set: those before and after."""
+
+    before: Mapping[str, int]
+    limits: Mapping[str, int]
+
+
+async def set_key_limits(
+    transaction: AsyncSession, key: ApiKey, limits: Mapping[str, int | None], clock: Clock
+) -> KeyChange:
+    """Give a key, and those with which it shares them, rates of its own, None for none. They hold from its next request on.
+
+    Work that waits goes on at the new rate. Raises ``InvalidRequest`` for a limit that is none of keys.
+    """
+    check_key_limits(limits)
+    payer, before = key.budget_key or key.id, dict(key.limits or {})
+    after = {name: value for name, value in {**before, **limits}.items() if value is not None}
+    sharing = update(ApiKey).where(
+        ApiKey.tenant_id == key.tenant_id, (ApiKey.id == payer) | (ApiKey.budget_key == payer)
+    )
+    await transaction.execute(sharing.values(limits=after or None))
+    await set_line_paces(transaction, TenantId(key.tenant_id), RateScope.KEY, str(payer), after, clock())
+    return KeyChange(before, after)
 
 
 async def live_keys(session: AsyncSession, tenant: TenantId, now: datetime) -> int:

@@ -19,7 +19,7 @@ from contracts.service_class import ServiceClass
 from store.clock import Clock, utc_now
 from store.limit_settings import LimitSettings
 from store.tables import Tenant
-from tenants.rates import Meter, Pace, set_pace
+from tenants.rates import RATE_LIMITS, Meter, Pace, pace_of, set_pace
 
 MOST = 2**53
 """Largest value of a limit: every JSON reader holds it exactly."""
@@ -62,9 +62,8 @@ class Limits:
         return replace(self, **{name: own[name] for name in LIMIT_NAMES if name in own}) if own else self
 
     def pace(self, meter: Meter) -> Pace | None:
-        """Return the rate of the meter, None for no rate. A burst that is not given is what a minute allows."""
-        a_minute, burst = getattr(self, f"{meter}_tokens_per_minute"), getattr(self, f"{meter}_tokens_burst")
-        return Pace(a_minute / 60, burst or a_minute) if a_minute else None
+        """Return the rate of the meter, None for no rate."""
+        return pace_of({name: getattr(self, name) for name in RATE_LIMITS}, meter)
 
     def by_name(self) -> dict[str, int]:
         """Return every limit by its name."""

@@ -9,21 +9,26 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, select, update
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, literal, select, update
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
+from contracts.rate_lines import RateScope
 from store.batcher import few_lengths
+from store.clock import Clock
 from store.pending_operations import IS_PENDING, IS_SAMPLE
 from store.tables import Checkpoint, Operation, Project, Run, RunState, Sampler, Session
+from tenants.budgets import spent_budgets
 from tenants.limits import MOST
+from tenants.rate_lines import set_line_paces
+from tenants.rates import RATE_LIMITS
 from tenants.reach import Owner, Reach, tenant_of
 
 COUNTED = ("sessions", "open_runs", "pending_samples", "stored_bytes", "checkpoints")
 """Limits that are counted over a project's sessions."""
-PROJECT_LIMITS = (*COUNTED, "checkpoint_seconds", "kept_checkpoints")
+PROJECT_LIMITS = (*COUNTED, "checkpoint_seconds", "kept_checkpoints", *RATE_LIMITS)
 """Limits that a project may have of its own, named as its tenant's."""
 
 
@@ -138,6 +143,16 @@ async def uses_of_sessions(
     return {row.session_id: uses[row.id] for row in rows}
 
 
+async def spent_and_limits(
+    session: AsyncSession, tenant: TenantId, project: str | None, now: datetime
+) -> tuple[str | None, Mapping[str, int] | None]:
+    """Return the tenant's spent budgets, in the form of ``spent_budgets``, and the project's own limits."""
+    limits = select(Project.limits).where(Project.id == project).scalar_subquery()
+    query = select(spent_budgets(literal(tenant)).label("spent"), limits.label("limits"))
+    row = (await session.execute(query, {"budget_now": now})).one()
+    return row.spent, row.limits
+
+
 async def uses_of_tenant(session: AsyncSession, owner: Owner) -> list[ProjectUse]:
     """Return each project with limits of its own that the owner reaches, with all its use."""
     rows = (await session.execute(_OF_TENANT, {"tenant": tenant_of(owner)})).all()
@@ -157,9 +172,11 @@ class ProjectChange:
 
 
 async def set_project_limits(
-    transaction: AsyncSession, tenant: TenantId, project: str, limits: Mapping[str, int | None]
+    transaction: AsyncSession, tenant: TenantId, project: str, limits: Mapping[str, int | None], clock: Clock
 ) -> ProjectChange:
     """Give a project, named by its id or name, limits of its own, None for none. They hold from its next request on.
+
+    A changed rate holds for what waits already, too.
 
     Raises ``NotFound`` for a project that is not there or is the default one, ``InvalidRequest`` for a limit that is none.
     """
@@ -175,6 +192,8 @@ async def set_project_limits(
     before = dict(found.limits or {})
     after = {name: value for name, value in {**before, **limits}.items() if value is not None}
     await transaction.execute(update(Project).where(Project.id == found.id).values(limits=after or None))
+    if any(name in RATE_LIMITS for name in limits):
+        await set_line_paces(transaction, tenant, RateScope.PROJECT, found.id, after, clock())
     return ProjectChange(found.id, found.name, found.created_at, before, after)
 
 

@@ -1,4 +1,4 @@
-"""Holds of accepted work by its tenant's rate or by a spent budget: whether an operation is held, why, and until when."""
+"""Holds of accepted work by a rate or a spent budget: whether an operation is held, why, and until when."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RequestId
 from contracts.operations import OperationKind
+from contracts.rate_lines import RateScope
 from contracts.waiting import WaitReason
 from store.batcher import few_lengths
 from store.pending_operations import IS_PENDING
 from store.tables import Operation
 from tenants.budgets import first_spent, payer_of, project_of, spent_budgets
+from tenants.rate_lines import LineHold, held_until, holding_lines
 from tenants.rates import COLUMNS, Meter, rates, seconds_to_wait
 
 _operations = cast(Table, Operation.__table__)
@@ -42,6 +44,7 @@ _HELD: Select[Any] = (
         _operations.c.rate_mark,
         _operations.c.taken_by,
         spent_budgets(_operations.c.tenant_id).label("spent_budgets"),
+        held_until(_operations.c.id).label("lines_until"),
         *COLUMNS,
     )
     .select_from(_operations)
@@ -52,12 +55,14 @@ _HELD: Select[Any] = (
 
 async def holds_of(session: AsyncSession, operations: Sequence[str], now: datetime) -> dict[RequestId, Hold]:
     """Return what holds each of the pending operations, leaving out those that nothing holds."""
-    rows = await session.execute(_HELD, {"ids": few_lengths(operations), "budget_now": now})
-    found = {RequestId(row.id): _hold(row, now) for row in rows}
+    rows = (await session.execute(_HELD, {"ids": few_lengths(operations), "budget_now": now})).all()
+    in_line = [row.id for row in rows if (row.lines_until or 0.0) > now.timestamp()]
+    lines = await holding_lines(session, in_line) if in_line else {}
+    found = {RequestId(row.id): _hold(row, lines.get(row.id), now) for row in rows}
     return {operation: hold for operation, hold in found.items() if hold is not None}
 
 
-def _hold(row: Any, now: datetime) -> Hold | None:
+def _hold(row: Any, of_line: LineHold | None, now: datetime) -> Hold | None:
     is_sample = row.kind == OperationKind.SAMPLE
     cost = row.reserved_tokens if is_sample else row.tokens
     if not cost or row.taken_by is not None:
@@ -65,10 +70,15 @@ def _hold(row: Any, now: datetime) -> Hold | None:
     spent = first_spent(row.spent_budgets, row.payer, row.project)
     if spent is not None:
         return Hold(WaitReason.BUDGET, spent.told(now), spent.period.end(now))
-    seconds = seconds_to_wait(row, cost, now)
+    seconds, whose, per_second = seconds_to_wait(row, cost, now), "your rate", row.rate_per_second
+    if of_line is not None and (of_its_own := of_line.until - now.timestamp()) > seconds:
+        seconds, whose, per_second = of_its_own, f"the rate of this {_OWNERS[of_line.line.scope]}", of_line.per_second
     if not seconds:
         return None
-    a_minute = round(row.rate_per_second * 60)
     kind = "samples" if is_sample else "training"
-    text = f"your rate of {a_minute} tokens of {kind} a minute is used up; this request runs in about {ceil(seconds)} s"
+    a_minute = f"{round(per_second * 60)} tokens of {kind} a minute"
+    text = f"{whose} of {a_minute} is used up; this request runs in about {ceil(seconds)} s"
     return Hold(WaitReason.RATE_LIMIT, text, now + timedelta(seconds=seconds))
+
+
+_OWNERS = {RateScope.KEY: "API key", RateScope.PROJECT: "project"}

@@ -7,7 +7,7 @@ once no more than the burst is before it and not worked off. What an operation r
 so those behind it run earlier.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -57,6 +57,17 @@ class Pace:
     burst: int
 
 
+RATE_LIMITS = tuple(f"{meter}_tokens_{part}" for meter in Meter for part in ("per_minute", "burst"))
+"""Limits of which rates are made."""
+
+
+def pace_of(limits: Mapping[str, int] | None, meter: Meter) -> Pace | None:
+    """Return the meter's rate among limits, None for no rate. A burst that is not given is what a minute allows."""
+    known = limits or {}
+    a_minute = known.get(f"{meter}_tokens_per_minute", 0)
+    return Pace(a_minute / 60, known.get(f"{meter}_tokens_burst", 0) or a_minute) if a_minute else None
+
+
 @dataclass(frozen=True, slots=True)
 class RateState:
     """State of one rate, as in its row."""
@@ -87,6 +98,11 @@ class RateState:
         """Return the state after a charge of ``tokens``."""
         tat = max(self.tat, now.timestamp()) + tokens / self.pace.per_second
         return replace(self, tat=tat, charged=self.charged + tokens)
+
+
+def tightest(states: Iterable[RateState], now: datetime) -> RateState | None:
+    """Return the state that lets new work run last, or least of it; None of none."""
+    return max(states, key=lambda one: (one.wait(one.charged, 1, now), -one.pace.burst + one.debt(now)), default=None)
 
 
 def state_of(row: Any) -> RateState | None:

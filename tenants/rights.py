@@ -11,6 +11,7 @@ from ipaddress import ip_address, ip_network
 
 from contracts.errors import Forbidden, Suspended, WeftError
 from contracts.ids import TenantId
+from tenants.rates import Meter, pace_of
 from tenants.reach import Owner, Reach, default_project
 
 
@@ -68,6 +69,7 @@ class KeyRights:
 
     - ``projects``: ids of the projects whose rows the key reaches.
     - ``networks``: addresses, as CIDR, that the key may be used from.
+    - ``limits``: rates of the key, by name (``tenants.rate_lines``).
     """
 
     role: Role = Role.MEMBER
@@ -77,6 +79,7 @@ class KeyRights:
     base_models: frozenset[str] | None = None
     max_rank: int | None = None
     networks: tuple[str, ...] | None = None
+    limits: Mapping[str, int] | None = None
 
     @property
     def effective_scopes(self) -> frozenset[Scope]:
@@ -98,7 +101,17 @@ class KeyRights:
             return "expires_at"
         if self.networks is not None and not _is_inside(other.networks, self.networks):
             return "networks"
+        return next((name for meter in Meter if (name := _faster(self.limits, other.limits, meter)) is not None), None)
+
+
+def _faster(own: Mapping[str, int] | None, other: Mapping[str, int] | None, meter: Meter) -> str | None:
+    """Return the name of a limit by which ``other`` lets more of the meter through, None if it does not."""
+    bound, asked = pace_of(own, meter), pace_of(other, meter)
+    if bound is None:
         return None
+    if asked is None or asked.per_second > bound.per_second:
+        return f"{meter}_tokens_per_minute"
+    return f"{meter}_tokens_burst" if asked.burst > bound.burst else None
 
 
 def _is_within(inner: frozenset[str] | None, outer: frozenset[str] | None) -> bool:

@@ -12,7 +12,7 @@ from contracts.ids import RunId, SessionId, TenantId
 from contracts.operations import LoraSettings, OptimizerName
 from store.clock import Clock
 from store.inserts import insert_unless_present
-from store.tables import Run, RunState, Session, Tenant
+from store.tables import Project, Run, RunState, Session, Tenant
 from tenants.audit import session_of
 from tenants.budgets import spent_budgets
 from tenants.limit_use import RUN_USE
@@ -114,6 +114,8 @@ class RunStanding:
     """Project that the run's session is in."""
     spent_budgets: str | None
     """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
+    project_limits: Mapping[str, int] | None = None
+    """Limits that the project has of its own."""
 
     def check_open(self) -> None:
         """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run accepts work."""
@@ -136,10 +138,12 @@ _STANDING = (
         Session.__table__.c.end_reason,
         Session.__table__.c.project,
         Tenant.__table__.c.limits,
+        Project.__table__.c.limits.label("project_limits"),
         spent_budgets(Run.__table__.c.tenant_id).label("spent_budgets"),
     )
     .join_from(Run.__table__, Session.__table__, Session.__table__.c.id == Run.__table__.c.session_id)
     .join(Tenant.__table__, Tenant.__table__.c.id == Run.__table__.c.tenant_id)
+    .outerjoin(Project.__table__, Project.__table__.c.id == Session.__table__.c.project)
     .where(Run.__table__.c.id == bindparam("run"), Run.__table__.c.tenant_id == bindparam("tenant"))
 )
 
@@ -161,6 +165,7 @@ async def run_standing(session: AsyncSession, owner: Owner, run_id: str, now: da
         optimizer=OptimizerName(row.optimizer),
         project=row.project or default_project(tenant_of(owner)),
         spent_budgets=row.spent_budgets,
+        project_limits=row.project_limits,
     )
 
 

@@ -3,7 +3,7 @@
 A sampler is pinned to a checkpoint, follows a run's newest version (live), or samples the bare base model.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
@@ -17,7 +17,7 @@ from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database
 from store.inserts import insert_unless_present
-from store.tables import Checkpoint, Sampler, Session
+from store.tables import Checkpoint, Project, Sampler, Session
 from tenants.audit import Actor, record
 from tenants.audit_actions import Action
 from tenants.budgets import spent_budgets
@@ -74,6 +74,8 @@ class SamplerStanding:
     """Project of the sampler's session, as its row has it."""
     spent_budgets: str | None = None
     """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
+    project_limits: Mapping[str, int] | None = None
+    """Limits that the project has of its own."""
 
 
 _IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
@@ -87,10 +89,12 @@ _STANDING = (
         Session.ended_at,
         Session.end_reason,
         Session.project,
+        Project.limits.label("project_limits"),
         Checkpoint.id.label("unexpired_checkpoint"),
         spent_budgets(Sampler.tenant_id.expression).label("spent_budgets"),
     )
     .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
+    .outerjoin(Project, Project.id == Session.project)
     .outerjoin(
         Checkpoint,
         and_(
@@ -198,7 +202,9 @@ def _standing(row: Any) -> SamplerStanding:
         obstacle = SessionEnded(f"session {row.session_id} has ended ({row.end_reason}); open a new one")
     elif row.checkpoint_id is not None and row.unexpired_checkpoint is None:
         obstacle = gone_checkpoint()
-    return SamplerStanding(SamplerId(row.id), row.base_model, obstacle, row.project, row.spent_budgets)
+    return SamplerStanding(
+        SamplerId(row.id), row.base_model, obstacle, row.project, row.spent_budgets, row.project_limits
+    )
 
 
 async def create_sampler(

@@ -1,14 +1,16 @@
 """Standing of a tenant: each of its limits, how much of it is used, and what happens beyond it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from math import ceil
+from operator import itemgetter
 from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
+from contracts.rate_lines import RateLine, RateScope
 from contracts.service_class import ServiceClass, known_class
 from store.tables import Tenant
 from tenants.budget_settings import Alert, BudgetStanding, alerts_of, budgets_of
@@ -16,8 +18,9 @@ from tenants.keys import live_keys
 from tenants.limit_use import ALL_USE
 from tenants.limits import LIMIT_NAMES, Limits
 from tenants.project_limits import ProjectUse, uses_of_tenant
+from tenants.rate_lines import line_states_of_tenant
 from tenants.rates import Meter, RateState, rate_states
-from tenants.reach import Owner
+from tenants.reach import Owner, Reach
 
 _REASONS: Final = {
     "pending_operations": "a training request beyond it waits, then is answered 429 and sent again by the SDK",
@@ -63,7 +66,10 @@ class LimitStanding:
 
 @dataclass(frozen=True, slots=True)
 class RateStanding:
-    """A rate: ``waiting`` tokens are charged and not worked off, ``remaining`` may run now, all are back in ``seconds``."""
+    """A rate: ``waiting`` tokens are charged and not worked off, ``remaining`` may run now, all are back in ``seconds``.
+
+    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
+    """
 
     meter: Meter
     per_minute: int
@@ -71,6 +77,8 @@ class RateStanding:
     waiting: int
     remaining: int
     seconds: float
+    key: int | None = None
+    project: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,7 @@ async def standing(
     charged = await rate_states(session, [tenant])
     paces = {meter: pace for meter in Meter if (pace := use.limits.pace(meter)) is not None}
     states = {meter: charged.get((tenant, meter)) or RateState.fresh(pace, now) for meter, pace in paces.items()}
+    lines = await line_states_of_tenant(session, tenant)
     return Standing(
         share=row.share,
         service_class=known_class(row.service_class),
@@ -147,11 +156,29 @@ async def standing(
             )
             for name in LIMIT_NAMES
         ],
-        rates=[rate_standing(meter, state, now) for meter, state in states.items()],
+        rates=[
+            *(rate_standing(meter, state, now) for meter, state in states.items()),
+            *(
+                _of_line(line, state, now)
+                for line, state in sorted(lines.items(), key=itemgetter(0))
+                if _reaches(owner, line)
+            ),
+        ],
         budgets=await budgets_of(session, owner or tenant, now),
         alerts=await alerts_of(session, owner or tenant),
         projects=[_of_project(use) for use in await uses_of_tenant(session, owner or tenant)],
     )
+
+
+def _reaches(owner: Owner | None, line: RateLine) -> bool:
+    return line.scope is RateScope.KEY or not isinstance(owner, Reach) or line.scope_id in owner.projects
+
+
+def _of_line(line: RateLine, state: RateState, now: datetime) -> RateStanding:
+    stands = rate_standing(Meter(line.meter), state, now)
+    if line.scope is RateScope.KEY:
+        return replace(stands, key=int(line.scope_id))
+    return replace(stands, project=line.scope_id)
 
 
 def _of_project(use: ProjectUse) -> ProjectStanding:

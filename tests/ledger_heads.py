@@ -30,6 +30,6 @@ async def pending_samples(
     ledger: Ledger, session: AsyncSession, base_model: str, now: datetime | None = None
 ) -> list[ReadyOperation]:
     """The unclaimed samples of ``base_model``, in order of acceptance."""
-    waiting = await waiting_samples(session, base_model, of_each=256, now=now or utc_now())
+    waiting = (await waiting_samples(session, base_model, of_each=256, now=now or utc_now())).of
     ids = [sample.id for samples in waiting.values() for sample in samples]
     return await ledger.load(session, ids) if ids else []

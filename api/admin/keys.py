@@ -1,4 +1,4 @@
-"""Keys of tenants for operators: list, find, make, rotate and revoke them."""
+"""Keys of tenants for operators: list, find, make, bound, rotate and revoke them."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -10,7 +10,7 @@ from api.admin.bodies import AfterNumber, IdempotencyKey, Limit, Listed, PathId,
 from api.admin.notes import note_done
 from api.admin.services import Admin, Caller
 from api.admin.tenants import find_row, repeatable_by
-from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyRequest, RotateRequest, key_body
+from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyLimits, NewKeyRequest, RotateRequest, key_body
 from contracts.errors import NotFound
 from contracts.ids import TenantId
 from ledger.cancellation import OfKey
@@ -20,7 +20,7 @@ from telemetry.security import SecurityEvent
 from tenants.audit import rights_told
 from tenants.audit_actions import Action
 from tenants.key_text import shown_prefix
-from tenants.keys import create_key, revoke_key, rotate_key
+from tenants.keys import create_key, revoke_key, rotate_key, set_key_limits
 from tenants.pages import page_of
 from tenants.projects import find_projects
 from tenants.rights import KeyRights
@@ -78,6 +78,7 @@ async def make_key(
             base_models=None if body.base_models is None else frozenset(body.base_models),
             max_rank=body.max_rank,
             networks=None if body.networks is None else tuple(body.networks),
+            limits=body.limits or None,
         )
         made = await create_key(
             transaction,
@@ -128,6 +129,38 @@ async def rotate(
             )
     note_done(request, caller, SecurityEvent.KEY_CREATED, made.prefix, tenant=found.tenant_id)
     return MadeKey(key_id=made.id, prefix=made.prefix, secret=made.secret)
+
+
+@router.put("/keys/{key_id}/limits")
+async def change_key_limits(
+    caller: Caller,
+    admin: Admin,
+    request: Request,
+    key_id: KeyNumber,
+    body: Annotated[NewKeyLimits, operator_body(NewKeyLimits)],
+) -> OperatorsKeyBody:
+    """Give a key rates of its own, within its tenant's. They hold from its next request on.
+
+    Keys that took one another's place share them. Raises ``NotFound``, ``InvalidRequest``.
+    """
+    async with admin.runtime.database.write() as transaction:
+        found = await transaction.get(ApiKey, key_id, with_for_update=True)
+        if found is None:
+            raise _no_key(key_id)
+        changed = await set_key_limits(transaction, found, body.limits, admin.runtime.clock)
+        await record_operator(
+            transaction,
+            admin,
+            request,
+            caller,
+            Action.KEY_SET,
+            found.prefix,
+            tenant=found.tenant_id,
+            before={"limits": changed.before},
+            after={"limits": changed.limits},
+        )
+        await transaction.refresh(found)
+        return _body(found)
 
 
 @router.delete("/keys/{key_id}", status_code=204)

@@ -93,7 +93,7 @@ async def change_project_limits(
     """
     async with admin.runtime.database.write() as transaction:
         tenant = TenantId((await find_row(transaction, tenant_id, for_change=True)).id)
-        changed = await set_project_limits(transaction, tenant, project, body.limits)
+        changed = await set_project_limits(transaction, tenant, project, body.limits, admin.runtime.clock)
         await record_operator(
             transaction,
             admin,

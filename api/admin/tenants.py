@@ -126,7 +126,10 @@ class LimitStandingBody(BaseModel):
 
 
 class RateStandingBody(BaseModel):
-    """A rate. ``waiting`` tokens are charged and not worked off; ``remaining`` may run now; all are back in ``seconds``."""
+    """A rate. ``waiting`` tokens are charged and not worked off; ``remaining`` may run now; all are back in ``seconds``.
+
+    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
+    """
 
     meter: Meter
     per_minute: int
@@ -134,6 +137,8 @@ class RateStandingBody(BaseModel):
     waiting: int
     remaining: int
     seconds: float
+    key: int | None
+    project: str | None
 
 
 class ProjectLimitBody(BaseModel):

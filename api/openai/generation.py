@@ -24,11 +24,15 @@ from contracts.errors import BudgetSpent, EngineFailure, InvalidRequest, StaleSa
 from contracts.ids import SamplerId, SessionId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import SampledSequence, SampleRequest
+from contracts.rate_lines import RateLine
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
 from ledger.wakeups import versions_topic
 from store.settings import Settings
-from tenants.budgets import refusal, spent_of
+from tenants.budgets import refusal
+from tenants.project_limits import spent_and_limits
+from tenants.rate_lines import lines_of
+from tenants.rates import Meter
 from tenants.reach import default_project
 from tenants.rights import Principal
 from tenants.samplers import NewSampler, create_sampler, point_sampler
@@ -153,7 +157,8 @@ async def generation(
         services, caller.tenant, size, _samples, asked, prompts, facts=facts, vocabulary=vocabulary, settings=settings
     )
     trajectory = trajectory_of(request, asked.prompt_cache_key, name="prompt_cache_key")
-    obstacle = caller.obstacle_of_work(model.base_model) or await _unpaid(services, caller)
+    unpaid, lines = await _bounds(services, caller)
+    obstacle = caller.obstacle_of_work(model.base_model) or unpaid
     sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
     key = given or uuid4().hex
@@ -168,6 +173,7 @@ async def generation(
             obstacle=obstacle,
             may_return=given is not None,
             may_wait=False,
+            lines=lines,
         )
         for place, sample in enumerate(samples)
     ]
@@ -176,12 +182,14 @@ async def generation(
         yield Generation(services, caller, model, vocabulary, asked, tokens, followers)
 
 
-async def _unpaid(services: ApiServices, caller: Principal) -> BudgetSpent | None:
+async def _bounds(services: ApiServices, caller: Principal) -> tuple[BudgetSpent | None, tuple[RateLine, ...]]:
+    """Return the error of work that is not paid for, and the rates of the caller's key and project."""
+    project = caller.home_project
     async with services.runtime.database.read() as session:
         now = services.runtime.clock()
-        found = await spent_of(session, caller.tenant, now)
-    project = caller.home_project or default_project(caller.tenant)
-    return refusal(found, caller.payer, project, now)
+        spent, limits = await spent_and_limits(session, caller.tenant, project, now)
+    unpaid = refusal(spent, caller.payer, project or default_project(caller.tenant), now)
+    return unpaid, lines_of(caller, Meter.SAMPLE, project, limits)
 
 
 def _samples(

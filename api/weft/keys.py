@@ -1,8 +1,9 @@
-"""Endpoints of a tenant's API keys: list, make, rotate, revoke.
+"""Endpoints of a tenant's API keys: list, make, bound, rotate, revoke.
 
 Nobody gives away more than the own key may: a key that is made, rotated or revoked has no right beyond those of the caller.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from api.acting import record_act
 from api.authentication import AnyKey, KeyAdmin
 from api.json_body import json_body
-from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyRequest, RotateRequest, key_body
+from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyLimits, NewKeyRequest, RotateRequest, key_body
 from api.security_events import note_access
 from api.services import ApiServices, Services
 from contracts.errors import Forbidden, InvalidRequest
@@ -24,7 +25,16 @@ from telemetry.security import SecurityEvent
 from tenants.audit import rights_told
 from tenants.audit_actions import Action
 from tenants.key_reader import rights_of
-from tenants.keys import Repeatable, check_rights, create_key, find_key, list_keys, revoke_key, rotate_key
+from tenants.keys import (
+    Repeatable,
+    check_rights,
+    create_key,
+    find_key,
+    list_keys,
+    revoke_key,
+    rotate_key,
+    set_key_limits,
+)
 from tenants.projects import find_projects
 from tenants.rights import KeyRights, Principal, Scope, Via
 
@@ -122,6 +132,27 @@ async def rotate(
     return MadeKey(key_id=made.id, prefix=made.prefix, secret=made.secret)
 
 
+@router.put("/keys/{key_id}/limits")
+async def change_key_limits(
+    caller: KeyAdmin,
+    services: Services,
+    key_id: KeyNumber,
+    body: Annotated[NewKeyLimits, json_body(NewKeyLimits)],
+) -> KeyBody:
+    """Give a key rates of its own, within the tenant's and the caller's. They hold from its next request on.
+
+    Keys that took one another's place share them. Raises ``NotFound``, ``Forbidden``, ``InvalidRequest``.
+    """
+    async with services.runtime.database.write() as transaction:
+        key = await _manageable(transaction, caller, key_id)
+        changed = await set_key_limits(transaction, key, body.limits, services.runtime.clock)
+        _check_within(caller.rights, replace(rights_of(key), limits=changed.limits or None))
+        before, after = {"limits": changed.before}, {"limits": changed.limits}
+        await record_act(transaction, services, caller, Action.KEY_SET, key.prefix, before=before, after=after)
+        await transaction.refresh(key)
+        return key_body(key)
+
+
 @router.delete("/keys/{key_id}", status_code=204)
 async def revoke(caller: AnyKey, services: Services, request: Request, key_id: KeyNumber) -> None:
     """Revoke a key, and end its samples, at once. Every key may revoke itself. Raises ``NotFound``, ``Forbidden``."""
@@ -158,6 +189,7 @@ async def _rights(session: AsyncSession, caller: Principal, body: NewKeyRequest,
         base_models=own.base_models if body.base_models is None else frozenset(body.base_models),
         max_rank=body.max_rank or own.max_rank,
         networks=own.networks if body.networks is None else tuple(body.networks),
+        limits=body.limits or own.limits,
     )
     check_rights(asked, now)
     _check_within(own, asked)

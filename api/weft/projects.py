@@ -85,7 +85,7 @@ async def change_project_limits(
             "this key is for some projects, and may not change how much they use; use a key without that bound"
         )
     async with services.runtime.database.write() as transaction:
-        changed = await set_project_limits(transaction, caller.tenant, project, body.limits)
+        changed = await set_project_limits(transaction, caller.tenant, project, body.limits, services.runtime.clock)
         await record_act(
             transaction,
             services,

@@ -36,7 +36,10 @@ class LimitReport(BaseModel):
 
 
 class RateReport(BaseModel):
-    """A rate. ``waiting`` tokens are charged and not worked off yet; ``remaining`` may run now; all are back in ``seconds``."""
+    """A rate. ``waiting`` tokens are charged and not worked off yet; ``remaining`` may run now; all are back in ``seconds``.
+
+    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
+    """
 
     meter: Meter
     per_minute: int
@@ -44,6 +47,8 @@ class RateReport(BaseModel):
     waiting: int
     remaining: int
     seconds: float
+    key: int | None
+    project: str | None
 
 
 class ProjectLimitReport(BaseModel):

@@ -178,7 +178,7 @@ class LedgerCalls:
 
     async def _waiting_samples(self) -> list[RequestId]:
         async with self.database.read() as session:
-            found = await waiting_samples(session, BASE_MODEL, of_each=16, now=utc_now())
+            found = (await waiting_samples(session, BASE_MODEL, of_each=16, now=utc_now())).of
         return [sample.id for samples in found.values() for sample in samples]
 
     async def _claim_samples(self) -> None:

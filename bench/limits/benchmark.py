@@ -1,9 +1,10 @@
 """Limits under repeats, lost answers and a killed process, and what they cost: ``python -m bench.limits``.
 
 Starts a PostgreSQL, a Redis and ``weft up`` with three APIs, a trainer and a pool. Tenants with rates of training and of
-samples, and with a budget, send through a proxy that drops answers: every request comes up to three times. One API is killed
-meanwhile. Then the same with Redis stopped. Last, tenants with and without limits take turns at sending training that nothing
-computes, and the requests accepted a second are compared. Prints one JSON line.
+samples, with a key and a project that have rates of half as much, and with a budget, send through a proxy that drops answers:
+every request comes up to three times. One API is killed meanwhile. Then the same with Redis stopped. Last, tenants with limits,
+with limits and rates of keys and projects too, and without take turns at sending training that nothing computes, and the
+requests accepted a second are compared. Prints one JSON line.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import uvloop
 
 from bench.clients.weft_client import WeftClient, sample_body
 from bench.limits.accounts import Verdict, audit, pending
-from bench.limits.bounded_tenants import bound, suspended_runs
+from bench.limits.bounded_tenants import PROJECT, bound, bound_parts, suspended_runs
 from bench.limits.dropping_proxy import DroppingProxy
 from bench.workload import RANK
 from engine.model.tiny_model import write_tiny_model
@@ -94,25 +95,31 @@ async def struck(cluster: ClusterProcess, data: Path, prefix: str, size: Size) -
     keys = await asyncio.to_thread(make_tenants, data, names, database_url=cluster.database_url)
     each = size.clients // size.tenants
     await bound(cluster.database_url, names, a_minute=_A_MINUTE, burst=_BURST)
+    slow = await bound_parts(cluster.database_url, names, a_minute=_A_MINUTE // 2, burst=_BURST // 2)
     async with DroppingProxy(cluster.base_url) as proxy:
         sending = []
-        for key in keys:
-            sending += [train(proxy.base_url, key, size.operations) for _ in range(each - each // 2)]
-            sending += [draw(proxy.base_url, key, size.operations) for _ in range(each // 2)]
+        for number in range(each * size.tenants):
+            tenant, place = divmod(number, each)
+            # All pairs of work, of a key with a rate or without, and of a project with one or without.
+            work = train if place % 2 else draw
+            key = (keys if place // 2 % 2 else slow)[tenant]
+            project = None if (place + place // 4) % 2 else PROJECT
+            sending.append(work(proxy.base_url, key, size.operations, project))
         killing = asyncio.create_task(kill_one(cluster))
         sent = sum(await asyncio.gather(*sending))
         await killing
         dropped = proxy.dropped
     await until_done(cluster, names)
-    verdict = await asyncio.to_thread(audit, cluster, names, sent=sent, a_minute=_A_MINUTE, burst=_BURST)
+    verdict = await asyncio.to_thread(audit, cluster, names, sent=sent)
     print(f"{sent} requests, {dropped} answers dropped", flush=True)
     return verdict
 
 
-async def train(url: str, key: str, operations: int) -> int:
+async def train(url: str, key: str, operations: int, project: str | None) -> int:
     """Make a run and send passes of it, each until it is answered; return their number."""
     async with WeftClient(url, key) as client:
-        session = (await until_answered(client, "create_session", sdk_version="bench"))["session_id"]
+        opened = await until_answered(client, "create_session", sdk_version="bench", project_id=project)
+        session = opened["session_id"]
         asked = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": RANK, "seed": 0}}
         run = (await until_answered(client, "create_model", **asked))["model_id"]
         for seq_id in range(1, operations + 1):
@@ -120,10 +127,11 @@ async def train(url: str, key: str, operations: int) -> int:
     return operations
 
 
-async def draw(url: str, key: str, operations: int) -> int:
+async def draw(url: str, key: str, operations: int, project: str | None) -> int:
     """Send samples, each until it is answered, and return their number."""
     async with WeftClient(url, key) as client:
-        session = (await until_answered(client, "create_session", sdk_version="bench"))["session_id"]
+        opened = await until_answered(client, "create_session", sdk_version="bench", project_id=project)
+        session = opened["session_id"]
         asked = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
         sampler = (await until_answered(client, "create_sampling_session", **asked))["sampling_session_id"]
         for seq_id in range(operations):
@@ -177,31 +185,40 @@ async def until_done(cluster: ClusterProcess, names: Sequence[str]) -> None:
 async def intake(cluster: ClusterProcess, data: Path, size: Size) -> dict[str, float]:
     """Return the requests accepted a second of tenants with limits, of tenants without, and their ratio, in turns.
 
-    The tenants are suspended: their work is accepted, and nothing of it is computed.
+    ``intake_ratio_of_parts``: of tenants whose keys and projects have rates, too. The tenants are suspended: their work is
+    accepted, and nothing of it is computed.
     """
     groups: list[list[tuple[str, str]]] = []
-    for prefix in ("bounded", "free"):
+    for prefix in ("bounded", "parts", "free"):
         names = [f"{prefix}-{number}" for number in range(size.clients)]
         keys = await asyncio.to_thread(make_tenants, data, names, database_url=cluster.database_url)
-        runs = await suspended_runs(cluster.database_url, names, BASE)
-        if prefix == "bounded":
+        inside = PROJECT if prefix == "parts" else None
+        runs = await suspended_runs(cluster.database_url, names, BASE, inside)
+        if prefix != "free":
             await bound(cluster.database_url, names, a_minute=_UNBOUNDED, burst=_UNBOUNDED)
+        if prefix == "parts":
+            keys = await bound_parts(cluster.database_url, names, a_minute=_UNBOUNDED, burst=_UNBOUNDED)
         groups.append(list(zip(keys, runs, strict=True)))
     next_seq_ids = [[1] * size.clients for _ in groups]
-    rates: list[list[float]] = [[], []]
+    rates: list[list[float]] = [[] for _ in groups]
     for turn in range(size.turns):
-        for place in (0, 1) if turn % 2 == 0 else (1, 0):
+        for place in ((0, 1, 2), (2, 1, 0))[turn % 2]:
             ends = monotonic() + size.seconds
             senders = zip(groups[place], next_seq_ids[place], strict=True)
             sending = [accepted(cluster.base_url, key, run, first, ends) for (key, run), first in senders]
             counts = await asyncio.gather(*sending)
             next_seq_ids[place] = [old + new for old, new in zip(next_seq_ids[place], counts, strict=True)]
             rates[place].append(sum(counts) / size.seconds)
-        print(f"turn {turn}: with limits {rates[0][-1]:.0f}/s, without {rates[1][-1]:.0f}/s", flush=True)
+        on, parts, off = (group[-1] for group in rates)
+        print(
+            f"turn {turn}: with limits {on:.0f}/s, of keys and projects too {parts:.0f}/s, without {off:.0f}/s",
+            flush=True,
+        )
     # The first turn warms up. A ratio within each turn: the machine is not as fast in the next.
-    on, off = rates[0][1:], rates[1][1:]
-    ratios = [bounded / free for bounded, free in zip(on, off, strict=True)]
-    figures = {"intake_on": on, "intake_off": off, "intake_ratio": ratios}
+    with_limits, with_parts, without = (group[1:] for group in rates)
+    figures = {"intake_on": with_limits, "intake_parts": with_parts, "intake_off": without}
+    figures["intake_ratio"] = [on / off for on, off in zip(with_limits, without, strict=True)]
+    figures["intake_ratio_of_parts"] = [on / off for on, off in zip(with_parts, without, strict=True)]
     return {name: statistics.median(values) for name, values in figures.items()}
 
 

@@ -12,8 +12,11 @@ from store.database import Database, create_engine
 from store.tables import Run, RunState
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
-from tenants.keys import find_tenant
+from tenants.keys import create_key, find_tenant
 from tenants.limits import set_tenant
+from tenants.project_limits import set_project_limits
+from tenants.projects import create_project
+from tenants.rights import KeyRights
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tenants.suspensions import suspend_tenant
@@ -21,23 +24,44 @@ from tenants.suspensions import suspend_tenant
 _BUDGET = 10**12
 
 
+PROJECT = "slow"
+"""Name of each tenant's project with a rate."""
+
+
 async def bound(database_url: str, names: Sequence[str], *, a_minute: int, burst: int) -> None:
     """Give the tenants rates of both meters and a budget that is never spent."""
-    limits = {
-        f"{meter}_tokens_{name}": value
-        for meter in ("train", "sample")
-        for name, value in (("per_minute", a_minute), ("burst", burst))
-    }
     database = Database(create_engine(database_url))
     for name in names:
         async with database.write() as transaction:
-            await set_tenant(transaction, name=name, limits=limits)
+            await set_tenant(transaction, name=name, limits=_rates(a_minute, burst))
             tenant = await find_tenant(transaction, name=name)
             await set_budget(transaction, tenant, BudgetName(Period.MONTH), _BUDGET, utc_now())
     await database.close()
 
 
-async def suspended_runs(database_url: str, names: Sequence[str], base_model: str) -> list[RunId]:
+async def bound_parts(database_url: str, names: Sequence[str], *, a_minute: int, burst: int) -> list[str]:
+    """Make a key and a project of each tenant, each with rates of both meters, and return the keys."""
+    database, secrets, rates = Database(create_engine(database_url)), [], _rates(a_minute, burst)
+    for name in names:
+        async with database.write() as transaction:
+            tenant = await find_tenant(transaction, name=name)
+            rights = KeyRights(limits=rates)
+            made = await create_key(transaction, tenant=tenant, note="slow", clock=utc_now, rights=rights)
+            project = await create_project(transaction, tenant, PROJECT, utc_now)
+            await set_project_limits(transaction, tenant, project.id, rates, utc_now)
+            secrets.append(made.secret)
+    await database.close()
+    return secrets
+
+
+def _rates(a_minute: int, burst: int) -> dict[str, int]:
+    values = {"per_minute": a_minute, "burst": burst}
+    return {f"{meter}_tokens_{name}": value for meter in ("train", "sample") for name, value in values.items()}
+
+
+async def suspended_runs(
+    database_url: str, names: Sequence[str], base_model: str, project: str | None = None
+) -> list[RunId]:
     """Suspend the tenants and return a run of each: its work is accepted, and nothing of it is computed."""
     database, runs = Database(create_engine(database_url)), []
     for name in names:
@@ -49,7 +73,8 @@ async def suspended_runs(database_url: str, names: Sequence[str], base_model: st
                 limits={"pending_operations": 10**9, "pending_bytes": 10**12, "seq_ahead": 10**9},
             )
             tenant = await find_tenant(transaction, name=name)
-            session = await create_session(transaction, tenant, NewSession([], None, "bench", None, None), utc_now)
+            inside = None if project is None else (await create_project(transaction, tenant, project, utc_now)).id
+            session = await create_session(transaction, tenant, NewSession([], None, "bench", inside, None), utc_now)
             run = await create_run(
                 transaction, tenant, NewRun(session, 0, base_model, LoraSettings(rank=RANK, seed=0), None), utc_now
             )

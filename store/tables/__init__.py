@@ -11,7 +11,7 @@ from store.tables.client_exceptions import ClientException
 from store.tables.folders import CheckpointHold, DeletedCheckpoint, DiscardedFolder
 from store.tables.housekeeping import ServicePresence, StepRun
 from store.tables.jobs import WeightJob
-from store.tables.limits import Budget, BudgetAlert, Rate
+from store.tables.limits import Budget, BudgetAlert, Rate, RateLineRow, RatePlace
 from store.tables.operations import Operation, OperationPayload, OperationResult
 from store.tables.operator_answers import OperatorAnswer
 from store.tables.operator_sessions import OperatorCode, OperatorSession
@@ -68,6 +68,8 @@ __all__ = [
     "ProcessKind",
     "Project",
     "Rate",
+    "RateLineRow",
+    "RatePlace",
     "Run",
     "RunEvent",
     "RunMetric",

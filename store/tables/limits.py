@@ -1,8 +1,8 @@
-"""Tables of tenants' rates and budgets: what is charged of each, in the transaction of what is charged for."""
+"""Tables of rates and budgets: what is charged of each, in the transaction of what is charged for."""
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Integer, String
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.tables.base import Base
@@ -27,6 +27,45 @@ class Rate(Base):
     burst: Mapped[int] = mapped_column(BigInteger)
     charged: Mapped[int] = mapped_column(BigInteger)
     returned: Mapped[int] = mapped_column(BigInteger)
+
+
+class RateLineRow(Base):
+    """State of the rate of a key or a project for one meter (``tenants.rate_lines``). Columns as of ``Rate``.
+
+    - ``scope``: ``key`` or ``project``, of which ``scope_id`` is the id.
+    """
+
+    __tablename__ = "rate_lines"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    scope: Mapped[str] = mapped_column(String(16))
+    scope_id: Mapped[str] = mapped_column(String(64))
+    meter: Mapped[str] = mapped_column(String(16))
+    tat: Mapped[float] = mapped_column(Double)
+    per_second: Mapped[float | None] = mapped_column(Double)
+    burst: Mapped[int] = mapped_column(BigInteger)
+    charged: Mapped[int] = mapped_column(BigInteger)
+    returned: Mapped[int] = mapped_column(BigInteger)
+
+    # The number of a line that is gone names no other one.
+    __table_args__ = (UniqueConstraint("tenant_id", "scope", "scope_id", "meter"), {"sqlite_autoincrement": True})
+
+
+class RatePlace(Base):
+    """Place of an operation in the line of a key's or a project's rate, pruned with the operation's result.
+
+    ``mark``: as ``rate_mark`` of its tenant's line. ``cost``: tokens with which it was charged.
+    """
+
+    __tablename__ = "rate_places"
+
+    operation_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    line_id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    mark: Mapped[int] = mapped_column(BigInteger)
+    cost: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = (Index("ix_rate_places_line_id_mark", "line_id", "mark"),)
 
 
 class Budget(Base):

@@ -52,7 +52,8 @@ class ApiKey(Base):
 
     - ``last_used_at``: minute of the last use that was noted; None: never used.
     - ``made_by``: request that made the key, so that a repeat of it makes no other.
-    - ``budget_key``: key of whose budgets this one spends, the first of those whose place it took; None: of its own.
+    - ``limits``: rates of its own, by name (``tenants.rate_lines``); None: none.
+    - ``budget_key``: key of whose budgets and rates this one takes, the first of those whose place it took; None: its own.
     - ``operator``: first part of the operator's key that looks at the tenant with this one; None for a tenant's own key.
     """
 
@@ -72,6 +73,7 @@ class ApiKey(Base):
     base_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     max_rank: Mapped[int | None]
     networks: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    limits: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     last_used_at: Mapped[datetime | None]
     made_by: Mapped[str | None] = mapped_column(String(64))
     operator: Mapped[str | None] = mapped_column(String(32))

@@ -32,6 +32,7 @@ AUDITED: Mapping[str, Action] = {
     "POST /api/weft/v1/keys": Action.KEY_CREATE,
     "POST /api/weft/v1/keys/*/rotate": Action.KEY_ROTATE,
     "DELETE /api/weft/v1/keys/*": Action.KEY_REVOKE,
+    "PUT /api/weft/v1/keys/*/limits": Action.KEY_SET,
     "PUT /api/weft/v1/webhooks/*": Action.WEBHOOK_SET,
     "DELETE /api/weft/v1/webhooks/*": Action.WEBHOOK_DELETE,
     "GET /api/weft/v1/webhooks/*/secret": Action.WEBHOOK_READ,

@@ -179,6 +179,7 @@ ELSEWHERE = frozenset(
     {
         "/api/weft/v1/keys/{key_id}/rotate",
         "/api/weft/v1/keys/{key_id}",
+        "/api/weft/v1/keys/{key_id}/limits",
         "/api/v1/auth/apikey/me",
         "/api/v1/samples/{request_id}",
         "/api/weft/v1/jobs/{job_id}",

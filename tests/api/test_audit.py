@@ -97,7 +97,7 @@ async def test_each_change_makes_one_entry_and_nothing_else_makes_any(world: Wor
         seen |= {name for _ in made}
     elsewhere = {"POST /api/weft/v1/imports", "DELETE /api/weft/v1/jobs/*", "POST /api/weft/v1/keys/*/rotate"}
     elsewhere |= {"DELETE /api/weft/v1/keys/*", "DELETE /api/v1/auth/apikey/me", "PUT /api/weft/v1/projects/*/limits"}
-    elsewhere |= {"POST /api/weft/v1/webhooks/*/events/*/retry"}
+    elsewhere |= {"POST /api/weft/v1/webhooks/*/events/*/retry", "PUT /api/weft/v1/keys/*/limits"}
     assert seen >= AUDITED.keys() - elsewhere
     assert {one.tenant_id for one in await entries(world.service)} == {world.tenant.id}
 
@@ -122,10 +122,12 @@ async def test_keys_and_jobs_make_one_entry_each_and_repeats_none(world: World) 
     for _ in range(2):
         path = f"/api/weft/v1/keys/{made['key_id']}/rotate"
         rotated = (await http.post(path, json={}, headers=once)).raise_for_status().json()
+    limits = {"limits": {"train_tokens_per_minute": 60}}
+    (await http.put(f"/api/weft/v1/keys/{rotated['key_id']}/limits", json=limits)).raise_for_status()
     for _ in range(2):
         (await http.delete(f"/api/weft/v1/keys/{rotated['key_id']}")).raise_for_status()
     prefix, new = made["prefix"], rotated["prefix"]
-    assert await last(9) == [("key_create", prefix), ("key_rotate", prefix), ("key_revoke", new)]
+    assert await last(9) == [("key_create", prefix), ("key_rotate", prefix), ("key_set", new), ("key_revoke", new)]
     merge = filled(next(call.body for call in CALLS if call.path.endswith("/merges")), world.own)
     for _ in range(2):
         job = (await http.post("/api/weft/v1/merges", json=merge, headers=once)).raise_for_status().json()["id"]

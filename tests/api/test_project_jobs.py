@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import select
 
+from store.clock import utc_now
 from store.tables import Session, WeightJob
 from tenants.project_limits import set_project_limits
 from tenants.projects import create_project
@@ -114,7 +115,7 @@ async def test_an_archive_beyond_its_projects_storage_is_refused_and_another_pro
     """The project's run has two checkpoints already."""
     archivist, default = await client(world, world.project), await client(world, world.tenant.id)
     async with world.service.database.write() as transaction:
-        await set_project_limits(transaction, world.tenant.id, world.project, limits)
+        await set_project_limits(transaction, world.tenant.id, world.project, limits, utc_now)
     refused = await imported(archivist)
     assert (refused.status_code, refused.json()["code"]) == (400, "storage_full"), refused.text
     assert says in refused.text

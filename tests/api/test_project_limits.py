@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from contracts.errors import StorageFull
+from store.clock import utc_now
 from store.settings import Settings
 from store.tables import AuditEntry, Checkpoint
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id
@@ -33,7 +34,7 @@ async def project(tenant: Tenant, name: str, **limits: int) -> str:
     """Make a project with limits of its own."""
     async with tenant.service.database.write() as transaction:
         made = await create_project(transaction, tenant.id, name, tenant.service.clock)
-        await set_project_limits(transaction, tenant.id, made.id, limits)
+        await set_project_limits(transaction, tenant.id, made.id, limits, utc_now)
     return made.id
 
 

@@ -33,6 +33,7 @@ METHODS: dict[str, Callable[[AsyncWeftAdmin], Any]] = {
     "list_keys": lambda weft: weft.keys.list(tenant="t", prefix="tml-1"),
     "make_key": lambda weft: weft.keys.create("t", scopes=["train"], expires_at=NOW),
     "rotate": lambda weft: weft.keys.rotate(1, grace=0),
+    "change_key_limits": lambda weft: weft.keys.bound(1, {"train_tokens_per_minute": 1}),
     "revoke": lambda weft: weft.keys.revoke(1),
     "list_tenants_projects": lambda weft: weft.projects.list("t"),
     "make_project": lambda weft: weft.projects.create("t", "one"),

@@ -56,6 +56,7 @@ CALLS: dict[str, Call[Any]] = {
     "keys": calls.keys(),
     "make_key": calls.make_key({"note": "x", "expires_at": NOW}, idempotency_key=None),
     "rotate_key": calls.rotate_key(1, grace=0, idempotency_key=None),
+    "bound_key": calls.bound_key(1, {"train_tokens_per_minute": 1}),
     "revoke_key": calls.revoke_key(1),
     "projects": calls.projects(),
     "make_project": calls.make_project("one"),

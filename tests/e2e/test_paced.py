@@ -54,15 +54,19 @@ def weft(service: Service, *words: str) -> str:
 
 
 def story(service: Service, tenant: str, sdk: str, budget: str | None = None) -> dict[str, Any]:
-    """Return the script's findings, and a digest of its weights; with ``budget`` the tenant has a rate, then a budget in that."""
+    """Return the script's findings, and a digest of its weights.
+
+    With ``budget`` the tenant has a rate, then a budget in that; with one in money the rate is its key's.
+    """
     bounded = budget is not None
     key = make_tenant(service.data, tenant)
     command = [sys.executable, str(SCRIPT), service.base_url, key, BASE_NAME, "bounded" if bounded else "free"]
     rates = [word for name, value in RATES.items() for word in ("--limit", f"{name}={value}")]
     free = [word for name in RATES for word in ("--limit", f"{name}=default")]
+    paced = ("key", "set", key) if budget == "money" else ("tenant", "set", tenant)
     orders = {
-        "rate": [("tenant", "set", tenant, *rates)],
-        "spend": [("tenant", "set", tenant, *free), ("tenant", "budget", tenant, *_amounts(budget, spent=True))],
+        "rate": [(*paced, *rates)],
+        "spend": [(*paced, *free), ("tenant", "budget", tenant, *_amounts(budget, spent=True))],
         "raise": [("tenant", "budget", tenant, *_amounts(budget, spent=False))],
     }
 
@@ -104,7 +108,7 @@ def stories(paced: Service) -> dict[tuple[str, str | None], dict[str, Any]]:
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("sdk", SDKS)
-def test_the_sdk_waits_for_its_rate_and_its_budget_and_loses_nothing(
+def test_the_sdk_waits_for_a_rate_of_tenant_or_key_and_for_its_budget_and_loses_nothing(
     stories: dict[tuple[str, str | None], dict[str, Any]], sdk: str, budget: str
 ) -> None:
     bounded, free = stories[sdk, budget], stories[version("tinker"), None]

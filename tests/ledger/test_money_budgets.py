@@ -103,12 +103,12 @@ async def test_work_that_processes_end_at_once_and_again_is_charged_once_to_the_
     assert found.spent == await cost(processes[0], cats)
     async with processes[0].database.read() as session:
         assert sorted(alert.percent for alert in await alerts_of(session, cats)) == [80, 100]
-        waiting = await waiting_samples(session, BASE, of_each=30, now=utc_now())
+        waiting = (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
         assert not waiting.get(cats)
     assert (await stands(processes[0], dogs)).spent == COST == await cost(processes[0], dogs)
     await give(processes[1], cats, 11 * COST)
     async with processes[2].database.read() as session:
-        assert len((await waiting_samples(session, BASE, of_each=30, now=utc_now()))[cats]) == 2
+        assert len((await waiting_samples(session, BASE, of_each=30, now=utc_now())).of[cats]) == 2
 
 
 async def test_the_last_operation_before_the_amount_does_not_hold_the_rest(processes: list[Process]) -> None:
@@ -119,10 +119,10 @@ async def test_the_last_operation_before_the_amount_does_not_hold_the_rest(proce
     ready = await accepted(processes, cats, 5)
     for number, op in enumerate(ready[:4], start=1):
         async with processes[1].database.read() as session:
-            assert cats in await waiting_samples(session, BASE, of_each=30, now=utc_now())
+            assert cats in (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
         await complete(processes[number % PROCESSES], [op])
     async with processes[1].database.read() as session:
-        assert not (await waiting_samples(session, BASE, of_each=30, now=utc_now())).get(cats)
+        assert not (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of.get(cats)
         assert await budgets_of(session, dogs, utc_now()) == []
 
 
@@ -190,7 +190,7 @@ async def test_a_spent_project_holds_its_samples_wherever_they_were_accepted_and
 
     async def waiting() -> dict[str, int]:
         async with processes[2].database.read() as session:
-            found = await waiting_samples(session, BASE, of_each=30, now=utc_now())
+            found = (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
         return {
             lane: sum(op.lane == lane for ops in found.values() for op in ops) for lane in (*lanes, f"{dogs}:sample:0")
         }

@@ -142,7 +142,7 @@ async def test_samples_sent_thrice_are_charged_once_and_what_they_do_not_take_go
     assert (charged.charged, charged.returned) == (2000, 0)
     assert await marks(one, cats, OperationKind.SAMPLE) == [100 * place for place in range(20)]
     async with one.database.read() as session:
-        waiting = await waiting_samples(session, BASE, of_each=30, now=utc_now())
+        waiting = (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
         ready = [op for op in await pending_samples(one.ledger, session, BASE) if op.tenant == cats]
     assert [bool(op.seconds) for op in waiting[cats]] == [False] * 3 + [True] * 17
     assert not any(op.seconds for op in waiting[dogs])
@@ -156,7 +156,7 @@ async def test_samples_sent_thrice_are_charged_once_and_what_they_do_not_take_go
     prompt = ready[0].tokens
     assert after.charged - after.returned == 17 * 100 + 2 * (prompt + 6)
     async with one.database.read() as session:
-        waiting = await waiting_samples(session, BASE, of_each=30, now=utc_now())
+        waiting = (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
     # 300 tokens came back but for those that two samples took.
     assert [bool(op.seconds) for op in waiting[cats]][:2] == [False, False]
     assert waiting[cats][-1].seconds > 0
@@ -169,7 +169,7 @@ async def test_a_cancelled_one_leaves_the_line_and_those_before_it_run_no_earlie
 
     async def seconds() -> dict[str, float]:
         async with one.database.read() as session:
-            waiting = await waiting_samples(session, BASE, of_each=30, now=utc_now())
+            waiting = (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
         return {op.id: op.seconds for op in waiting.get(cats, [])}
 
     before = await seconds()
@@ -191,7 +191,7 @@ async def test_a_raised_rate_lets_waiting_work_run_and_without_one_nothing_waits
 
     async def longest() -> float:
         async with limited[1].database.read() as session:
-            waiting = await waiting_samples(session, BASE, of_each=30, now=utc_now())
+            waiting = (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
         return max(op.seconds for op in waiting[cats])
 
     # 700 tokens too many.
@@ -246,10 +246,10 @@ async def test_tenants_behind_many_with_a_spent_budget_are_found(processes: list
             await set_budget(transaction, owner, BudgetName(Period.DAY), 1, now)
             await spend(transaction, [used(owner, 1)], now)
     async with one.database.read() as session:
-        first = await waiting_samples(session, BASE, of_each=1, now=now)
+        first = (await waiting_samples(session, BASE, of_each=1, now=now)).of
         assert len(first) == MOST_TENANTS
         assert [first[owner] for owner in sorted(owners)[:2]] == [[], []]
-        assert last in await waiting_samples(session, BASE, of_each=1, after_tenant=max(first), now=now)
+        assert last in (await waiting_samples(session, BASE, of_each=1, after_tenant=max(first), now=now)).of
 
 
 async def test_two_processes_that_cross_a_budget_at_once_make_one_alert_each_and_hold_the_rest(
@@ -275,7 +275,7 @@ async def test_two_processes_that_cross_a_budget_at_once_make_one_alert_each_and
     async with one.database.read() as session:
         found = {budget.name.period: budget for budget in await budgets_of(session, cats, utc_now())}
         alerts = await alerts_of(session, cats)
-        waiting = await waiting_samples(session, BASE, of_each=30, now=utc_now())
+        waiting = (await waiting_samples(session, BASE, of_each=30, now=utc_now())).of
     assert {period: budget.spent for period, budget in found.items()} == {
         Period.DAY: 10 * used,
         Period.TOTAL: 10 * used,
@@ -287,7 +287,7 @@ async def test_two_processes_that_cross_a_budget_at_once_make_one_alert_each_and
     async with one.database.write() as transaction:
         await set_budget(transaction, cats, BudgetName(Period.DAY), 500, utc_now())
     async with one.database.read() as session:
-        assert len((await waiting_samples(session, BASE, of_each=30, now=utc_now()))[cats]) == 2
+        assert len((await waiting_samples(session, BASE, of_each=30, now=utc_now())).of[cats]) == 2
 
 
 async def test_a_budget_counts_what_was_used_before_it_was_set(processes: list[Process]) -> None:

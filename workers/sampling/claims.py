@@ -26,6 +26,7 @@ from ledger.runtime import Runtime
 from ledger.sample_claims import (
     MOST_TENANTS,
     WaitingSample,
+    WaitingSamples,
     claim_samples,
     gates_that_hold,
     give_back,
@@ -95,7 +96,7 @@ class SampleClaims:
         self.left_some = False
         """True if the last call of ``claim`` left samples for want of room."""
         self.seconds_to_rate = inf
-        """Seconds after the last call of ``claim`` when a sample that its tenant's rate holds may run."""
+        """Seconds after the last call of ``claim`` when a sample that a rate holds may run."""
         self._returns: Batcher[_Return, None] = Batcher(self._return)
 
     async def claim(self) -> tuple[list[ReadyOperation], bool]:
@@ -106,25 +107,26 @@ class SampleClaims:
             return [], False
         each = min(room, max(_FEWEST_OF_EACH, 2 * room // self._tenants))
         async with self._runtime.database.read() as session:
-            waiting = await waiting_samples(
+            found = await waiting_samples(
                 session, self._base_model, of_each=each, now=self._runtime.clock(), after_tenant=self._after
             )
+        waiting = found.of
         began_late = bool(self._after)
         is_cut = len(waiting) >= MOST_TENANTS
         self._tenants = max(1, len(waiting))
         self._after = max(waiting) if is_cut else ""
-        waiting, has_held = await self._hold(self._within_rates(waiting))
+        waiting, has_held = await self._hold(self._within_rates(found))
         chosen = self._choose(waiting, room)
         claimed = await self._claim(chosen)
         counts: Counter[str] = Counter(sample.tenant for sample in chosen)
         self.left_some = any(counts[tenant] < len(samples) for tenant, samples in waiting.items())
         is_more = any(counts[tenant] == len(samples) == each for tenant, samples in waiting.items())
         self._round_claimed += len(claimed)
-        found = self._round_claimed
+        so_far = self._round_claimed
         if not is_cut:
             self._round_claimed = 0
         # A round over more tenants than one look can read ends when it has claimed nothing.
-        is_more = is_more or has_held or is_cut or (began_late and found > 0)
+        is_more = is_more or has_held or is_cut or (began_late and so_far > 0)
         return claimed, is_more or len(claimed) < len(chosen)
 
     async def _hold(self, waiting: dict[str, list[WaitingSample]]) -> tuple[dict[str, list[WaitingSample]], bool]:
@@ -146,11 +148,11 @@ class SampleClaims:
             await self.release_open()
         return others, bool(behind)
 
-    def _within_rates(self, waiting: dict[str, list[WaitingSample]]) -> dict[str, list[WaitingSample]]:
-        """Return the samples that their tenants' rates let run now, and note when the next one may."""
-        held = [sample.seconds for samples in waiting.values() for sample in samples if sample.seconds]
-        self.seconds_to_rate = min(held, default=inf)
-        free = {tenant: [one for one in samples if not one.seconds] for tenant, samples in waiting.items()}
+    def _within_rates(self, waiting: WaitingSamples) -> dict[str, list[WaitingSample]]:
+        """Return the samples that their rates let run now, and note when the next one may."""
+        held = [sample.seconds for samples in waiting.of.values() for sample in samples if sample.seconds]
+        self.seconds_to_rate = min([waiting.seconds_to_lines, *held])
+        free = {tenant: [one for one in samples if not one.seconds] for tenant, samples in waiting.of.items()}
         return {tenant: samples for tenant, samples in free.items() if samples}
 
     def _choose(self, waiting: dict[str, list[WaitingSample]], room: int) -> list[WaitingSample]:
@@ -269,7 +271,7 @@ class SampleClaims:
             if await some_pool_has_replicas(transaction, self._base_model, clock):
                 return
             now = clock()
-            waiting = await waiting_samples(transaction, self._base_model, of_each=_FAILED_OF_EACH, now=now)
+            waiting = (await waiting_samples(transaction, self._base_model, of_each=_FAILED_OF_EACH, now=now)).of
             latest = now - settings.pool_wait
             old = [one.id for some in waiting.values() for one in some if one.accepted_at <= latest]
             failure = EngineFailure(

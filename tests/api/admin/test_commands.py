@@ -77,6 +77,7 @@ CHANGES = (
     ("tenant", "delete", "{tenant}", "--grace", "30d", "--mode", "read_only", "--reason", "moved away"),
     ("tenant", "restore", "{tenant}"),
     ("key", "create", "--tenant", "{tenant}", "--note", "ci", "--role", "viewer"),
+    ("key", "set", "{key}", "--limit", "train_tokens_per_minute=60"),
     ("key", "rotate", "{key}", "--grace", "0s"),
     ("key", "revoke", "{key}"),
     ("price", "add", "train_tokens", "2", "--base", "{tenant}-base"),
@@ -148,9 +149,10 @@ class Side:
         for name, value in sorted(self.names.items(), key=lambda item: -len(item[1])):
             text = text.replace(value, f"<{name}>")
         text = re.sub(r"tml-[0-9a-f]{12}(-[\w-]+)?", "<key>", text)
+        text = re.sub(r"\bkey \d+\b", "key 0", text)
         text = re.sub(r"whsec_[\w+/]+=", "<secret>", text)
         text = re.sub(r"\b[0-9a-f]{32}\b", "<id>", text)
-        text = re.sub(r"\"(key_id|lease_token|generation|others|number)\":\d+", r'"\1":0', text)
+        text = re.sub(r"\"(key|key_id|lease_token|generation|others|number)\":\d+", r'"\1":0', text)
         text = re.sub(r"\d{4}-\d\d-\d\d[ T][\d:.]+( UTC|Z)?", "<time>", text)
         return re.sub(r"\"(\w+_seconds)\":[-\d.]+", r'"\1":0', re.sub(r"[-+]?[\d.]+ s\b", "<age>", text))
 

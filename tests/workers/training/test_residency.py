@@ -176,7 +176,7 @@ async def test_a_run_that_its_full_project_refuses_evicts_nobody_and_holds_nobod
         first, theirs = await rig.clients("cats", "dogs")
         async with rig.database.write() as transaction:
             project = (await create_project(transaction, first.tenant, "small", utc_now)).id
-            await set_project_limits(transaction, first.tenant, project, {"open_runs": 1})
+            await set_project_limits(transaction, first.tenant, project, {"open_runs": 1}, utc_now)
             await transaction.execute(update(Session).where(Session.id == first.session).values(project=project))
             beside = await create_session(transaction, first.tenant, NewSession([], None, "raw", None, None), utc_now)
         waiting = [await rig.model(first.tenant, first.session, LORA, number) for number in (1, 2, 3)]

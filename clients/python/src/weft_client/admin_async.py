@@ -146,6 +146,7 @@ class AsyncTenantsKeys:
         base_models: Collection[str] | None = None,
         max_rank: int | None = None,
         networks: Collection[str] | None = None,
+        limits: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> m.MadeKey:
         """Make a key of the tenant; its secret is in the answer only."""
@@ -153,6 +154,7 @@ class AsyncTenantsKeys:
         rights["expires_at"] = None if expires_at is None else expires_at.isoformat()
         lists = {"scopes": scopes, "projects": projects, "base_models": base_models, "networks": networks}
         rights |= {name: None if given is None else [*given] for name, given in lists.items()}
+        rights["limits"] = None if limits is None else dict(limits)
         asked = call("POST", path("tenants", tenant, "keys"), m.MadeKey, body=rights, headers=once(idempotency_key))
         return await self._transport.send(asked)
 
@@ -160,6 +162,11 @@ class AsyncTenantsKeys:
         """Make a key with the same rights; the old one ends after ``grace`` seconds."""
         body, headers = {"grace_seconds": grace}, once(idempotency_key)
         asked = call("POST", path("keys", key, "rotation"), m.MadeKey, body=body, headers=headers)
+        return await self._transport.send(asked)
+
+    async def bound(self, key: int, limits: Mapping[str, int | None]) -> m.OperatorsKeyBody:
+        """Give a key rates of its own, within its tenant's; None for none."""
+        asked = call("PUT", path("keys", key, "limits"), m.OperatorsKeyBody, body={"limits": dict(limits)})
         return await self._transport.send(asked)
 
     async def revoke(self, key: int) -> None:

@@ -213,6 +213,7 @@ class OperatorsKeyBody(Record):
     base_models: list[str] | None = None
     max_rank: int | None = None
     networks: list[str] | None = None
+    limits: dict[str, int]
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
@@ -601,7 +602,10 @@ class LimitStandingBody(Record):
 
 
 class RateStandingBody(Record):
-    """A rate. ``waiting`` tokens are charged and not worked off; ``remaining`` may run now; all are back in ``seconds``."""
+    """A rate. ``waiting`` tokens are charged and not worked off; ``remaining`` may run now; all are back in ``seconds``.
+    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the
+    tenant's.
+    """
 
     meter: str
     per_minute: int
@@ -609,6 +613,8 @@ class RateStandingBody(Record):
     waiting: int
     remaining: int
     seconds: float
+    key: int | None = None
+    project: str | None = None
 
 
 class BudgetReport(Record):

@@ -147,6 +147,7 @@ class TenantsKeys:
         base_models: Collection[str] | None = None,
         max_rank: int | None = None,
         networks: Collection[str] | None = None,
+        limits: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> m.MadeKey:
         """Make a key of the tenant; its secret is in the answer only."""
@@ -154,6 +155,7 @@ class TenantsKeys:
         rights["expires_at"] = None if expires_at is None else expires_at.isoformat()
         lists = {"scopes": scopes, "projects": projects, "base_models": base_models, "networks": networks}
         rights |= {name: None if given is None else [*given] for name, given in lists.items()}
+        rights["limits"] = None if limits is None else dict(limits)
         asked = call("POST", path("tenants", tenant, "keys"), m.MadeKey, body=rights, headers=once(idempotency_key))
         return self._transport.send(asked)
 
@@ -161,6 +163,11 @@ class TenantsKeys:
         """Make a key with the same rights; the old one ends after ``grace`` seconds."""
         body, headers = {"grace_seconds": grace}, once(idempotency_key)
         asked = call("POST", path("keys", key, "rotation"), m.MadeKey, body=body, headers=headers)
+        return self._transport.send(asked)
+
+    def bound(self, key: int, limits: Mapping[str, int | None]) -> m.OperatorsKeyBody:
+        """Give a key rates of its own, within its tenant's; None for none."""
+        asked = call("PUT", path("keys", key, "limits"), m.OperatorsKeyBody, body={"limits": dict(limits)})
         return self._transport.send(asked)
 
     def revoke(self, key: int) -> None:

@@ -241,6 +241,11 @@ def rotate_key(key: int, *, grace: int, idempotency_key: str | None) -> Call[m.M
     return Call("POST", path, m.MadeKey, body={"grace_seconds": grace}, headers=_once(idempotency_key))
 
 
+def bound_key(key: int, limits: Mapping[str, int | None]) -> Call[m.KeyBody]:
+    """Give a key rates of its own."""
+    return Call("PUT", f"{WEFT}/keys/{key}/limits", m.KeyBody, body={"limits": dict(limits)})
+
+
 def revoke_key(key: int) -> Call[m.KeyList]:
     """Revoke a key at once."""
     return Call("DELETE", f"{WEFT}/keys/{key}", None)

@@ -246,6 +246,7 @@ class KeyBody(Record):
     base_models: list[str] | None = None
     max_rank: int | None = None
     networks: list[str] | None = None
+    limits: dict[str, int] = {}
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None

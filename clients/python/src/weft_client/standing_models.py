@@ -21,7 +21,9 @@ class LimitReport(Record):
 
 
 class RateReport(Record):
-    """A rate: ``waiting`` tokens are not worked off yet, ``remaining`` may run now, all are back in ``seconds``."""
+    """A rate, of a key, of a project or else of the tenant: ``waiting`` tokens are not worked off yet, ``remaining`` may run
+    now, all are back in ``seconds``.
+    """
 
     meter: str
     per_minute: int
@@ -29,6 +31,8 @@ class RateReport(Record):
     waiting: int
     remaining: int
     seconds: float
+    key: int | None = None
+    project: str | None = None
 
 
 class BudgetReport(Record):

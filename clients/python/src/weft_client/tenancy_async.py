@@ -105,17 +105,23 @@ class AsyncKeys:
         base_models: Collection[str] | None = None,
         max_rank: int | None = None,
         networks: Collection[str] | None = None,
+        limits: Mapping[str, int] | None = None,
         idempotency_key: str | None = None,
     ) -> models.MadeKey:
         """Make a key; its secret is in the answer only. The right to each bound is the caller's own."""
         rights: dict[str, Any] = {"note": note, "role": role, "expires_at": expires_at, "max_rank": max_rank}
         lists = {"scopes": scopes, "projects": projects, "base_models": base_models, "networks": networks}
         rights |= {name: None if given is None else [*given] for name, given in lists.items()}
+        rights["limits"] = None if limits is None else dict(limits)
         return await self._transport.send(calls.make_key(rights, idempotency_key=idempotency_key))
 
     async def rotate(self, key: int, *, grace: int = 3600, idempotency_key: str | None = None) -> models.MadeKey:
         """Make a key with the same rights; the old one ends after ``grace`` seconds."""
         return await self._transport.send(calls.rotate_key(key, grace=grace, idempotency_key=idempotency_key))
+
+    async def bound(self, key: int, limits: Mapping[str, int | None]) -> models.KeyBody:
+        """Give a key rates of its own, within the tenant's; None for none."""
+        return await self._transport.send(calls.bound_key(key, limits))
 
     async def revoke(self, key: int) -> None:
         """Revoke a key, and end its samples, at once."""

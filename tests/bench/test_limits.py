@@ -19,3 +19,4 @@ def test_rates_and_budgets_are_exact_under_repeats_lost_answers_and_a_killed_api
         assert figures[f"lost{suffix}"] == 0
         assert figures[f"done{suffix}"] == 48
     assert figures["intake_ratio"] > 0
+    assert figures["intake_ratio_of_parts"] > 0

@@ -372,3 +372,22 @@ async def test_a_repeat_after_the_limit_is_known_charges_nothing(processes: list
     answers = await asyncio.gather(*(process.training.accept(again, limits) for process, again in asked))
     assert set(answers) == {first}
     assert await charged(one, line) == (TOKENS, 0)
+
+
+async def test_a_line_that_was_idle_lets_no_more_than_its_burst_run_at_once(
+    processes: list[Process], cats: TenantId
+) -> None:
+    one, run = processes[0], await ready_run(processes[0], cats)
+    async with one.database.write() as transaction:
+        await transaction.execute(update(RateLineRow).values(tat=RateLineRow.tat - 3600))
+    async with one.database.read() as session:
+        limits = await limits_of(session, cats, DEFAULTS)
+    drawn, trained = (line_of(cats, RateScope.KEY, "1", meter) for meter in (Meter.SAMPLE, Meter.TRAIN))
+    samples = [replace(sample(cats, seq_id, max_tokens=96), lines=(drawn,)) for seq_id in range(4)]
+    passes = [replace(batch(cats, run, seq_id), lines=(trained,)) for seq_id in range(1, 5)]
+    for new in samples:
+        await one.samples.accept(new)
+    for new in passes:
+        await one.training.accept(new, limits)
+    held = [bool(seconds) for seconds in await seconds_held(one, [new.id for new in (*samples, *passes)])]
+    assert held == [False, False, False, True] * 2

@@ -317,13 +317,13 @@ _PACED = (
     update(lines)
     .where(*_IS_LINE)
     .values(
-        # What is charged already is worked off at the new pace.
+        # What is charged already is worked off at the new pace; without one before, nothing of it is left.
         tat=case((lines.c.tat > _AT, _AT + _DEBT / _SPEED), else_=_AT),
         per_second=_SPEED,
         burst=bindparam("room", type_=BigInteger),
     )
 )
-_UNPACED = update(lines).where(*_IS_LINE).values(per_second=None, tat=0.0)
+_UNPACED = update(lines).where(*_IS_LINE).values(per_second=None)
 
 
 async def set_line_paces(

@@ -281,39 +281,28 @@ LOCK_RUNS = (
 )
 """Locks the runs, so that neither ``next_seq_id`` nor the lease changes before the transaction ends."""
 
-_final = (
-    select(runs.c.id.label("lane"), runs.c.next_seq_id, runs.c.next_seq_id.label("seq_id"))
-    .where(runs.c.id.in_(bindparam("lanes", expanding=True)))
-    .cte("final", recursive=True)
-)
+_final = select(runs.c.next_seq_id.label("seq_id")).where(runs.c.id == bindparam("lane")).cte("final", recursive=True)
 _state_there = (
     select(operations.c.state)
-    .where(operations.c.lane == _final.c.lane, operations.c.seq_id == _final.c.seq_id)
+    .where(operations.c.lane == bindparam("lane"), operations.c.seq_id == _final.c.seq_id)
     .scalar_subquery()
 )
-_final = _final.union_all(
-    select(_final.c.lane, _final.c.next_seq_id, _final.c.seq_id + 1).where(_state_there != literal_column("'pending'"))
-)
-PAST_FINAL = (
-    select(_final.c.lane, func.max(_final.c.seq_id).label("next"))
-    .group_by(_final.c.lane, _final.c.next_seq_id)
-    .having(func.max(_final.c.seq_id) > _final.c.next_seq_id)
-)
-"""The new ``next_seq_id`` of each lane whose next operation is final: the first seq_id that is missing or not final.
-
-The recursion steps from one seq_id to the next. A join of many long lanes with their rows would be planned as a scan of
-the whole ledger.
-"""
-
+_final = _final.union_all(select(_final.c.seq_id + 1).where(_state_there != literal_column("'pending'")))
+_next = select(func.max(_final.c.seq_id)).scalar_subquery()
 ADVANCE = (
     update(runs)
-    .where(runs.c.id == bindparam("lane"))
+    .where(runs.c.id == bindparam("lane"), _next > runs.c.next_seq_id)
     .values(
-        next_seq_id=bindparam("next"),
+        next_seq_id=_next,
         last_request_at=bindparam("now"),
         optimizer_steps=runs.c.optimizer_steps + bindparam("steps"),
     )
 )
+"""Moves a run whose next operation is final to the first seq_id that is missing or not final.
+
+The recursion steps from one seq_id to the next. A join with the rows of a long lane would be planned as a scan of the whole
+ledger.
+"""
 
 READ_ALONG_BYTES = 64 * 1024
 """Largest result that is read together with its operation's status; a second query would cost more."""

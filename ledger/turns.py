@@ -21,8 +21,6 @@ async def advance(
     """Move each run's ``next_seq_id`` past the final operations that follow it without a gap; count new optimizer ``steps``."""
     if not runs:
         return
-    rows = await transaction.execute(sql.PAST_FINAL, {"lanes": sorted(runs)})
     taken = steps or {}
-    moved = [{"lane": row.lane, "next": row.next, "now": now, "steps": taken.get(row.lane, 0)} for row in rows]
-    if moved:
-        await transaction.execute(sql.ADVANCE, moved)
+    lanes = [{"lane": lane, "now": now, "steps": taken.get(lane, 0)} for lane in sorted(runs)]
+    await transaction.execute(sql.ADVANCE, lanes)

@@ -9,7 +9,8 @@ from typing import Any
 from contracts.errors import InvalidRequest
 from tenants.usage_hours import SUMS, Dimension, UsageLine, key_of
 
-_LARGEST_KEY = 2**63 - 1
+_LARGEST_KEY = 2**31 - 1
+"""Largest number that the column of keys holds. PostgreSQL's driver takes no larger one."""
 
 
 def cursor_behind(line: UsageLine, by: Collection[Dimension]) -> str:

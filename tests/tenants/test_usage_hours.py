@@ -1,11 +1,14 @@
 """Usage by hour: every operation counts once, in its hour and under its names, before and after pruning."""
 
+import base64
+import json
 from datetime import timedelta
 from itertools import combinations
 
+import pytest
 from sqlalchemy import update
 
-from contracts.errors import Cancelled
+from contracts.errors import Cancelled, InvalidRequest
 from contracts.ledger_records import OperationState
 from store.tables import Operation, Project, Session
 from tenants.price_additions import NewPrice, add_price
@@ -13,9 +16,11 @@ from tenants.prices import Meter
 from tenants.run_retention import forget_sessions
 from tenants.usage_costs import priced, priced_pages
 from tenants.usage_hours import SUMS, BucketWidth, Dimension, UsageLine, usage_lines
+from tenants.usage_places import line_before
 from tests.tenants.usage_books import NOON, Books
 
 ALL = tuple(Dimension)
+HOUR = timedelta(hours=1)
 
 
 async def test_tokens_are_told_apart_and_of_the_tenant(books: Books) -> None:
@@ -144,3 +149,23 @@ async def test_an_hour_belongs_to_one_window_whenever_it_is_pruned(books: Books)
             ]
         assert ([line.operations for line in first], second) == ([2], [])
         await books.prune(NOON + timedelta(hours=1))
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63 - 1])
+async def test_a_cursor_with_a_number_that_no_key_can_have_is_refused(books: Books, number: int) -> None:
+    """The largest one that a key can have is a place like any other, for either tenant."""
+    by = {Dimension.KEY}
+
+    def cursor(key: int) -> str:
+        return base64.urlsafe_b64encode(json.dumps([(NOON - HOUR).isoformat(), key]).encode()).decode()
+
+    for who in (0, 1):
+        await books.ended(who, NOON, key_id=7)
+    with pytest.raises(InvalidRequest, match="cursor"):
+        line_before(cursor(number), by)
+    async with books.database.read() as session:
+        for tenant in books.tenants:
+            place = line_before(cursor(2**31 - 1), by)
+            bounds = {"since": NOON - HOUR, "before": NOON + HOUR}
+            found = await usage_lines(session, tenant, **bounds, by=by, limit=10, after=place)
+            assert [(line.key, line.operations) for line in found] == [(7, 1)]

@@ -129,6 +129,14 @@ def refusal(found: str | None, payer: int | None, project: str, now: datetime) -
     return None if spent is None else BudgetSpent(spent.told(now))
 
 
+async def has_budget(session: AsyncSession, tenant: TenantId, payer: int) -> bool:
+    """Return whether a budget of the tenant's key ``payer`` bounds work by it."""
+    own = select(budgets.c.tenant_id).where(
+        budgets.c.tenant_id == tenant, budgets.c.scope == KEY, budgets.c.scope_id == str(payer)
+    )
+    return (await session.execute(own.limit(1))).first() is not None
+
+
 async def spent_of(session: AsyncSession, tenant: TenantId, now: datetime) -> str | None:
     """Return the tenant's spent budgets, in the form of ``spent_budgets``."""
     found: str | None = await session.scalar(select(spent_budgets(literal(tenant))), {"budget_now": now})

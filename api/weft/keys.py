@@ -1,6 +1,7 @@
 """Endpoints of a tenant's API keys: list, make, bound, rotate, revoke.
 
 Nobody gives away more than the own key may: a key that is made, rotated or revoked has no right beyond those of the caller.
+So a key with a budget or rates makes keys that share them, and manages no others.
 """
 
 from dataclasses import replace
@@ -24,6 +25,7 @@ from store.tables import ApiKey
 from telemetry.security import SecurityEvent
 from tenants.audit import rights_told
 from tenants.audit_actions import Action
+from tenants.budgets import has_budget
 from tenants.key_reader import rights_of
 from tenants.keys import (
     Repeatable,
@@ -85,6 +87,7 @@ async def make_key(
             rights=rights,
             repeatable=repeatable,
             defaults=services.limits,
+            payer=await _shared_payer(transaction, caller, body),
         )
         if not made.is_repeat:
             told = rights_told(rights, body.note)
@@ -196,6 +199,19 @@ async def _rights(session: AsyncSession, caller: Principal, body: NewKeyRequest,
     return asked
 
 
+async def _is_bounded(session: AsyncSession, caller: Principal) -> bool:
+    return bool(caller.rights.limits) or await has_budget(session, caller.tenant, caller.payer)
+
+
+async def _shared_payer(session: AsyncSession, caller: Principal, body: NewKeyRequest) -> int | None:
+    """Return the key whose budgets and rates a new key shares: the caller's, if it has any. Raises ``Forbidden``."""
+    if not await _is_bounded(session, caller):
+        return None
+    if body.limits:
+        raise Forbidden("limits: a key that yours makes shares its budgets and rates; leave limits out")
+    return caller.payer
+
+
 async def _manageable(session: AsyncSession, caller: Principal, key_id: int) -> ApiKey:
     """Return the caller's own key, or another of the tenant's that may no more. Raises ``Forbidden``, ``NotFound``."""
     if key_id != caller.key_id:
@@ -203,6 +219,8 @@ async def _manageable(session: AsyncSession, caller: Principal, key_id: int) -> 
     key = await find_key(session, caller.tenant, key_id)
     if key_id != caller.key_id:
         _check_within(caller.rights, rights_of(key))
+        if (key.budget_key or key.id) != caller.payer and await _is_bounded(session, caller):
+            raise Forbidden("budget: that key does not share yours; use a key without a budget or rates of its own")
     return key
 
 

@@ -8,11 +8,15 @@ import pytest_asyncio
 from sqlalchemy import event, select
 
 from contracts.errors import InvalidRequest
+from contracts.ids import TenantId
 from store.tables import ApiKey
+from tenants.budget_settings import BudgetName, set_budget
+from tenants.budgets import Period
 from tenants.key_text import is_mistyped
 from tenants.keys import create_key, find_key, rotate_key
 from tenants.limits import set_tenant
 from tenants.rights import KeyRights, Role, Scope
+from tenants.spending import payers_of
 
 
 @pytest_asyncio.fixture
@@ -84,6 +88,31 @@ async def test_nobody_gives_away_more_than_the_own_key_may(admin, service, asked
     (row,) = [one for one in (await admin.get("/keys")).json()["keys"] if one["key_id"] == child["key_id"]]
     assert (row["base_models"], row["max_rank"], row["networks"]) == (["test/tiny"], 8, ["127.0.0.0/8"])
     assert row["expires_at"] is not None
+
+
+async def test_a_key_with_a_budget_makes_keys_that_spend_of_it_and_manages_no_others(admin, dogs, service) -> None:
+    """A tenant's other keys, and those of another tenant, spend of their own."""
+    own, free = await _made(admin, role="admin"), await _made(admin, role="admin")
+    headers, name = {"X-API-Key": own["secret"]}, BudgetName(Period.TOTAL, key=own["key_id"])
+    async with service.database.write() as transaction:
+        row = await transaction.get_one(ApiKey, own["key_id"])
+        theirs = await create_key(transaction, tenant=dogs.id, note="", clock=service.clock)
+        await set_budget(transaction, TenantId(row.tenant_id), name, 100, service.clock())
+    made = (await admin.post("/keys", headers=headers, json={"role": "admin"})).raise_for_status().json()
+    again = await admin.post("/keys", headers={"X-API-Key": made["secret"]}, json={})
+    last = again.raise_for_status().json()
+    path = f"/keys/{free['key_id']}"
+    for method, at in (("POST", f"{path}/rotate"), ("DELETE", path)):
+        refused = await admin.request(method, at, headers=headers, json={})
+        assert (refused.status_code, "budget" in refused.json()["detail"]) == (403, True)
+    rotated = await admin.post(f"/keys/{made['key_id']}/rotate", headers=headers, json={})
+    heir = rotated.raise_for_status().json()
+    keys = [one["key_id"] for one in (own, free, made, last, heir)]
+    async with service.database.read() as session:
+        payers = await payers_of(session, [*keys, theirs.id])
+    mine = own["key_id"]
+    assert payers == dict.fromkeys([mine, *keys[2:]], mine) | {free["key_id"]: free["key_id"], theirs.id: theirs.id}
+    assert (await admin.post(f"/keys/{own['key_id']}/rotate", json={})).status_code == 201
 
 
 @pytest.mark.parametrize(

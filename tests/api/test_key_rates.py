@@ -214,6 +214,18 @@ async def test_a_rotated_keys_work_waits_in_the_line_of_the_one_whose_place_it_t
     assert (await train(bounded, run, 4)).headers["ratelimit"] == '"train-tokens";r=0;t=4'
 
 
+async def test_keys_that_a_bounded_key_makes_stand_in_its_line(service: Service, cats: Tenant, keys: Keys) -> None:
+    """Else a key would let through as many times its rate as it makes keys. The tenant's other keys stand in no line."""
+    slow = await keys.administrator(cats, **TRAIN)
+    made, _ = await keys.made(slow)
+    run = await cats.run()
+    await train(slow, run, 1)
+    assert (await train(made, run, 2)).headers["ratelimit"] == '"train-tokens";r=0;t=8'
+    own = await slow.http.post(f"{service.url}/api/weft/v1/keys", json={"limits": {**TRAIN, "train_tokens_burst": 1}})
+    assert (own.status_code, "limits" in own.json()["detail"]) == (403, True)
+    assert "ratelimit" not in (await train(cats, run, 3)).headers
+
+
 async def test_a_key_of_some_projects_reads_the_rates_of_these_alone(
     service: Service, cats: Tenant, keys: Keys
 ) -> None:

@@ -154,6 +154,8 @@ class Counted(IntEnum):
     CLIENT_EXCEPTIONS = 5_210
     WEBHOOKS = 5_211
     KEYS = 5_212
+    PRICES = 5_213
+    """The lock of all prices, not a tenant's: they have one currency, and a bounded number."""
     TOLD_ENDS = 5_207
     """A lane's lock, not a tenant's (``ledger.told_ends``)."""
 

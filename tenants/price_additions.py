@@ -21,6 +21,7 @@ from store.tables import Price, TenantPrice
 from store.tables.prices import PRICE_DIGITS, PRICE_PLACES
 from tenants.budget_settings import cost_of_line
 from tenants.budgets import BUDGET_ID, KEY, PROJECT, TOKENS, budgets
+from tenants.limits import Counted, hold_count
 from tenants.prices import ANY_BASE, EXACT, Meter, PriceLine, Tariff, currency_of, tariff, tariffs
 from tenants.spending import Added, add_to_budgets, payers_of
 from tenants.usage_hours import UsageLine, usage_of_tenants
@@ -30,6 +31,8 @@ MOST_PRICES: Final = 500
 _CHARGED_FOR: Final = timedelta(hours=2)
 """Time from the running hour's begin on in which anything can be charged already: clocks differ by less than an hour."""
 _TENANTS_AT_ONCE: Final = 500
+_EVERYBODY: Final = TenantId("")
+"""Owner of the lock of prices, whosever price is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ async def add_price(transaction: AsyncSession, new: NewPrice, clock: Clock) -> P
     running = now.replace(minute=0, second=0, microsecond=0)
     begin = running if new.valid_from is None else new.valid_from
     _check_begin(begin, running)
+    # Prices that are added at once are held against each other, too.
+    await hold_count(transaction, Counted.PRICES, [_EVERYBODY])
     await _check_currency(transaction, new.currency)
     if new.meter is Meter.STORAGE and new.base_model is not None:
         raise InvalidRequest("storage has one price for all base models; leave the base model out")

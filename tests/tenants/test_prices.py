@@ -1,5 +1,6 @@
 """Prices: a cost is a quantity at the price of its hour, exactly, and no past cost ever changes."""
 
+import asyncio
 from datetime import timedelta
 from decimal import Decimal, localcontext
 from typing import get_type_hints
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidRequest
 from store.tables.prices import Amount, Price
 from tenants.price_additions import NewPrice, add_price
-from tenants.prices import Meter, PriceLine, Tariff, told
+from tenants.prices import Meter, PriceLine, Tariff, tariff, told
 from tenants.usage_costs import PricedLine, priced
 from tenants.usage_exports import UsageRecord, final_before, usage_records
 from tenants.usage_hours import BucketWidth, Dimension
@@ -106,6 +107,18 @@ async def test_a_price_that_would_change_the_past_or_is_none_is_refused(books: B
     wanted = {"meter": Meter.TRAIN_TOKENS, "amount": "2"} | change
     with pytest.raises(InvalidRequest, match=told_as):
         await price(books, wanted.pop("meter"), wanted.pop("amount"), **wanted)
+
+
+async def test_prices_that_are_added_at_once_have_one_currency_and_each_hour_one_price(books: Books) -> None:
+    """Of the service and of a tenant alike: the second one finds the first, and its refusal says so."""
+    for tenant in (None, books.tenants[0]):
+        same = [price(books, Meter.TRAIN_TOKENS, amount, tenant=tenant) for amount in "12"]
+        other = price(books, Meter.PROMPT_TOKENS, "1", currency="EUR", tenant=books.tenants[1])
+        outcomes = await asyncio.gather(*same, other, return_exceptions=True)
+        assert {type(one) for one in outcomes} == {type(None), InvalidRequest}, outcomes
+    async with books.database.read() as session:
+        prices = [await tariff(session, tenant) for tenant in books.tenants]
+    assert len({line.currency for one in prices for line in (*one.lines, *one.own)}) == 1
 
 
 @given(

@@ -1,5 +1,6 @@
 """Room of a tenant for stored bytes, its checkpoints and its training snapshots, and how long its checkpoints are kept."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -10,7 +11,7 @@ from store.clock import Clock
 from tenants.audit import session_of
 from tenants.checkpoints import MAX_TTL, NewCheckpoint, let_expire, older_checkpoints, record_checkpoint
 from tenants.limit_use import STORAGE_USE, Use
-from tenants.limits import Limits
+from tenants.limits import Limits, limits_of
 from tenants.project_limits import ProjectUse, smaller, use_in_session, use_of_project
 
 _STORED = ("stored_bytes", "checkpoints")
@@ -30,14 +31,28 @@ async def store_checkpoint(
     if not new.listed:
         return
     own = {} if project is None else project.limits
-    longest = smaller(limits.checkpoint_seconds, own.get("checkpoint_seconds"))
+    longest = _longest(limits, own)
     kept = smaller(limits.kept_checkpoints, own.get("kept_checkpoints"))
     if longest:
-        latest = clock() + timedelta(seconds=min(longest, MAX_TTL.total_seconds()))
-        await let_expire(transaction, [new.id], latest)
+        await let_expire(transaction, [new.id], clock() + timedelta(seconds=longest))
     if kept:
         old = await older_checkpoints(transaction, new, clock(), keep=kept)
         await let_expire(transaction, old, clock())
+
+
+async def longest_kept(session: AsyncSession, tenant: TenantId, session_id: str, defaults: Limits) -> int:
+    """Return the seconds for which a checkpoint of that session may be kept at most, 0 for any time.
+
+    By the limits of the tenant and of the session's project.
+    """
+    limits = await limits_of(session, tenant, defaults)
+    project = await use_in_session(session, tenant, session_id, ())
+    return _longest(limits, {} if project is None else project.limits)
+
+
+def _longest(limits: Limits, own: Mapping[str, int]) -> int:
+    longest = smaller(limits.checkpoint_seconds, own.get("checkpoint_seconds"))
+    return min(longest, int(MAX_TTL.total_seconds()))
 
 
 async def check_storage(session: AsyncSession, tenant: TenantId, defaults: Limits, *, coming: int = 0) -> Limits:

@@ -18,8 +18,8 @@ from contracts.paths import CheckpointPath, parse_path
 from tenants import checkpoint_changes, checkpoints
 from tenants.audit import session_of
 from tenants.audit_actions import Action
-from tenants.limits import limits_of
 from tenants.runs import get_run
+from tenants.storage import longest_kept
 
 router = APIRouter(tags=["checkpoints"])
 
@@ -97,20 +97,20 @@ async def set_ttl(
     checkpoint_id: PathId,
     body: Annotated[TtlRequest, json_body(TtlRequest)],
 ) -> None:
-    """Set the time to live of a checkpoint, or keep it as long as the tenant's limit lets it be kept.
+    """Set the time to live of a checkpoint, or keep it as long as the limits of tenant and project let it be kept.
 
     Raises ``NotFound``, ``InvalidRequest``.
     """
     path = address_of(run_id, checkpoint_id)
     async with services.runtime.database.write() as transaction:
-        limits = await limits_of(transaction, caller.tenant, services.limits)
+        longest = await longest_kept(transaction, caller.tenant, session_of(path.run_id), services.limits)
         before, after = await checkpoint_changes.set_ttl(
             transaction,
             caller.reach,
             path,
             ttl_seconds=body.ttl_seconds,
             clock=services.runtime.clock,
-            longest=limits.checkpoint_seconds,
+            longest=longest,
         )
         await record_act(
             transaction,

@@ -145,6 +145,27 @@ async def test_a_projects_checkpoints_are_kept_as_the_smaller_limit_says(service
     assert older <= now < newest <= now + timedelta(seconds=60)
 
 
+@pytest.mark.parametrize(("asked", "seconds"), [(None, 60), (3600, 60), (30, 30)])
+async def test_no_time_to_live_is_longer_than_the_projects_limit_lets_a_checkpoint_be_kept(
+    service: Service, cats: Tenant, dogs: Tenant, asked: int | None, seconds: int
+) -> None:
+    """Another project's checkpoint and another tenant's get the time that was asked for; no limit is too long to count."""
+    await project(cats, "small", checkpoint_seconds=60)
+    await project(dogs, "small", checkpoint_seconds=2**53)
+    runs = [
+        (cats, await cats.run(session=await session_in(cats, "small")), seconds),
+        (cats, await cats.run(session=await session_in(cats, "default")), asked),
+        (dogs, await dogs.run(session=await session_in(dogs, "small")), asked or 3653 * 86_400),
+    ]
+    for tenant, run, kept in runs:
+        await save(tenant, run, "a")
+        path = f"/training_runs/{run}/checkpoints/weights/a/ttl"
+        assert (await tenant.http.put(path, json={"ttl_seconds": asked})).status_code == 204
+        async with service.database.read() as session:
+            expires = await session.scalar(select(Checkpoint.expires_at).where(Checkpoint.run_id == run))
+        assert expires == (None if kept is None else service.clock() + timedelta(seconds=kept))
+
+
 async def test_a_session_that_moves_takes_its_use_with_it(cats: Tenant) -> None:
     small = await project(cats, "small", open_runs=1, sessions=1)
     session, arriving = await session_in(cats, "small"), await session_in(cats)

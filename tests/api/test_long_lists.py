@@ -7,13 +7,21 @@ from typing import Any
 
 from sqlalchemy import insert
 
+from api.weft.sample_list import MOST_SAMPLES
+from contracts.ids import RequestId, SessionId
+from contracts.ledger_records import OperationState
 from contracts.paths import Segment
-from store.tables import Checkpoint, Sampler
+from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
+from store.tables import Checkpoint, Operation, Sampler
+from tenants.sample_reports import record_reports
+from tenants.samplers import NewSampler, create_sampler
 from tests.api.conftest import BASE, Tenant
 from tests.api.stalls import no_stall
 
 SAMPLERS, CHECKPOINTS = 65_536, 20_000
 """Most of one session, and of one tenant, by default."""
+SEQUENCES = 1024
+"""Most of one sample, by default."""
 PARTS = 4
 """Fewest parts of about the same length that the work for a long answer is cut into."""
 
@@ -89,3 +97,21 @@ async def test_the_most_checkpoints_of_a_run(cats: Tenant, dogs: Tenant) -> None
     assert shown["checkpoints"][:2] == page
     assert shown["cursor"] is None
     assert (await dogs.http.get(f"/training_runs/{run}/checkpoints")).status_code == 404
+
+
+async def test_the_most_samples_of_a_page_with_the_most_sequences(cats: Tenant, dogs: Tenant) -> None:
+    """A report is decoded with every sequence and span, and others have their turns between two reports."""
+    service, now, session = cats.service, cats.service.clock(), SessionId(await cats.session())
+    spans = [VersionSpan(f"v{place}", place, place + 1) for place in range(4)]
+    report = SampleReport([SequenceReport("length", spans)] * SEQUENCES, ["one"], 1, 0.5, 1.5)
+    named = {"tenant_id": cats.id, "kind": "sample", "base_model": BASE, "state": OperationState.DONE}
+    times = {"body_digest": b"", "created_at": now, "finished_at": now}
+    async with service.database.write() as transaction:
+        sampler = await create_sampler(transaction, cats.id, NewSampler(session, 0, BASE), service.clock)
+        rows = [{"id": f"{number:032x}", "lane": sampler, "seq_id": number} for number in range(MOST_SAMPLES)]
+        await transaction.execute(insert(Operation), [row | named | times for row in rows])
+        await record_reports(transaction, [(cats.id, RequestId(row["id"]), report) for row in rows])
+    shown = await in_short_steps(cats, f"{service.url}/api/weft/v1/samples?limit={MOST_SAMPLES}", dogs)
+    assert [one["request_id"] for one in shown["samples"]] == [row["id"] for row in reversed(rows)]
+    assert {len(one["stop_reasons"]) for one in shown["samples"]} == {SEQUENCES}
+    assert (await dogs.http.get(f"{service.url}/api/weft/v1/samples")).json()["samples"] == []

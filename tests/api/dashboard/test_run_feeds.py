@@ -12,6 +12,7 @@ from api.dashboard.run_curves import RunCurves
 from api.dashboard.run_feeds import EVENTS_A_SECOND, PACE_SECONDS, SLOWEST_SECONDS, FeedEvent, RunFeeds
 from contracts.operations import ForwardBackwardOutput, OperationKind, OptimStepped
 from tenants.curves import Series
+from tenants.run_points import MOST_PLACES, points_of_many
 from tests.api.test_points import PASS, steps
 
 
@@ -103,6 +104,19 @@ async def test_runs_that_step_together_are_read_together(cats, dogs, feeds: RunF
         assert await asyncio.gather(*viewers) == [[1]] * 4 + [[1, 2]]
     assert len(heads(noted)) == 1
     assert len(of_points(noted)) == 1
+
+
+async def test_each_of_many_places_gets_its_own_points(cats, dogs) -> None:
+    """More places than one statement reads, and no power of two of them."""
+    losses = {}
+    for number in range(MOST_PLACES + 3):
+        tenant = (cats, dogs)[number % 2]
+        run = await tenant.run()
+        losses[run] = [float(number + 1)] * (1 + number % 2)
+        await steps(tenant, run, losses[run])
+    async with cats.service.database.read() as session:
+        found = await points_of_many(session, [(run, 0) for run in losses])
+    assert [[point.loss_sum for point in points] for points in found] == list(losses.values())
 
 
 async def test_feeds_that_began_apart_read_at_the_same_instants(cats, feeds: RunFeeds) -> None:

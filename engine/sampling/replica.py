@@ -63,7 +63,7 @@ class PromptScoring:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How the alternatives of a prompt are drawn: equal seeds draw the same, and None is a fresh random stream."""
+    """Settings of the draws at a prompt's positions: equal seeds draw the same, and None is a fresh random stream."""
 
     temperature: float = 1.0
     seed: int | None = None
@@ -108,7 +108,7 @@ class GenerateRequest:
 
     @property
     def draws(self) -> Draws:
-        """How alternatives at the prompt's positions are drawn."""
+        """Settings of the draws at the prompt's positions."""
         return Draws(self.temperature, self.seeds[0])
 
     @property

@@ -45,7 +45,7 @@ class TrainerForward(Protocol):
     ) -> PromptScored:
         """Return the scores of ``prompt``, int64 (P,), under ``adapter``; None is the bare base.
 
-        ``draws``: how alternatives are drawn. ``first``: it is scored before prompts that wait. A prompt that waits is
+        ``draws``: those of the alternatives. ``first``: it is scored before prompts that wait. A prompt that waits is
         dropped when the call is cancelled.
         Raises ``InvalidRequest`` for an adapter that does not fit the base, ``EngineFailure`` when it cannot be computed.
         """

@@ -13,6 +13,8 @@ from tinker import types
 
 PROMPT = list(b"The cat says meow, and the dog says ")
 OTHERS = 2
+LIKELIEST = 100
+"""Likeliest tokens that may be asked for, on every sampler."""
 WORDS = (b"miau", b"wuff")
 
 
@@ -39,6 +41,11 @@ def wanted() -> torch.Tensor:
     return ids
 
 
+def of_all() -> torch.Tensor:
+    """The prompt's own token at each position."""
+    return torch.tensor(PROMPT[1:], dtype=torch.int64)[:, None]
+
+
 def seen_by(sampler: tinker.SamplingClient) -> dict[str, object]:
     """Ask one sampler for everything."""
     prompt, one = types.ModelInput.from_ints(PROMPT), types.SamplingParams(max_tokens=1, seed=1)
@@ -48,6 +55,8 @@ def seen_by(sampler: tinker.SamplingClient) -> dict[str, object]:
         sampler.sample(prompt, 1, one, target_prompt_logprobs=sparse),
         sampler.sample(prompt, 1, one, prompt_alt_tokens_k=3, include_prompt_logprobs=True, prompt_logprobs_last_n=2),
     ]
+    likeliest = sampler.sample(prompt, 1, one, topk_sample_logprobs=LIKELIEST).result().sequences[0].topk_logprobs
+    everywhere = sampler.sample(prompt, 1, one, target_prompt_logprobs=types.TensorData.from_torch(of_all())).result()
     changed = types.ModelInput.from_ints([*PROMPT[:-1], 255 - PROMPT[-1]])
     other = sampler.compute_logprobs(changed).result()[-1]
     full, listed, drawn = (future.result() for future in futures)
@@ -61,6 +70,9 @@ def seen_by(sampler: tinker.SamplingClient) -> dict[str, object]:
         "other": other,
         "dense": full.target_prompt_logprobs.to_torch().tolist(),
         "sparse": listed.target_prompt_logprobs.to_torch().to_dense().tolist(),
+        "likeliest": len(likeliest[0]),
+        "all": everywhere.target_prompt_logprobs.to_torch().squeeze(1).tolist(),
+        "all_own": sampler.compute_logprobs(prompt).result()[1:],
         "listed": len(listed.target_prompt_logprobs.data),
         "drawn": alternatives.logprobs.to_torch()[4].tolist(),
         "drawn_again": [sampler.compute_logprobs(one).result()[-1] for one in checks],

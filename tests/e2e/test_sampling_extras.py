@@ -1,15 +1,18 @@
 """Scores and draws at a prompt's positions and the prefix cache's count, through the SDK, beside another tenant's."""
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import BASE_NAME, FLOW_SECONDS, Service
-from tests.e2e.sdk_sampling_extras import PROMPT
+from tests.e2e.sdk_sampling_extras import LIKELIEST, PROMPT
 
 SCRIPT = Path(__file__).with_name("sdk_sampling_extras.py")
 PROVENANCE = SCRIPT.with_name("sdk_provenance.py")
@@ -33,6 +36,8 @@ def check_extras(seen: dict[str, Any]) -> None:
         assert one["dense"][-1][1] == pytest.approx(one["other"], abs=TOLERANCE)
         assert all(one["dense"][row] == [0, 0] for row in range(len(PROMPT) - 1) if row not in ROWS)
         assert one["listed"] == 2 * len(ROWS)
+        assert one["likeliest"] == LIKELIEST
+        assert one["all"] == pytest.approx(one["all_own"], abs=TOLERANCE)
         for row in ROWS:
             assert one["sparse"][row] == pytest.approx(one["dense"][row], abs=TOLERANCE)
         assert one["drawn"] == pytest.approx(one["drawn_again"], abs=TOLERANCE)
@@ -69,4 +74,15 @@ def check_provenance(seen: dict[str, Any]) -> None:
 
 
 def test_samples_that_are_named_train_with_the_logprobs_that_weft_recorded(either: Service) -> None:
+    before = datetime.now(UTC)
     check_provenance(seen_on(either, PROVENANCE))
+    check_a_days_life(either.data, before, datetime.now(UTC))
+
+
+def check_a_days_life(data: Path, before: datetime, after: datetime) -> None:
+    """Check that what was recorded between the two times can be named for a day."""
+    with closing(sqlite3.connect(f"file:{data / 'weft.db'}?mode=ro", uri=True)) as database:
+        ends = [datetime.fromisoformat(end) for (end,) in database.execute("SELECT expires_at FROM sample_records")]
+    ours = [end.replace(tzinfo=UTC) - timedelta(days=1) for end in ends]
+    assert any(before <= made <= after for made in ours)
+    assert all(made <= after for made in ours)

@@ -150,7 +150,7 @@ async def test_the_forward_scores_as_peft_does(world: Any, topk: int) -> None:
 
 
 async def test_the_forward_scores_and_draws_at_a_prompts_positions(world: Any) -> None:
-    """In this process and in one of its own, where equal seeds draw the same; each tenant's under its own adapter."""
+    """Equal seeds draw the same in this process and in one of its own; each tenant's numbers are its own adapter's."""
     cells = (np.array([1, 1, 3]), np.array([0, 255, 108]))
     scoring, prompt = PromptScoring(2, True, 0, cells, alternatives=4), np.array(PROMPT)
     here, there = BaseForward(world.base), ForwardProcess(world.base.facts, dtype="float32")

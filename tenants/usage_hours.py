@@ -5,6 +5,7 @@ a failed operation's tokens count only if it is a sample that was cancelled afte
 counts nothing; a prompt counts once for each request, not for each of its sequences.
 """
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -49,6 +50,8 @@ from tenants.reach import Owner, Reach, default_project, tenant_of
 
 SUMS = ("operations", "failed", "train_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
 _hours = cast(Table, UsageHour.__table__)
+_AT_ONCE = 500
+"""Lines that are made in one turn of the event loop."""
 
 
 class Dimension(StrEnum):
@@ -222,7 +225,13 @@ async def usage_lines(
         .limit(limit)
         .offset(offset)
     )
-    return [_line(row) for row in await session.execute(query)]
+    rows_found = (await session.execute(query)).all()
+    lines: list[UsageLine] = []
+    for begin in range(0, len(rows_found), _AT_ONCE):
+        lines += map(_line, rows_found[begin : begin + _AT_ONCE])
+        # Others have their turn: ten thousand lines take a tenth of a second.
+        await asyncio.sleep(0)
+    return lines
 
 
 async def usage_of_tenants(

@@ -114,11 +114,13 @@ async def read_usage(
     is_last = len(found) <= limit
     following = None if is_last else cursor_behind(found[limit - 1], group_by)
     further = None if is_last or after is not None else offset + limit
-    infos = [UsageInfo.of(line) for line in lines]
+    size = _BYTES_OF_A_LINE * len(lines)
     if format == "csv":
         told_next = {"x-next-cursor": following, "x-next-offset": None if further is None else str(further)}
         headers = {name: value for name, value in told_next.items() if value is not None}
-        return Response(_header() + _rows(infos), media_type="text/csv", headers=headers)
+        rows = await off_loop(services, caller.tenant, size, _rows_of, lines)
+        return Response(_header() + rows, media_type="text/csv", headers=headers)
+    infos = await off_loop(services, caller.tenant, size, _infos, lines)
     return Usage(lines=infos, currency=currency, next_cursor=following, next_offset=further)
 
 
@@ -148,8 +150,12 @@ def _header() -> str:
     return ",".join(UsageInfo.model_fields) + "\r\n"
 
 
+def _infos(lines: list[PricedLine]) -> list[UsageInfo]:
+    return [UsageInfo.of(line) for line in lines]
+
+
 def _rows_of(page: list[PricedLine]) -> str:
-    return _rows([UsageInfo.of(line) for line in page])
+    return _rows(_infos(page))
 
 
 def _rows(lines: list[UsageInfo]) -> str:

@@ -8,13 +8,15 @@ from typing import Any
 from sqlalchemy import insert
 
 from api.weft.sample_list import MOST_SAMPLES
+from api.weft.usage import MOST_LINES
 from contracts.ids import RequestId, SessionId
 from contracts.ledger_records import OperationState
 from contracts.paths import Segment
 from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
-from store.tables import Checkpoint, Operation, Sampler
+from store.tables import Checkpoint, Operation, Sampler, UsageHour
 from tenants.sample_reports import record_reports
 from tenants.samplers import NewSampler, create_sampler
+from tenants.usage_hours import SUMS
 from tests.api.conftest import BASE, Tenant
 from tests.api.stalls import no_stall
 
@@ -115,3 +117,17 @@ async def test_the_most_samples_of_a_page_with_the_most_sequences(cats: Tenant, 
     assert [one["request_id"] for one in shown["samples"]] == [row["id"] for row in reversed(rows)]
     assert {len(one["stop_reasons"]) for one in shown["samples"]} == {SEQUENCES}
     assert (await dogs.http.get(f"{service.url}/api/weft/v1/samples")).json()["samples"] == []
+
+
+async def test_the_most_lines_of_usage(cats: Tenant, dogs: Tenant) -> None:
+    """As JSON. Each line is of a session of its own; another tenant has none of them."""
+    hour = cats.service.clock().replace(minute=0, second=0, microsecond=0)
+    named = {"tenant_id": cats.id, "hour": hour, "key_id": 1, "base_model": BASE, "kind": "forward", "run_id": ""}
+    sums = dict.fromkeys(SUMS, 1)
+    rows = [{"session_id": f"{number:032x}", **named, **sums} for number in range(MOST_LINES)]
+    async with cats.service.database.write() as transaction:
+        await transaction.execute(insert(UsageHour), rows)
+    path = f"/api/weft/v1/usage?since=2020-01-01T00:00:00Z&group_by=session&group_by=kind&limit={MOST_LINES}"
+    shown = await in_short_steps(cats, f"{cats.service.url}{path}", dogs)
+    assert [one["session"] for one in shown["lines"]] == [row["session_id"] for row in rows]
+    assert (await dogs.http.get(f"{cats.service.url}{path}")).json()["lines"] == []

@@ -114,7 +114,8 @@ def amount_of(text: str) -> Decimal:
 
 async def _units(session: AsyncSession, name: BudgetName, amount: Decimal | int) -> int:
     """Return the amount in units of a budget's row. Raises ``InvalidRequest``."""
-    exact = Decimal(amount) if Decimal(amount).is_finite() else Decimal(0)
+    # Far above any budget, where no arithmetic is exact.
+    exact = Decimal(amount) if Decimal(amount).is_finite() and Decimal(amount) <= MOST else Decimal(0)
     if name.currency is None:
         if exact != exact.to_integral_value(context=EXACT) or not 1 <= exact <= MOST:
             raise InvalidRequest(f"a budget must be 1 to {MOST} tokens, or `none`; got {amount}")

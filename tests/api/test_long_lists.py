@@ -120,7 +120,7 @@ async def test_the_most_samples_of_a_page_with_the_most_sequences(cats: Tenant, 
 
 
 async def test_the_most_lines_of_usage(cats: Tenant, dogs: Tenant) -> None:
-    """As JSON. Each line is of a session of its own; another tenant has none of them."""
+    """Ask for JSON. Each line is of a session of its own; another tenant has none of them."""
     hour = cats.service.clock().replace(minute=0, second=0, microsecond=0)
     named = {"tenant_id": cats.id, "hour": hour, "key_id": 1, "base_model": BASE, "kind": "forward", "run_id": ""}
     sums = dict.fromkeys(SUMS, 1)

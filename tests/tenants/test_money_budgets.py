@@ -175,7 +175,7 @@ async def test_a_period_that_ends_begins_with_nothing_spent(books: Books) -> Non
 
 
 async def test_another_amount_tells_of_no_mark_that_an_earlier_period_crossed(books: Books) -> None:
-    """What is spent in the period tells, and to the tenant whose budget it is."""
+    """Sums of the running period tell, and to the tenant whose budget it is."""
     tomorrow = NOON + timedelta(hours=13)
     await price(books, Meter.TRAIN_TOKENS, "1000000")
     for who in (0, 1):
@@ -191,7 +191,7 @@ async def test_another_amount_tells_of_no_mark_that_an_earlier_period_crossed(bo
 
 
 async def test_a_new_budget_of_a_key_counts_what_was_used_by_the_one_whose_place_it_took(books: Books) -> None:
-    """Also once the earlier key has ended and its row is gone. Another tenant's key has a budget of its own."""
+    """Count it also once the earlier key has ended and its row is gone. Another tenant's key has a budget of its own."""
     async with books.database.write() as transaction:
         made = [await create_key(transaction, tenant=who, note="", clock=lambda: NOON) for who in books.tenants]
         row = await find_key(transaction, books.tenants[0], made[0].id)

@@ -110,7 +110,7 @@ async def test_a_price_that_would_change_the_past_or_is_none_is_refused(books: B
 
 
 async def test_prices_that_are_added_at_once_have_one_currency_and_each_hour_one_price(books: Books) -> None:
-    """Of the service and of a tenant alike: the second one finds the first, and its refusal says so."""
+    """Find the first one when the second is added, of the service and of a tenant alike, and say so in its refusal."""
     for tenant in (None, books.tenants[0]):
         same = [price(books, Meter.TRAIN_TOKENS, amount, tenant=tenant) for amount in "12"]
         other = price(books, Meter.PROMPT_TOKENS, "1", currency="EUR", tenant=books.tenants[1])

@@ -119,7 +119,7 @@ async def test_each_change_makes_its_entries_with_the_operators_key(admin: Admin
 
 
 async def test_a_tenant_is_told_no_operators_name_or_address_whatever_the_door(admin: Admin, cats, dogs) -> None:
-    """By the admin API, by the operators' pages, and in a look at the tenant's own. Another tenant hears of none of it."""
+    """Come by the admin API, by the operators' pages, and in a look at the tenant's. Another tenant hears of none of it."""
     prefix, elsewhere = admin.key.prefix, {"X-Forwarded-For": "10.9.8.7"}
     (await admin.http.put(f"/tenants/{cats.id}/suspension", json={"reason": "unpaid"})).raise_for_status()
     async with httpx.AsyncClient(base_url=admin.url, timeout=40, headers=SAME) as pages:

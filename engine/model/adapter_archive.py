@@ -24,6 +24,8 @@ PIECE_BYTES = 2**20
 _EXTENSION_BYTES = 2**16
 _MOST_EXTENSIONS = 8
 """Most bytes of a header's extension (a long name, PAX records), and most extensions of one member."""
+_MOST_PIECES_BEHIND = 4
+"""Most pieces behind the last member: tar fills its last record with zeros."""
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME,)
 _EXTENSIONS = (*_LONG_NAMES, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _OF_MEMBER = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -63,7 +65,10 @@ def archive_files(
         is_gzip = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         followed = io.BufferedReader(_Followed(raw, progress), PIECE_BYTES)
-        yield from _files(gzip.GzipFile(fileobj=followed) if is_gzip else followed, most_bytes, too_large)
+        stream = gzip.GzipFile(fileobj=followed) if is_gzip else followed
+        yield from _files(stream, most_bytes, too_large)
+        if is_gzip:
+            _check_sum(stream)
 
 
 @contextmanager
@@ -176,6 +181,16 @@ def _files(stream: Content, most_bytes: int, too_large: InvalidRequest) -> Gener
         yield Entry(name, size, content)
         content.skip()
         _Part(stream, -size % tarfile.BLOCKSIZE).skip()
+
+
+def _check_sum(stream: Content) -> None:
+    """Read a gzip on to its end, where its checksum is. Raises ``OSError`` for another one, ``InvalidRequest`` for a far end."""
+    for _ in range(_MOST_PIECES_BEHIND):
+        if not stream.read(PIECE_BYTES):
+            return
+    raise InvalidRequest(
+        f"the archive goes on for more than {_MOST_PIECES_BEHIND * PIECE_BYTES} bytes behind its files"
+    )
 
 
 def _headers(stream: Content) -> Iterator[tarfile.TarInfo]:

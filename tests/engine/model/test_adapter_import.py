@@ -310,6 +310,16 @@ def test_an_archive_that_is_cut_short_is_refused_wherever_it_is_cut(
     refused(base, tmp_path, broken, "cannot be read|header|not as large|NaN")
 
 
+def test_a_gzip_whose_checksum_is_another_is_refused(base: BaseModel, adapter: Path, tmp_path: Path) -> None:
+    """Else a number that was changed on the way would be trained on. Zeros behind the files are read, and not without end."""
+    whole = tar_of(files_of(adapter))
+    packed = gzip.compress(whole, compresslevel=0)
+    weights = len(whole.rstrip(b"\0")) - 4000
+    at = packed.index(whole[weights : weights + 64])
+    refused(base, tmp_path, packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :], "cannot be read")
+    refused(base, tmp_path, gzip.compress(whole + bytes(8 * 2**20)), "goes on")
+
+
 @pytest.mark.parametrize(
     ("files", "says"),
     [

@@ -24,7 +24,7 @@
     │   ├── TooManyOperations  429  too_many_operations  the same for training
     │   ├── TooManySessions    429  too_many_sessions    the same for sessions
     │   ├── TooManyRequests    429  too_many_requests    the same for requests in progress
-    │   └── OverRate           429  over_rate            more tokens than the tenant's rate lets run now, on OpenAI's routes
+    │   └── OverRate           429  over_rate            beyond a rate of requests, or of tokens on OpenAI's routes
     ├── BudgetSpent            402  budget_spent         a budget is spent; new SDKs wait and send the request again
     ├── PollAgain              408  poll_again           more polls than the tenant may have held; every SDK polls again
     ├── BodyTooSlow            408  body_too_slow        the body stopped coming; the SDK repeats the request
@@ -224,7 +224,7 @@ class TooManyRequests(OverLimit):
 
 
 class OverRate(OverLimit):
-    """The tenant's rate lets the request run only later, and its client cannot be told to wait for it."""
+    """A rate lets the request through only later, and its client cannot be told to wait for it."""
 
     code = "over_rate"
 

@@ -69,7 +69,7 @@ LOSS_RULES: Mapping[LossName, LossRule] = MappingProxyType(
         LossName.CISPO: LossRule(required=_POLICY_INPUTS, optional=(CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG),
         LossName.DRO: LossRule(required=_POLICY_INPUTS, config=MappingProxyType({BETA: 0.05})),
         LossName.GSPO: LossRule(
-            required=(*_POLICY_INPUTS, RATIO_MASK), optional=(CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG
+            required=_POLICY_INPUTS, optional=(RATIO_MASK, CLIP_LOW, CLIP_HIGH), config=_CLIP_CONFIG
         ),
         LossName.STABLE_REINFORCE: LossRule(
             required=_POLICY_INPUTS, config=MappingProxyType({KL_COEFF: 0.01, RATIO_CAP: 2.0})

@@ -18,6 +18,14 @@ class Segment(StrEnum):
     EXTERNAL_WEIGHTS = "external_weights"
 
 
+_MADE_BY = {
+    Segment.WEIGHTS: "save_state",
+    Segment.SAMPLER_WEIGHTS: "save_weights_for_sampler",
+    Segment.EXTERNAL_WEIGHTS: "save_weights_external",
+}
+"""The SDK's call that saves checkpoints of each segment."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPath:
     """A parsed path. ``run_id`` is unchecked text: look it up within the tenant before using it."""
@@ -58,5 +66,12 @@ def parse_path(text: str, *, segment: Segment | None = None, field: str = "path"
             f"{field}: segment must be one of {', '.join(Segment)}; got {raw_segment[:100]!r}"
         ) from None
     if segment is not None and found is not segment:
-        raise InvalidRequest(f"{field} must be a {segment} path here; got a {found} path")
+        raise InvalidRequest(f"{field} must be a {segment} path here, {_way_to(segment, found)}; got one of {found}")
     return CheckpointPath(run_id, found, check_name(name, field))
+
+
+def _way_to(segment: Segment, found: Segment) -> str:
+    """Return how a checkpoint of ``segment`` is made, for somebody who has one of ``found``."""
+    if segment is Segment.SAMPLER_WEIGHTS and found is Segment.WEIGHTS:
+        return f"so load this one with create_training_client_from_state, then call {_MADE_BY[segment]}"
+    return f"as {_MADE_BY[segment]} returns it"

@@ -1,7 +1,7 @@
 """Sample reports: the replicas, weight versions and times behind a sample, which weft's own API shows."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -42,6 +42,26 @@ class SampleReport:
     def versions(self) -> list[str | None]:
         """Return every version used, in order of first use."""
         return list(dict.fromkeys(span.version for sequence in self.sequences for span in sequence.spans))
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSummary:
+    """A report without its spans, a thousand times smaller for a sample of many sequences.
+
+    - ``stop_reasons``: of each sequence. ``versions``: see ``SampleReport.versions``.
+    """
+
+    stop_reasons: list[str]
+    versions: list[str | None]
+    attempts: int
+    queue_seconds: float
+    decode_seconds: float
+
+    @classmethod
+    def of(cls, report: SampleReport) -> Self:
+        """Return the summary of a report."""
+        reasons = [one.stop_reason for one in report.sequences]
+        return cls(reasons, report.versions(), report.attempts, report.queue_seconds, report.decode_seconds)
 
 
 def encode_report(report: SampleReport) -> bytes:

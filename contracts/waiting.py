@@ -10,7 +10,7 @@ from contracts.ids import RequestId
 class WaitReason(StrEnum):
     """Reason for which a pending operation has not ended.
 
-    - ``running``: a trainer computes it, or a replica draws it. ``saving``: a trainer writes its checkpoint.
+    - ``running``: a trainer computes it, or a replica draws it or loads its adapter. ``saving``: a trainer writes its checkpoint.
     - ``turn``: it may run, and others come before it by their tenants' shares.
     - ``earlier_operation``: an operation of the same run comes first, and that one waits for the ``cause``.
     - ``missing_seq_id``: a number of the run has not come.
@@ -23,7 +23,7 @@ class WaitReason(StrEnum):
     - ``gate_paused``: a gate before the sample is closed.
     - ``no_replica``, ``drained``: no replica of the base answers, or the operator has drained them.
     - ``no_room``: sampling processes hold as many samples as they may.
-    - ``claimed``: a sampling process has it, and loads its adapter or waits for a seat.
+    - ``claimed``: a sampling process has it, and sends it to a replica once no change of its sampler or gate is under way.
     """
 
     RUNNING = "running"

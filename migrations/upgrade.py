@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -16,6 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, event, func, select
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from contracts.errors import InvalidRequest
@@ -35,8 +37,11 @@ def upgrade(url: str, revision: str = "head") -> None:
     """Upgrade the database at ``url`` (async or sync driver). A schema that is newer than this code stays as it is.
 
     Each revision is a transaction of its own. Of several processes that upgrade at once, one works and the others wait.
-    Blocking. Raises SQLAlchemy's and Alembic's errors, ``TimeoutError`` after waiting for long.
+    Blocking. Raises ``InvalidRequest`` for a database that cannot be opened, SQLAlchemy's and Alembic's errors, ``TimeoutError``
+    after waiting for long.
     """
+    if _current(url) == revisions().get_current_head() and revision == "head":
+        return
     with _alone(url):
         if revision == "head" and is_newer(url):
             log.warning("the schema is newer than this version of weft; migrations only add, so it is used as it is")
@@ -96,15 +101,14 @@ def _wait(is_mine: Callable[[], bool]) -> None:
 
 
 def current_is_head(url: str) -> bool:
-    """Return whether the schema at ``url`` is the newest. Blocking."""
-    return _current(url) == ScriptDirectory.from_config(alembic_config(url)).get_current_head()
+    """Return whether the schema at ``url`` is the newest. Blocking. Raises ``InvalidRequest`` as ``upgrade``."""
+    return _current(url) == revisions().get_current_head()
 
 
 def is_newer(url: str) -> bool:
     """Return whether the schema at ``url`` is a later version's: this version does not know its revision. Blocking."""
     current = _current(url)
-    script = ScriptDirectory.from_config(alembic_config(url))
-    return current is not None and current not in {one.revision for one in script.walk_revisions()}
+    return current is not None and current not in {one.revision for one in revisions().walk_revisions()}
 
 
 def check_not_older(url: str) -> None:
@@ -114,12 +118,24 @@ def check_not_older(url: str) -> None:
 
 
 def _current(url: str) -> str | None:
+    """Return the schema's revision, None without any. Raises ``InvalidRequest`` for a database that cannot be opened."""
     engine = blocking_engine(url)
     try:
         with engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()
+    except DBAPIError as error:
+        cause = str(error.orig).partition("\n")[0]
+        raise InvalidRequest(
+            f"the database cannot be opened: {cause}; `weft doctor` looks at it and at WEFT_DATABASE_URL"
+        ) from error
     finally:
         engine.dispose()
+
+
+@cache
+def revisions() -> ScriptDirectory:
+    """Return this version's revisions, which a process reads once."""
+    return ScriptDirectory(str(Path(__file__).parent))
 
 
 def alembic_config(url: str) -> Config:

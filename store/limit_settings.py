@@ -129,3 +129,10 @@ class LimitSettings(BaseSettings):
         ge=0,
         description="Tokens of samples that may run at once under that rate; 0: those of a minute.",
     )
+    limit_requests_per_minute: int = Field(
+        default=0,
+        ge=0,
+        description="Requests of one tenant that are answered in a minute, in all processes together where they share a Redis; "
+        "0: no rate. Further ones are answered 429. What the SDK counts on is not counted and never refused: training, samples, "
+        "polls, heartbeats, and whatever begins or ends a session.",
+    )

@@ -4,6 +4,8 @@ import logging
 import os
 from pathlib import Path
 
+from contracts.errors import InvalidRequest
+
 log = logging.getLogger(__name__)
 
 PRIVATE_UMASK = 0o077
@@ -16,9 +18,13 @@ _OWN_ENTRIES = ("weft.db", "checkpoints", "snapshots")
 def open_private_folder(root: Path) -> None:
     """Make the data folder if there is none, and take the rights of other users off one that weft has used before.
 
-    A folder of another owner, or without anything of weft's in it, is left as it is; ``weft doctor`` tells of it.
+    A folder of another owner, or without anything of weft's in it, is left as it is; ``weft doctor`` tells of it. Raises
+    ``InvalidRequest`` where no folder can be made.
     """
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InvalidRequest(f"the data folder cannot be made: {error.strerror}; choose another with --data") from error
     if not any((root / name).exists() for name in _OWN_ENTRIES):
         return
     for path in (root, *root.glob(_DATABASE)):

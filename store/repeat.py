@@ -3,10 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from time import monotonic
 
 from contracts.errors import WeftError
 
 log = logging.getLogger(__name__)
+
+LONGEST_REST_SECONDS = 0.1
+"""Longest time without a run after another one, however long that took."""
 
 
 async def repeat(
@@ -16,9 +20,12 @@ async def repeat(
     failed: str,
     stopping: asyncio.Event | None = None,
     wake: asyncio.Event | None = None,
+    rest: float = 0.0,
 ) -> None:
     """Run ``work`` until ``stopping``: at once, then after each ``wake`` and at the latest ``seconds`` after the last run.
 
+    After a run there is none for ``rest`` times as long as it took, ``LONGEST_REST_SECONDS`` at most: of very many wake-ups
+    each run then answers several.
     Without ``stopping`` it runs until cancelled. ``seconds`` may be a function, called before each wait; None means no
     limit. A failure of ``work`` is logged as ``failed`` and the loop goes on: in one line when it is an expected one
     (``WeftError``, a time limit), else with its traceback. This is the one broad ``except`` of periodic work.
@@ -29,12 +36,15 @@ async def repeat(
         if wake is not None:
             # Cleared before the work: a wake-up during the work may be about something that the work did not see.
             wake.clear()
+        began = monotonic()
         try:
             await work()
         except (WeftError, TimeoutError) as failure:
             log.warning("%s: %s; trying again", failed, str(failure) or "no answer in time")
         except Exception:
             log.exception("%s; trying again", failed)
+        if rest:
+            await wait_for_any([stopping], min(LONGEST_REST_SECONDS, rest * (monotonic() - began)))
         await wait_for_any(events, seconds() if callable(seconds) else seconds)
 
 

@@ -29,7 +29,7 @@ class RetentionSettings(BaseSettings):
     retention_run_events: timedelta = Field(
         default=timedelta(days=30),
         ge=timedelta(0),
-        description="Time for which the events of a run's history are kept.",
+        description="Time for which the events of a run's history, and the processes that have died, are kept.",
     )
     retention_usage_hours: timedelta = Field(
         default=timedelta(days=400),

@@ -1,8 +1,10 @@
 """Settings of a weft process. Command-line options win over ``WEFT_*`` environment variables, and these over ``weft.toml``."""
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
 
@@ -34,6 +36,10 @@ def settings_file() -> Path:
     if named is not None and not Path(named).is_file():
         raise FileNotFoundError(f"WEFT_CONFIG names {named}, which is no file")
     return Path(named or SETTINGS_FILE)
+
+
+_NO_SETTINGS = ("WEFT_CONFIG", "WEFT_ADMIN_URL", "WEFT_ADMIN_KEY")
+_NO_SETTINGS_PREFIXES = ("WEFT_TEST_", "WEFT_BENCH_")
 
 
 class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, DashboardSettings, WebhookSettings):
@@ -365,6 +371,13 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, Da
                 return float(given)
         return given
 
+    @field_validator("database_url")
+    @classmethod
+    def _check_database(cls, given: str | None) -> str | None:
+        if given is not None and given.partition(":")[0].partition("+")[0] not in ("sqlite", "postgresql"):
+            raise ValueError("must be a URL such as postgresql+asyncpg://user@host/name, or sqlite:///path")
+        return given
+
     @model_validator(mode="after")
     def _check_hold(self) -> Self:
         if not timedelta(0) < self.poll_hold <= timedelta(seconds=30):
@@ -374,3 +387,16 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, Da
     def resolved_database_url(self) -> str:
         """Return the database URL; by default the SQLite file in the data folder."""
         return self.database_url or f"sqlite:///{(self.data_dir / 'weft.db').absolute()}"
+
+
+def unknown_variables(environment: Iterable[str]) -> dict[str, str | None]:
+    """Return the variables of weft's that set nothing, each with the setting that its name is nearest to."""
+    settings = [f"WEFT_{name.upper()}" for name in Settings.model_fields]
+    unknown = [
+        name
+        for name in sorted(environment)
+        if name.startswith("WEFT_")
+        and name.upper() not in (*settings, *_NO_SETTINGS)
+        and not name.startswith(_NO_SETTINGS_PREFIXES)
+    ]
+    return {name: next(iter(get_close_matches(name, settings, 1)), None) for name in unknown}

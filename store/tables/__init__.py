@@ -17,7 +17,7 @@ from store.tables.operator_answers import OperatorAnswer
 from store.tables.operator_sessions import OperatorCode, OperatorSession
 from store.tables.points import RunMetric, RunPoint
 from store.tables.prices import Price, TenantPrice
-from store.tables.processes import PoolState, ProcessKind, WorkerProcess
+from store.tables.processes import EndedProcess, PoolState, ProcessKind, ReplicaCondition, WorkerProcess
 from store.tables.projects import Project
 from store.tables.run_directives import DirectedRun
 from store.tables.run_events import RunEvent
@@ -54,6 +54,7 @@ __all__ = [
     "DirectedRun",
     "DiscardedFolder",
     "DownloadLink",
+    "EndedProcess",
     "LoginCode",
     "Operation",
     "OperationPayload",
@@ -70,6 +71,7 @@ __all__ = [
     "Rate",
     "RateLineRow",
     "RatePlace",
+    "ReplicaCondition",
     "Run",
     "RunEvent",
     "RunMetric",

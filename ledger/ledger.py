@@ -12,8 +12,7 @@ results and payloads that nothing needs any more.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import partial
 from time import monotonic, time
 from typing import Any
@@ -49,6 +48,7 @@ from contracts.operations import OperationKind, Result, SampleOutput
 from ledger import statements as sql
 from ledger.cancellation import EndedOperation, Selection, end_samples, end_training
 from ledger.payload_files import PayloadFiles
+from ledger.pending_training import pending_after
 from ledger.rows import (
     error_columns,
     finished_row,
@@ -56,11 +56,18 @@ from ledger.rows import (
     payload_row,
     pending_operation,
     ready_operations,
-    starts_at,
     status_of,
     tokens_used,
 )
-from ledger.settlement import charge_own_lines, count_cut, insert_operation, settle, settle_cancelled
+from ledger.settlement import (
+    Accepted,
+    charge_own_lines,
+    count_cut,
+    insert_counted,
+    insert_operation,
+    settle,
+    settle_cancelled,
+)
 from ledger.step_points import GatheredPoints
 from ledger.turns import advance, lock_runs
 from ledger.wakeups import (
@@ -80,22 +87,9 @@ from store.repeat import wait_for
 from store.tables import Operation, Run
 from telemetry.telemetry import Telemetry
 from tenants.checkpoint_holds import resolve_when_accepted
-from tenants.rates import Pace, RateState
+from tenants.rates import Pace
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """Id of an accepted request. For new training also the pending training of its tenant, counted with this one.
-
-    ``rate`` is the tightest of its rates after it, None without one and for a repeat.
-    """
-
-    id: RequestId
-    operations: int = 0
-    nbytes: int = 0
-    rate: RateState | None = None
 
 
 class Ledger:
@@ -165,7 +159,6 @@ class Ledger:
     async def _insert(
         self, transaction: AsyncSession, new: NewOperation | RejectedOperation, pace: Pace | None = None
     ) -> Accepted:
-        dialect = transaction.get_bind().dialect.name
         state, now = OperationState.PENDING if isinstance(new, NewOperation) else OperationState.FAILED, self._clock()
         values = new_row(new, now, state)
         request_id = RequestId(str(values["id"]))
@@ -185,24 +178,21 @@ class Ledger:
             await transaction.execute(sql.INSERT_PAYLOAD, row)
             return Accepted(request_id, rate=await charge_own_lines(transaction, new, inserted.rate, now))
         counted = {"operation": request_id, "owner": new.tenant, "payload": row["body"], "digest": row["file_digest"]}
-        use = (await transaction.execute(sql.INSERT_COUNTED_PAYLOAD[dialect], counted)).one()
-        # After the count's lock, which the insert of the payload takes: nobody waits for it with a line.
-        rate = await charge_own_lines(transaction, new, inserted.rate, now)
-        return Accepted(request_id, use.pending_operations, use.pending_bytes, rate)
+        return await insert_counted(transaction, new, counted, inserted.rate, now)
 
     # --- running ---------------------------------------------------------------------------------------------------
 
     async def pending_training(
-        self, session: AsyncSession, base_model: str, *, trainer: str, after_position: int
+        self, session: AsyncSession, base_model: str, *, trainer: str, after_position: int, known: Collection[int] = ()
     ) -> list[PendingOperation]:
-        """Return pending operations of the runs that ``trainer`` leases, accepted after ``after_position``, oldest first.
+        """Return pending operations of the runs that ``trainer`` leases: see ``pending_after``."""
+        return await pending_after(session, base_model, trainer, after_position, now=self._clock(), known=known)
 
-        At most ``MAX_PENDING``, without payloads. An operation may run once its seq_id is its run's ``next_seq_id``.
-        """
-        now = self._clock()
-        keys = {"base_model": base_model, "after_position": after_position, "trainer": trainer, "budget_now": now}
-        rows = (await session.execute(sql.PENDING_TRAINING, keys)).all()
-        return [pending_operation(row, trainer, starts_at=starts_at(row, now)) for row in rows]
+    async def pending_of_runs(
+        self, session: AsyncSession, base_model: str, runs: Collection[RunId], *, trainer: str, after_position: int
+    ) -> list[PendingOperation]:
+        """Return those of ``runs`` alone: see ``pending_training``."""
+        return await pending_after(session, base_model, trainer, after_position, now=self._clock(), runs=runs)
 
     async def load(self, session: AsyncSession, ids: Sequence[RequestId]) -> list[ReadyOperation]:
         """Return the operations with their payloads decoded, oldest first. One whose file cannot be read now is left out."""

@@ -1,6 +1,6 @@
 """The parts that every process of the service opens: database, ledger, clock, files, and links to other processes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ledger.ledger import Ledger
 from ledger.publication import Publication
@@ -11,6 +11,7 @@ from store.data_folder import DataFolder
 from store.database import Database
 from store.settings import Settings
 from telemetry.telemetry import Telemetry
+from tenants.request_rates import RequestRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,4 @@ class Runtime:
     data_folder: DataFolder
     clock: Clock
     telemetry: Telemetry
+    request_rates: RequestRates = field(default_factory=RequestRates)

@@ -24,8 +24,9 @@ from store.database import Database
 from telemetry.telemetry import Telemetry
 from tenants.limit_use import LIMITED_PROJECTS, SAMPLE_USE, Use
 from tenants.limits import Counted, Limits, hold_count
+from tenants.line_charges import charge_lines
 from tenants.project_limits import ProjectUse, uses_of_samplers
-from tenants.rate_lines import charge_lines, line_states
+from tenants.rate_lines import line_states
 from tenants.rates import Meter, RateState, charge, rate_states, tightest
 
 _Rated = TenantId | RateLine

@@ -12,6 +12,7 @@ from store.tables import PoolState
 
 _SPARE_PART = 9
 """A ninth of a pool's room is kept for tenants that come."""
+_SUSPECT = "a process died when it drew this sample, so it is drawn apart from others"
 
 
 def wait_of_sample(row: Row[Any], facts: WaitFacts) -> Wait:
@@ -26,7 +27,7 @@ def wait_of_sample(row: Row[Any], facts: WaitFacts) -> Wait:
 
 def _found(row: Row[Any], facts: WaitFacts) -> tuple[WaitReason, str, datetime, datetime | None]:
     if row.replica is not None:
-        return WaitReason.RUNNING, "its tokens are drawn", row.drawn_since, None
+        return WaitReason.RUNNING, "a replica draws it, or loads its adapter first", row.drawn_since, None
     gates = (
         (
             f"sampling from model {row.sampled_run} is paused",
@@ -49,9 +50,15 @@ def _found(row: Row[Any], facts: WaitFacts) -> tuple[WaitReason, str, datetime, 
             told = f": {reason}" if reason else ""
             return WaitReason.GATE_PAUSED, f"{text} ({mode}){until}{told}", max(since, row.created_at), expires_at
     if row.taken_by is not None:
-        text = "a sampling process has it, and loads its adapter or waits for a free seat on a replica"
-        return WaitReason.CLAIMED, text, row.created_at, None
+        return (*_claimed(row), row.created_at, None)
     return (*_unclaimed(row, facts), row.created_at, None)
+
+
+def _claimed(row: Row[Any]) -> tuple[WaitReason, str]:
+    if row.attempts:
+        return WaitReason.SUSPECT_ALONE, _SUSPECT
+    text = "a sampling process has it, and sends it to a replica once no change of its sampler or its gate is under way"
+    return WaitReason.CLAIMED, text
 
 
 def _unclaimed(row: Row[Any], facts: WaitFacts) -> tuple[WaitReason, str]:
@@ -73,7 +80,7 @@ def _unclaimed(row: Row[Any], facts: WaitFacts) -> tuple[WaitReason, str]:
             f"no sampling process of {row.base_model} answers; the sample begins when one does",
         )
     if row.attempts:
-        return WaitReason.SUSPECT_ALONE, "a process died when it drew this sample, so it is drawn apart from others"
+        return WaitReason.SUSPECT_ALONE, _SUSPECT
     room = processes.room
     if room is not None and processes.claimed >= room - room // _SPARE_PART:
         text = "the sampling processes hold as many samples as they have room for; this one begins when some end"

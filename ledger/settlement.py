@@ -15,13 +15,24 @@ from typing import Any
 from sqlalchemy import BigInteger, Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.ids import TenantId
+from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import OperationKind
-from ledger.statements import CUT_UNCOUNTED, INSERT_CHARGED, INSERT_UNLESS_PRESENT, MARK, METER_CANCELLED, operations
+from ledger.statements import (
+    CUT_UNCOUNTED,
+    INSERT_CHARGED,
+    INSERT_COUNTED_PAYLOAD,
+    INSERT_COUNTED_PAYLOAD_IN_LINES,
+    INSERT_UNLESS_PRESENT,
+    MARK,
+    METER_CANCELLED,
+    operations,
+)
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
+from tenants.line_charges import charge_keys as charge_keys_of_lines
+from tenants.line_charges import charge_lines_of
 from tenants.prices import Meter as Priced
-from tenants.rate_lines import charge_lines_of, leave_lines, settle_lines
+from tenants.rate_lines import leave_lines, settle_lines, states_in
 from tenants.rates import CHARGE, Meter, Pace, RateState, charge_keys, give_back, rates, tightest
 from tenants.spending import Spender, Spending, spend
 from tenants.usage_costs import of_sample
@@ -34,6 +45,19 @@ Charged = Row[*tuple[Any, ...]]
 class Inserted:
     """An operation that was inserted. ``rate``: its tenant's rate after it, None without one."""
 
+    rate: RateState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Id of an accepted request. For new training also the pending training of its tenant, counted with this one.
+
+    ``rate`` is the tightest of its rates after it, None without one and for a repeat.
+    """
+
+    id: RequestId
+    operations: int = 0
+    nbytes: int = 0
     rate: RateState | None = None
 
 
@@ -54,6 +78,25 @@ async def insert_operation(
         if (await transaction.execute(plain, values | {"rate_mark": charged.mark})).one_or_none() is None:
             return None
     return None if charged is None else Inserted(RateState(charged.tat, pace, charged.mark + cost))
+
+
+async def insert_counted(
+    transaction: AsyncSession, new: NewOperation, payload: dict[str, Any], rate: RateState | None, now: datetime
+) -> Accepted:
+    """Insert the payload of a training operation, charge its lines, and count its tenant's pending training.
+
+    ``rate`` is the tenant's after it. The lines come after the count's lock: nobody waits for that one with a line.
+    """
+    dialect = transaction.get_bind().dialect.name
+    if dialect == "postgresql" and new.tokens and new.lines:
+        keys = charge_keys_of_lines(new.lines, new.id, new.tokens, now)
+        rows = (await transaction.execute(INSERT_COUNTED_PAYLOAD_IN_LINES, payload | keys)).all()
+        use, states = rows[0], states_in(row for row in rows if row.scope is not None)
+        rate = tightest(states.values() if rate is None else [rate, *states.values()], now)
+    else:
+        use = (await transaction.execute(INSERT_COUNTED_PAYLOAD[dialect], payload)).one()
+        rate = await charge_own_lines(transaction, new, rate, now)
+    return Accepted(RequestId(new.id), use.pending_operations, use.pending_bytes, rate)
 
 
 async def charge_own_lines(

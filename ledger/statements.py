@@ -6,7 +6,22 @@ mapped classes for the same reason. Each ``bindparam`` names a parameter. Prunin
 
 from typing import Any, cast
 
-from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, literal_column, select, update
+from sqlalchemy import (
+    BigInteger,
+    Select,
+    Table,
+    all_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -18,7 +33,8 @@ from store.tables import Budget, Operation, OperationPayload, OperationResult, P
 from tenants.budgets import is_spent_for
 from tenants.limit_use import training_use
 from tenants.limits import Counted, shared_count
-from tenants.rate_lines import has_places, held_until
+from tenants.line_charges import charged_lines
+from tenants.rate_lines import STATE_COLUMNS, has_places, held_until
 from tenants.rates import COLUMNS, RATE_TENANT, Meter, charge_after, rate_joined, rates
 from tenants.shares import weight
 
@@ -81,6 +97,15 @@ INSERT_COUNTED_PAYLOAD = {
     "postgresql": _COUNTED_PAYLOAD.returning(*_USE, _SHARED_LOCK),
 }
 """Inserts the payload of a training operation, by dialect, and counts the tenant's pending ones, this one included."""
+_counting = select(_SHARED_LOCK.label("held")).cte("counting")
+_lines = charged_lines(_counting)
+_counted = select(*_USE).select_from(_counting).subquery("counted")
+INSERT_COUNTED_PAYLOAD_IN_LINES = (
+    select(_counted, *(_lines.lines.c[column.name] for column in STATE_COLUMNS))
+    .select_from(_counted.outerjoin(_lines.lines, true()))
+    .add_cte(_COUNTED_PAYLOAD.cte("stored"), _lines.places)
+)
+"""The same on PostgreSQL for one that stands in lines, which it charges after the count's lock. One row, or one for each line."""
 
 _waits_behind = operations.alias("waits_behind")
 CLOSES_GAP = select(runs.c.id).where(
@@ -147,7 +172,7 @@ _WITHOUT_PAYLOAD: Select[Any] = (
     .join(tenants, tenants.c.id == operations.c.tenant_id)
 )
 
-PENDING_TRAINING: Select[Any] = (
+_PENDING_TRAINING: Select[Any] = (
     _WITHOUT_PAYLOAD.add_columns(
         operations.c.rate_mark,
         is_spent_for(operations.c.tenant_id, operations.c.key_id, operations.c.lane).label("is_over_budget"),
@@ -166,6 +191,13 @@ PENDING_TRAINING: Select[Any] = (
     .order_by(operations.c.position)
     .limit(MAX_PENDING)
 )
+PENDING_TRAINING: dict[str, Select[Any]] = {
+    # With one service, which SQLite has, nothing is looked at twice.
+    "sqlite": _PENDING_TRAINING,
+    "postgresql": _PENDING_TRAINING.where(operations.c.position != all_(bindparam("known", type_=ARRAY(BigInteger)))),
+}
+"""Finds the trainer's pending operations, by dialect. ``known``: positions to leave out, before anything else is read of them."""
+PENDING_OF_RUNS: Select[Any] = _PENDING_TRAINING.where(operations.c.lane.in_(bindparam("lanes", expanding=True)))
 
 BY_ID = _READY.where(operations.c.id.in_(bindparam("ids", expanding=True))).order_by(operations.c.position)
 

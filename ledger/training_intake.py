@@ -24,7 +24,8 @@ from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation
 from contracts.operations import OperationKind
 from ledger import statements as sql
-from ledger.ledger import Accepted, Ledger
+from ledger.ledger import Ledger
+from ledger.settlement import Accepted
 from store.database import Database, undo
 from tenants.limit_use import TRAINING_USE, Use
 from tenants.limits import Counted, Limits, hold_count

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self, cast
 
-from sqlalchemy import ColumnElement, String, Table, bindparam, func, literal, literal_column, select
+from sqlalchemy import ColumnElement, String, Table, bindparam, func, literal_column, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -135,9 +135,3 @@ async def has_budget(session: AsyncSession, tenant: TenantId, payer: int) -> boo
         budgets.c.tenant_id == tenant, budgets.c.scope == KEY, budgets.c.scope_id == str(payer)
     )
     return (await session.execute(own.limit(1))).first() is not None
-
-
-async def spent_of(session: AsyncSession, tenant: TenantId, now: datetime) -> str | None:
-    """Return the tenant's spent budgets, in the form of ``spent_budgets``."""
-    found: str | None = await session.scalar(select(spent_budgets(literal(tenant))), {"budget_now": now})
-    return found

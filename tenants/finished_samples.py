@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound
 from contracts.ids import RequestId
-from contracts.sample_report import SampleReport, decode_report
+from contracts.sample_report import ReportSummary, decode_report
 from store.tables import Operation, Sampler
 from store.tables import SampleReport as Report
 from store.tables.base import UtcDateTime
@@ -20,6 +20,8 @@ from tenants.reach import Owner, tenant_of, within
 SEARCHED = 5000
 """Operations that ended last, among which one page looks for samples: no index has those of a tenant alone."""
 
+_AT_ONCE = 20
+"""Samples that one statement reads: the reports of a thousand sequences are some megabytes."""
 
 _SEARCHED: tuple[Any, ...] = (Operation.position, Operation.id, Operation.kind, Operation.lane)
 _DESCRIBED: tuple[Any, ...] = (Operation, Sampler.live_run_id, Sampler.model_path, Report.body)
@@ -41,7 +43,7 @@ class FinishedSample:
     sampled_tokens: int
     error_code: str | None
     error_message: str | None
-    report: SampleReport | None
+    report: ReportSummary | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +94,19 @@ async def _reached(session: AsyncSession, owner: Owner, rows: Sequence[Row[Any]]
 
 
 async def _described(session: AsyncSession, positions: Sequence[int]) -> list[FinishedSample]:
-    query = (
-        select(*_DESCRIBED)
-        .outerjoin(Sampler, Sampler.id == Operation.lane)
-        .outerjoin(Report, Report.operation_id == Operation.id)
-        .where(Operation.position.in_(positions))
-        .order_by(Operation.finished_at.desc(), Operation.position.desc())
-    )
     samples: list[FinishedSample] = []
-    for row in await session.execute(query):
-        samples.append(_sample(row))
-        # A report of a thousand sequences takes milliseconds to decode.
-        await asyncio.sleep(0)
+    for begin in range(0, len(positions), _AT_ONCE):
+        query = (
+            select(*_DESCRIBED)
+            .outerjoin(Sampler, Sampler.id == Operation.lane)
+            .outerjoin(Report, Report.operation_id == Operation.id)
+            .where(Operation.position.in_(positions[begin : begin + _AT_ONCE]))
+            .order_by(Operation.finished_at.desc(), Operation.position.desc())
+        )
+        for row in await session.execute(query):
+            samples.append(_sample(row))
+            # A report of a thousand sequences takes milliseconds to decode.
+            await asyncio.sleep(0)
     return samples
 
 
@@ -122,5 +125,5 @@ def _sample(row: Row[Any]) -> FinishedSample:
         sampled_tokens=found.sampled_tokens,
         error_code=found.error_code,
         error_message=found.error_message,
-        report=None if row.body is None else decode_report(row.body),
+        report=None if row.body is None else ReportSummary.of(decode_report(row.body)),
     )

@@ -43,6 +43,7 @@ KEY_COLUMNS = (
     _tenants.c.suspended_at,
     _tenants.c.suspend_mode,
     _tenants.c.suspend_reason,
+    _tenants.c.limits.label("tenant_limits"),
 )
 """Columns of a key and its tenant that ``live_principal`` reads."""
 # Built once: every request begins with this query.
@@ -122,6 +123,7 @@ def live_principal(row: Any, via: Via, address: str | None, now: datetime) -> Pr
         suspension=None if row.suspended_at is None else SuspendMode(row.suspend_mode or SuspendMode.HOLD),
         reason=row.suspend_reason,
         budget_key=row.budget_key,
+        tenant_limits=row.tenant_limits,
     )
 
 
@@ -144,4 +146,6 @@ def _set(values: list[str] | None) -> Any:
 
 
 def _refusal() -> Unauthenticated:
-    return Unauthenticated("missing, unknown or revoked API key; send a live tml-… key as X-API-Key")
+    return Unauthenticated(
+        "missing, unknown or revoked API key; send a live tml-… key as X-API-Key, or as a bearer token"
+    )

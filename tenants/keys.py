@@ -1,7 +1,7 @@
 """Tenants and their API keys: creates, lists, rotates and revokes them. A key is shown once and stored as its hash."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_network
@@ -21,10 +21,13 @@ from tenants.key_text import hash_of, key_text, new_prefix, new_secret, shown_pr
 from tenants.limits import MOST, Counted, Limits, hold_count, limits_of
 from tenants.rate_lines import forget_lines_of_keys, set_line_paces
 from tenants.rates import RATE_LIMITS
+from tenants.request_rates import REQUEST_RATE
 from tenants.rights import TENANT_ROLES, KeyRights
 from tenants.signed_tokens import TokenSigner
 from tenants.suspensions import check_stays
 
+KEY_LIMITS = (*RATE_LIMITS, REQUEST_RATE)
+"""Limits that a key may have of its own, named as its tenant's."""
 LONGEST_GRACE = timedelta(days=30)
 """Longest time for which a rotated key goes on."""
 _MOST_VALUES = 50
@@ -103,6 +106,12 @@ async def find_tenant(session: AsyncSession, *, name: str) -> TenantId:
 async def tenant_name(session: AsyncSession, tenant: TenantId) -> str:
     """Return the tenant's name."""
     return (await session.scalars(select(Tenant.name).where(Tenant.id == tenant))).one()
+
+
+async def tenant_names(session: AsyncSession, tenants: Collection[str]) -> dict[str, str]:
+    """Return the names of the tenants by their ids."""
+    rows = await session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(sorted(tenants))))
+    return {row.id: row.name for row in rows}
 
 
 async def list_tenants(session: AsyncSession) -> list[Tenant]:
@@ -204,8 +213,8 @@ async def forget_ended_keys(
 def check_key_limits(limits: Mapping[str, int | None]) -> None:
     """Raise ``InvalidRequest`` for a limit that keys do not have, and for a value out of range."""
     for name, value in limits.items():
-        if name not in RATE_LIMITS:
-            raise InvalidRequest(f"no limit of keys is named {name[:50]!r}; those are {', '.join(RATE_LIMITS)}")
+        if name not in KEY_LIMITS:
+            raise InvalidRequest(f"no limit of keys is named {name[:50]!r}; those are {', '.join(KEY_LIMITS)}")
         if value is not None and not 1 <= value <= MOST:
             raise InvalidRequest(f"{name} must be 1 to {MOST}, or none; got {value}")
 
@@ -295,9 +304,19 @@ async def set_key_limits(
 
 async def live_keys(session: AsyncSession, tenant: TenantId, now: datetime) -> int:
     """Return how many keys of the tenant's own have not ended. Keys of operators' looks are none of them."""
-    lives = and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now))
-    query = select(func.count()).where(ApiKey.tenant_id == tenant, ApiKey.operator.is_(None), lives)
+    query = select(func.count()).where(ApiKey.tenant_id == tenant, ApiKey.operator.is_(None), _lives(now))
     return (await session.scalars(query)).one()
+
+
+async def limits_of_keys(session: AsyncSession, tenant: TenantId, now: datetime) -> dict[int, Mapping[str, int]]:
+    """Return the limits of the tenant's keys that have not ended, by the first of those that share them."""
+    payer = func.coalesce(ApiKey.budget_key, ApiKey.id).label("payer")
+    query = select(payer, ApiKey.limits).where(ApiKey.tenant_id == tenant, ApiKey.limits.is_not(None), _lives(now))
+    return {row.payer: row.limits for row in await session.execute(query)}
+
+
+def _lives(now: datetime) -> ColumnElement[bool]:
+    return and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now))
 
 
 async def _check_room(transaction: AsyncSession, tenant: TenantId, defaults: Limits, now: datetime) -> None:

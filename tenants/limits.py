@@ -51,6 +51,7 @@ class Limits:
     train_tokens_burst: int
     sample_tokens_per_minute: int
     sample_tokens_burst: int
+    requests_per_minute: int
 
     @classmethod
     def of(cls, settings: LimitSettings) -> Self:

@@ -77,6 +77,10 @@ class Tariff:
         """Currency of all prices, None without any."""
         return next((line.currency for line in (*self.lines, *self.own)), None)
 
+    def currency_in(self, hour: datetime) -> str | None:
+        """Return the currency of the prices that had begun by ``hour``, None without any: later ones do not change it."""
+        return next((line.currency for line in (*self.lines, *self.own) if line.valid_from <= hour), None)
+
     def changes(self, after: datetime, before: datetime) -> list[datetime]:
         """Return the times between the two at which any price begins, in order."""
         return sorted({line.valid_from for line in (*self.lines, *self.own) if after < line.valid_from < before})
@@ -86,11 +90,15 @@ class Tariff:
         rates = (_rate(book, meter, base_model, hour) for book in self._books)
         return next((rate for rate in rates if rate is not None), None)
 
+    def list_rate(self, meter: Meter, base_model: str | None, hour: datetime) -> Decimal | None:
+        """Return the service's price in that hour. Where it has none it is the tenant's own one; None without either."""
+        of_all = _rate(self._books[-1], meter, base_model, hour)
+        return self.rate(meter, base_model, hour) if of_all is None else of_all
+
     def cost(self, meter: Meter, quantity: int, base_model: str | None, hour: datetime) -> Decimal | None:
         """Return what a quantity cost in that hour; None if it has no price. ``quantity``: tokens, or byte-hours."""
         rate = self.rate(meter, base_model, hour)
-        # Storage is by 720 hours, which no decimal divides exactly.
-        return None if rate is None else EXACT.divide(EXACT.multiply(rate, Decimal(quantity)), _UNITS[meter])
+        return None if rate is None else cost_at(rate, meter, quantity)
 
     def known_cost(
         self, quantities: Mapping[Meter, int], base_model: str | None, hour: datetime
@@ -103,6 +111,12 @@ class Tariff:
     def total(self, quantities: Mapping[Meter, int], base_model: str | None, hour: datetime) -> Decimal | None:
         """Return what all the quantities cost together; None if one of them has no price. Nothing costs nothing."""
         return sum_of(self.cost(meter, count, base_model, hour) for meter, count in quantities.items() if count)
+
+
+def cost_at(rate: Decimal, meter: Meter, quantity: int) -> Decimal:
+    """Return what a quantity costs at that price. ``quantity``: tokens, or byte-hours."""
+    # Storage is by 720 hours, which no decimal divides exactly.
+    return EXACT.divide(EXACT.multiply(rate, Decimal(quantity)), _UNITS[meter])
 
 
 def _book(lines: Iterable[PriceLine]) -> _Book:

@@ -7,6 +7,7 @@ a tenant may not use, none of its projects may: the smaller limit wins. The defa
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, literal, select, update
@@ -25,10 +26,11 @@ from tenants.limits import MOST
 from tenants.rate_lines import set_line_paces
 from tenants.rates import RATE_LIMITS
 from tenants.reach import Owner, Reach, tenant_of
+from tenants.request_rates import REQUEST_RATE
 
 COUNTED = ("sessions", "open_runs", "pending_samples", "stored_bytes", "checkpoints")
 """Limits that are counted over a project's sessions."""
-PROJECT_LIMITS = (*COUNTED, "checkpoint_seconds", "kept_checkpoints", *RATE_LIMITS)
+PROJECT_LIMITS = (*COUNTED, "checkpoint_seconds", "kept_checkpoints", *RATE_LIMITS, REQUEST_RATE)
 """Limits that a project may have of its own, named as its tenant's."""
 
 
@@ -43,7 +45,11 @@ class ProjectUse:
 
     def has_room(self, name: str, coming: int = 1) -> bool:
         """Tell whether ``coming`` more fit."""
-        return name not in self.limits or self.used[name] + coming <= self.limits[name]
+        return coming <= self.room(name)
+
+    def room(self, name: str) -> float:
+        """Return how many more fit; below 0 after the limit was lowered."""
+        return self.limits[name] - self.used[name] if name in self.limits else inf
 
 
 def smaller(tenants: int, projects: int | None) -> int:
@@ -104,6 +110,10 @@ _OF_SESSIONS = (
     .join(Project, Project.id == Session.project)
     .where(Session.id.in_(bindparam("sessions", expanding=True)), Project.limits.is_not(None))
 )
+_NAMED = select(Project.id, Project.limits).where(
+    Project.tenant_id == bindparam("tenant"),
+    (Project.id == bindparam("project", unique=False)) | (Project.name == bindparam("project", unique=False)),
+)
 _OF_TENANT = select(*_COLUMNS).where(*_HAS_LIMITS).order_by(Project.id)
 
 
@@ -141,6 +151,14 @@ async def uses_of_sessions(
     found = {row.id: row for row in rows}
     uses = {id: await _counted(session, row, names) for id, row in sorted(found.items())}
     return {row.session_id: uses[row.id] for row in rows}
+
+
+async def named_limits(
+    session: AsyncSession, tenant: TenantId, project: str
+) -> tuple[str, Mapping[str, int] | None] | None:
+    """Return the id and the own limits of the tenant's project of that id or name, None for none and for the default one."""
+    row = (await session.execute(_NAMED, {"project": project, "tenant": tenant})).first()
+    return None if row is None else (row.id, row.limits)
 
 
 async def spent_and_limits(

@@ -24,9 +24,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    insert,
     select,
-    text,
     tuple_,
     update,
 )
@@ -50,7 +48,9 @@ _operations = cast(Table, Operation.__table__)
 _NAME = (lines.c.tenant_id, lines.c.scope, lines.c.scope_id, lines.c.meter)
 _COST = bindparam("line_cost", type_=BigInteger)
 _AT = bindparam("at", type_=Double)
-_IS_LINE = [column == bindparam(f"of_{column.name}") for column in _NAME]
+STATE_COLUMNS = (*_NAME, lines.c.tat, lines.c.per_second, lines.c.burst, lines.c.charged)
+"""Columns of a line with its state (``states_in``)."""
+IS_LINE = [column == bindparam(f"of_{column.name}") for column in _NAME]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,87 +72,6 @@ def lines_of(
     if project is not None and pace_of(project_limits, meter) is not None:
         found.append(RateLine(caller.tenant, RateScope.PROJECT, project, meter))
     return tuple(found)
-
-
-# --- charging ----------------------------------------------------------------------------------------------------------
-
-_CHARGE = (
-    update(lines)
-    .where(*_IS_LINE, lines.c.per_second.is_not(None))
-    .values(
-        tat=case((lines.c.tat > _AT, lines.c.tat), else_=_AT) + _COST / lines.c.per_second,
-        charged=lines.c.charged + _COST,
-    )
-    .returning(lines.c.id, lines.c.tat, lines.c.per_second, lines.c.burst, lines.c.charged)
-)
-_PLACE = insert(places)
-# Locked in the order of ``RateLine``, which is by code points.
-_CHARGE_AND_PLACE = text(
-    "WITH asked AS (SELECT * FROM unnest(CAST(:scopes AS text[]), CAST(:ids AS text[])) AS asked(scope, scope_id)), "
-    "held AS (SELECT l.id FROM rate_lines l JOIN asked ON l.scope = asked.scope AND l.scope_id = asked.scope_id "
-    "WHERE l.tenant_id = :tenant AND l.meter = :meter AND l.per_second IS NOT NULL "
-    'ORDER BY l.scope COLLATE "C", l.scope_id COLLATE "C" FOR UPDATE OF l), '
-    "charged AS (UPDATE rate_lines l SET tat = greatest(l.tat, :at) + :cost / l.per_second, charged = l.charged + :cost "
-    "FROM held WHERE l.id = held.id RETURNING l.*), "
-    "placed AS (INSERT INTO rate_places (operation_id, line_id, mark, cost) "
-    "SELECT :operation, id, charged - :cost, :cost FROM charged) "
-    "SELECT tenant_id, scope, scope_id, meter, tat, per_second, burst, charged FROM charged"
-).bindparams(bindparam("at", type_=Double), bindparam("cost", type_=BigInteger))
-
-
-async def charge_lines_of(
-    transaction: AsyncSession, lines_of_it: Sequence[RateLine], operation: str, cost: int, now: datetime
-) -> dict[RateLine, RateState]:
-    """Charge one operation in its lines, which are of one tenant and meter, as ``charge_lines``. PostgreSQL: one statement."""
-    if transaction.get_bind().dialect.name == "sqlite":
-        return await charge_lines(transaction, {line: [(operation, cost)] for line in lines_of_it}, now)
-    keys = {
-        "tenant": lines_of_it[0].tenant,
-        "meter": str(lines_of_it[0].meter),
-        "scopes": [line.scope.value for line in lines_of_it],
-        "ids": [line.scope_id for line in lines_of_it],
-        "at": now.timestamp(),
-        "cost": cost,
-        "operation": operation,
-    }
-    return _states(await transaction.execute(_CHARGE_AND_PLACE, keys))
-
-
-async def charge_lines(
-    transaction: AsyncSession, charges: Mapping[RateLine, Sequence[tuple[str, int]]], now: datetime
-) -> dict[RateLine, RateState]:
-    """Charge each line with operations and their costs, in the order of their places, and return the lines' states.
-
-    Without a rate any more, a line is left out.
-    """
-    states: dict[RateLine, RateState] = {}
-    taken: list[dict[str, object]] = []
-    for line in sorted(charges):
-        costs = [cost for _, cost in charges[line]]
-        total = sum(costs)
-        row = (
-            await transaction.execute(_CHARGE, _keys(line) | {"at": now.timestamp(), "line_cost": total})
-        ).one_or_none()
-        if row is None:
-            continue
-        states[line] = RateState(row.tat, Pace(row.per_second, row.burst), row.charged)
-        marks = accumulate(costs, initial=row.charged - total)
-        taken += [
-            {"operation_id": operation, "line_id": row.id, "mark": mark, "cost": cost}
-            for (operation, cost), mark in zip(charges[line], marks, strict=False)
-        ]
-    if taken:
-        await transaction.execute(_PLACE, taken)
-    return states
-
-
-def _keys(line: RateLine) -> dict[str, object]:
-    return {
-        "of_tenant_id": line.tenant,
-        "of_scope": line.scope.value,
-        "of_scope_id": line.scope_id,
-        "of_meter": line.meter,
-    }
 
 
 # --- giving back -------------------------------------------------------------------------------------------------------
@@ -309,13 +228,22 @@ async def holding_lines(session: AsyncSession, operations: Collection[str]) -> d
     return found
 
 
+def name_keys(line: RateLine) -> dict[str, object]:
+    return {
+        "of_tenant_id": line.tenant,
+        "of_scope": line.scope.value,
+        "of_scope_id": line.scope_id,
+        "of_meter": line.meter,
+    }
+
+
 # --- settings ----------------------------------------------------------------------------------------------------------
 
 _SPEED = bindparam("speed", type_=Double)
 _DEBT = (lines.c.tat - _AT) * func.coalesce(lines.c.per_second, 0.0)
 _PACED = (
     update(lines)
-    .where(*_IS_LINE)
+    .where(*IS_LINE)
     .values(
         # What is charged already is worked off at the new pace; without one before, nothing of it is left.
         tat=case((lines.c.tat > _AT, _AT + _DEBT / _SPEED), else_=_AT),
@@ -323,7 +251,7 @@ _PACED = (
         burst=bindparam("room", type_=BigInteger),
     )
 )
-_UNPACED = update(lines).where(*_IS_LINE).values(per_second=None)
+_UNPACED = update(lines).where(*IS_LINE).values(per_second=None)
 
 
 async def set_line_paces(
@@ -338,13 +266,13 @@ async def set_line_paces(
     for meter in sorted(Meter):
         line, pace = RateLine(tenant, scope, scope_id, meter), pace_of(limits, meter)
         if pace is None:
-            await transaction.execute(_UNPACED, _keys(line))
+            await transaction.execute(_UNPACED, name_keys(line))
             continue
-        new = {column.name: value for column, value in zip(_NAME, _keys(line).values(), strict=True)}
+        new = {column.name: value for column, value in zip(_NAME, name_keys(line).values(), strict=True)}
         state = {"tat": 0.0, "per_second": pace.per_second, "burst": pace.burst, "charged": 0, "returned": 0}
         await transaction.execute(insert_unless_present(transaction, RateLineRow).values(new | state))
         moved = {"at": now.timestamp(), "speed": pace.per_second, "room": pace.burst}
-        await transaction.execute(_PACED, _keys(line) | moved)
+        await transaction.execute(_PACED, name_keys(line) | moved)
 
 
 _FORGOTTEN = delete(lines).where(
@@ -362,9 +290,7 @@ async def forget_lines_of_keys(transaction: AsyncSession, keys: Collection[int])
 
 # --- reports -----------------------------------------------------------------------------------------------------------
 
-_STATES = select(*_NAME, lines.c.tat, lines.c.per_second, lines.c.burst, lines.c.charged).where(
-    lines.c.per_second.is_not(None)
-)
+_STATES = select(*STATE_COLUMNS).where(lines.c.per_second.is_not(None))
 _STATES_OF = _STATES.where(tuple_(*_NAME).in_(bindparam("names", expanding=True)))
 _STATES_OF_TENANT = _STATES.where(lines.c.tenant_id == bindparam("tenant")).order_by(*_NAME)
 
@@ -372,15 +298,16 @@ _STATES_OF_TENANT = _STATES.where(lines.c.tenant_id == bindparam("tenant")).orde
 async def line_states(session: AsyncSession, which: Iterable[RateLine]) -> dict[RateLine, RateState]:
     """Return the states of the lines that have a rate. No statement for none."""
     names = [(one.tenant, one.scope.value, one.scope_id, one.meter) for one in sorted(which)]
-    return _states(await session.execute(_STATES_OF, {"names": names})) if names else {}
+    return states_in(await session.execute(_STATES_OF, {"names": names})) if names else {}
 
 
 async def line_states_of_tenant(session: AsyncSession, tenant: TenantId) -> dict[RateLine, RateState]:
     """Return the states of all rates of the tenant's keys and projects."""
-    return _states(await session.execute(_STATES_OF_TENANT, {"tenant": tenant}))
+    return states_in(await session.execute(_STATES_OF_TENANT, {"tenant": tenant}))
 
 
-def _states(rows: Iterable[Any]) -> dict[RateLine, RateState]:
+def states_in(rows: Iterable[Any]) -> dict[RateLine, RateState]:
+    """Return the states in rows with ``STATE_COLUMNS``."""
     return {_line(row): RateState(row.tat, Pace(row.per_second, row.burst), row.charged) for row in rows}
 
 

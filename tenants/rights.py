@@ -13,6 +13,7 @@ from contracts.errors import Forbidden, Suspended, WeftError
 from contracts.ids import TenantId
 from tenants.rates import Meter, pace_of
 from tenants.reach import Owner, Reach, default_project
+from tenants.request_rates import REQUEST_RATE
 
 
 class Scope(StrEnum):
@@ -101,7 +102,14 @@ class KeyRights:
             return "expires_at"
         if self.networks is not None and not _is_inside(other.networks, self.networks):
             return "networks"
+        if _asks_more(self.limits, other.limits):
+            return REQUEST_RATE
         return next((name for meter in Meter if (name := _faster(self.limits, other.limits, meter)) is not None), None)
+
+
+def _asks_more(own: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
+    bound, asked = ((limits or {}).get(REQUEST_RATE, 0) for limits in (own, other))
+    return bool(bound) and not 0 < asked <= bound
 
 
 def _faster(own: Mapping[str, int] | None, other: Mapping[str, int] | None, meter: Meter) -> str | None:
@@ -170,6 +178,8 @@ class Principal:
     pauses_unpaid: bool = True
     """False for a client that takes 402 as final: its work is accepted and waits for the budget instead."""
     budget_key: int | None = None
+    tenant_limits: Mapping[str, int] | None = None
+    """Limits that the tenant has of its own (``tenants.limits``)."""
 
     @property
     def payer(self) -> int:

@@ -1,10 +1,10 @@
 """Users' own metrics of runs, such as a reward or the loss of an evaluation: idempotent by run, step and name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, union_all, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
@@ -95,3 +95,16 @@ async def metric_values(session: AsyncSession, run: str, name: str, *, after: in
         .limit(min(most, MOST_VALUES))
     )
     return [MetricValue(row.name, row.step, row.value, row.at) for row in rows]
+
+
+async def last_values(session: AsyncSession, run: str, names: Sequence[str]) -> dict[str, MetricValue]:
+    """Return the value of each of the metrics at its last step, by name."""
+    if not names:
+        return {}
+    columns = (RunMetric.name, RunMetric.step, RunMetric.value, RunMetric.at)
+    newest = (
+        select(*columns).where(RunMetric.run_id == run, RunMetric.name == name).order_by(RunMetric.step.desc()).limit(1)
+        for name in names
+    )
+    rows = await session.execute(union_all(*(select(one.subquery()) for one in newest)))
+    return {row.name: MetricValue(row.name, row.step, row.value, row.at) for row in rows}

@@ -15,7 +15,7 @@ from store.inserts import insert_unless_present
 from store.tables import Project, Run, RunState, Session, Tenant
 from tenants.audit import session_of
 from tenants.budgets import spent_budgets
-from tenants.limit_use import RUN_USE
+from tenants.limit_use import LIMITED_PROJECTS, RUN_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.list_places import Place, behind
 from tenants.project_limits import use_in_session
@@ -183,11 +183,13 @@ async def open_runs(session: AsyncSession, base_model: str) -> int:
 async def open_run_within_limit(transaction: AsyncSession, tenant: TenantId, run_id: str, defaults: Limits) -> bool:
     """Make the tenant's run ready, unless the tenant or the run's project may open none more now: return False."""
     await hold_count(transaction, Counted.RUNS, [tenant])
-    if not (await RUN_USE.of(transaction, tenant, defaults)).may_open_run:
+    use = await RUN_USE.of(transaction, tenant, defaults)
+    if not use.may_open_run:
         return False
-    project = await use_in_session(transaction, tenant, session_of(run_id), ["open_runs"])
-    if project is not None and not project.has_room("open_runs"):
-        return False
+    if use.used[LIMITED_PROJECTS]:
+        project = await use_in_session(transaction, tenant, session_of(run_id), ["open_runs"])
+        if project is not None and not project.has_room("open_runs"):
+            return False
     await set_run_state(transaction, tenant, run_id, RunState.READY)
     return True
 

@@ -5,6 +5,7 @@ A sampler is pinned to a checkpoint, follows a run's newest version (live), or s
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from store.tables import Checkpoint, Project, Sampler, Session
 from tenants.audit import Actor, record
 from tenants.audit_actions import Action
 from tenants.budgets import spent_budgets
-from tenants.limits import Counted, Limits, hold_count, limits_of
+from tenants.limits import Counted, Limits, hold_count
 from tenants.reach import Owner, includes, tenant_of, within
 from tenants.sessions import live_session
 
@@ -145,7 +146,7 @@ async def get_sampler(session: AsyncSession, owner: Owner, sampler_id: str) -> S
     return found
 
 
-async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str) -> int:
+async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str, now: datetime) -> int:
     """Return the next number, from 1, of a copy of the sampler's client. Raises ``NotFound``, and what bars new samples."""
     counted = (
         update(Sampler)
@@ -157,7 +158,7 @@ async def join_sampler(transaction: AsyncSession, owner: Owner, sampler_id: str)
     found = (await transaction.execute(counted)).one_or_none()
     if found is None:
         raise missing_sampler(sampler_id)
-    await live_session(transaction, owner, found.session_id)
+    await live_session(transaction, owner, found.session_id, now)
     return int(found.copies)
 
 
@@ -212,12 +213,12 @@ async def create_sampler(
     tenant: TenantId,
     new: NewSampler,
     clock: Clock,
-    defaults: Limits | None = None,
+    limits: Limits | None = None,
     actor: Actor | None = None,
 ) -> SamplerId:
     """Insert the sampler and return its id. Repeating is allowed; other content raises ``SequenceConflict``.
 
-    With ``defaults``, raises ``InvalidRequest`` for one more than the tenant may have in the session. With ``actor``, whose
+    With ``limits``, the tenant's, raises ``InvalidRequest`` for one more than it may have in the session. With ``actor``, whose
     request it is, the audit log tells of a new one; those that come with training or samples have none.
     """
     sampler_id = sampler_id_for(new.session_id, new.sampling_session_seq_id)
@@ -234,8 +235,8 @@ async def create_sampler(
     }
     inserted = insert_unless_present(transaction, Sampler).values(values).returning(Sampler.id)
     if await transaction.scalar(inserted) is not None:
-        if defaults is not None:
-            await _check_samplers(transaction, tenant, new.session_id, defaults)
+        if limits is not None:
+            await _check_samplers(transaction, tenant, new.session_id, limits.session_samplers)
         if actor is not None:
             told = {"base_model": new.base_model, "model_path": new.model_path}
             await record(
@@ -262,10 +263,9 @@ async def create_sampler(
     return sampler_id
 
 
-async def _check_samplers(transaction: AsyncSession, tenant: TenantId, session_id: str, defaults: Limits) -> None:
+async def _check_samplers(transaction: AsyncSession, tenant: TenantId, session_id: str, most: int) -> None:
     """Raise ``InvalidRequest`` if the session has more samplers, with the new one, than its tenant may have in one."""
     await hold_count(transaction, Counted.SAMPLERS, [tenant])
-    most = (await limits_of(transaction, tenant, defaults)).session_samplers
     if (await transaction.scalar(_NUMBER, {"session": session_id}) or 0) > most:
         raise InvalidRequest(
             f"session {session_id} has {most} samplers, which is your limit for one session; open a new session for more"

@@ -17,10 +17,11 @@ from contracts.webhooks import EventKind
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Run, Sampler, Session
+from tenants.budgets import spent_budgets
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.project_limits import use_of_project
-from tenants.reach import Owner, Reach, default_project, reached_sessions, tenant_of
+from tenants.reach import Owner, Reach, default_project, includes, reached_sessions, tenant_of
 from tenants.webhook_events import TenantEvent, tell
 
 TIMED_OUT = "timed_out"
@@ -56,6 +57,14 @@ _BEAT = (
     .values(last_seen_at=bindparam("now"))
     .returning(_sessions.c.id)
 )
+
+# Built once: every new model and sampler begins with this query.
+_STANDING = select(
+    _sessions.c.id,
+    _sessions.c.project,
+    _sessions.c.end_reason,
+    spent_budgets(_sessions.c.tenant_id).label("spent_budgets"),
+).where(_sessions.c.id == bindparam("session_id"), _sessions.c.tenant_id == bindparam("tenant"))
 
 
 async def create_session(
@@ -160,15 +169,45 @@ async def get_session(session: AsyncSession, owner: Owner, session_id: str) -> S
     """Return the owner's session. Raises ``NotFound``."""
     found = await session.scalar(select(Session).where(Session.id == session_id, *reached_sessions(owner)))
     if found is None:
-        raise NotFound(f"no session {session_id[:100]!r}")
+        raise _missing(session_id)
     return found
 
 
-async def live_session(session: AsyncSession, owner: Owner, session_id: str) -> Session:
-    """Return the owner's session. Raises ``NotFound``, and ``SessionEnded`` once it has ended."""
-    found = await get_session(session, owner, session_id)
-    if found.ended_at is not None:
-        raise SessionEnded(f"session {found.id} has ended ({found.end_reason}); open a new one")
+def _missing(session_id: str) -> NotFound:
+    return NotFound(f"no session {session_id[:100]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStanding:
+    """State of a session, as far as new work in it needs it."""
+
+    id: SessionId
+    project: str
+    end_reason: str | None
+    """Reason of the session's end, None while it is open."""
+    spent_budgets: str | None
+    """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
+
+    def check_open(self) -> None:
+        """Raise ``SessionEnded`` once the session has ended."""
+        if self.end_reason is not None:
+            raise SessionEnded(f"session {self.id} has ended ({self.end_reason}); open a new one")
+
+
+async def session_standing(session: AsyncSession, owner: Owner, session_id: str, now: datetime) -> SessionStanding:
+    """Return the state of the owner's session. Raises ``NotFound``."""
+    tenant = tenant_of(owner)
+    keys = {"session_id": session_id, "tenant": tenant, "budget_now": now}
+    row = (await session.execute(_STANDING, keys)).one_or_none()
+    if row is None or not includes(owner, row.project):
+        raise _missing(session_id)
+    return SessionStanding(SessionId(row.id), row.project or default_project(tenant), row.end_reason, row.spent_budgets)
+
+
+async def live_session(session: AsyncSession, owner: Owner, session_id: str, now: datetime) -> SessionStanding:
+    """Return the state of the owner's session. Raises ``NotFound``, and ``SessionEnded`` once it has ended."""
+    found = await session_standing(session, owner, session_id, now)
+    found.check_open()
     return found
 
 

@@ -14,13 +14,14 @@ from contracts.rate_lines import RateLine, RateScope
 from contracts.service_class import ServiceClass, known_class
 from store.tables import Tenant
 from tenants.budget_settings import Alert, BudgetStanding, alerts_of, budgets_of
-from tenants.keys import live_keys
+from tenants.keys import limits_of_keys, live_keys
 from tenants.limit_use import ALL_USE
 from tenants.limits import LIMIT_NAMES, Limits
 from tenants.project_limits import ProjectUse, uses_of_tenant
 from tenants.rate_lines import line_states_of_tenant
 from tenants.rates import Meter, RateState, rate_states
 from tenants.reach import Owner, Reach
+from tenants.request_rates import REQUEST_RATE, RequestCount, RequestRates, RequestScope, request_rate
 
 _REASONS: Final = {
     "pending_operations": "a training request beyond it waits, then is answered 429 and sent again by the SDK",
@@ -44,6 +45,7 @@ _REASONS: Final = {
     "train_tokens_burst": "training tokens that may run at once under the rate; 0: those of a minute",
     "sample_tokens_per_minute": "samples beyond it are accepted and wait; on OpenAI's routes 429. 0: no rate",
     "sample_tokens_burst": "tokens of samples that may run at once under the rate; 0: those of a minute",
+    "requests_per_minute": "a request beyond it is answered 429, but for what the SDK counts on; 0: no rate",
     "sample_work": "a sample with a larger num_samples x max_tokens x topk is refused",
 }
 
@@ -82,8 +84,23 @@ class RateStanding:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRateStanding:
+    """A rate of requests: ``used`` of the last minute, as counted here; one more is answered in ``seconds``, 0 for now.
+
+    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
+    """
+
+    per_minute: int
+    used: int
+    remaining: int
+    seconds: int
+    key: int | None = None
+    project: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProjectLimitStanding:
-    """A project's own limit. ``used`` is None for a limit of single requests."""
+    """A project's own limit. ``used`` is None for a limit of single requests, and for rates."""
 
     name: str
     value: int
@@ -112,6 +129,7 @@ class Standing:
     service_class: ServiceClass
     limits: list[LimitStanding]
     rates: list[RateStanding]
+    request_rates: list[RequestRateStanding]
     budgets: list[BudgetStanding]
     alerts: list[Alert]
     projects: list[ProjectStanding]
@@ -131,9 +149,17 @@ def rate_standing(meter: Meter, state: RateState, now: datetime) -> RateStanding
 
 
 async def standing(
-    session: AsyncSession, tenant: TenantId, defaults: Limits, now: datetime, owner: Owner | None = None
+    session: AsyncSession,
+    tenant: TenantId,
+    defaults: Limits,
+    now: datetime,
+    owner: Owner | None = None,
+    requests: RequestRates | None = None,
 ) -> Standing:
-    """Return where ``tenant`` stands, counted as the limits are enforced; with ``owner`` only the projects that it reaches."""
+    """Return where ``tenant`` stands, counted as the limits are enforced; with ``owner`` only the projects that it reaches.
+
+    ``requests`` counts this process's; None where requests are not counted.
+    """
     use = await ALL_USE.of(session, tenant, defaults)
     row = (
         await session.execute(select(Tenant.share, Tenant.service_class, Tenant.limits).where(Tenant.id == tenant))
@@ -143,6 +169,11 @@ async def standing(
     paces = {meter: pace for meter in Meter if (pace := use.limits.pace(meter)) is not None}
     states = {meter: charged.get((tenant, meter)) or RateState.fresh(pace, now) for meter, pace in paces.items()}
     lines = await line_states_of_tenant(session, tenant)
+    projects = await uses_of_tenant(session, owner or tenant)
+    request_rates = await _request_rates(session, tenant, use.limits, projects, now, requests)
+    for one in request_rates:
+        if one.key is None and one.project is None:
+            used[REQUEST_RATE] = one.used
     return Standing(
         share=row.share,
         service_class=known_class(row.service_class),
@@ -164,9 +195,10 @@ async def standing(
                 if _reaches(owner, line)
             ),
         ],
+        request_rates=request_rates,
         budgets=await budgets_of(session, owner or tenant, now),
         alerts=await alerts_of(session, owner or tenant),
-        projects=[_of_project(use) for use in await uses_of_tenant(session, owner or tenant)],
+        projects=[_of_project(use) for use in projects],
     )
 
 
@@ -179,6 +211,36 @@ def _of_line(line: RateLine, state: RateState, now: datetime) -> RateStanding:
     if line.scope is RateScope.KEY:
         return replace(stands, key=int(line.scope_id))
     return replace(stands, project=line.scope_id)
+
+
+async def _request_rates(
+    session: AsyncSession,
+    tenant: TenantId,
+    own: Limits,
+    projects: list[ProjectUse],
+    now: datetime,
+    requests: RequestRates | None,
+) -> list[RequestRateStanding]:
+    if requests is None:
+        return []
+    rates = request_rate(tenant, RequestScope.TENANT, tenant, own.by_name())
+    for payer, limits in sorted((await limits_of_keys(session, tenant, now)).items()):
+        rates += request_rate(tenant, RequestScope.KEY, payer, limits)
+    for project in projects:
+        rates += request_rate(tenant, RequestScope.PROJECT, project.id, project.limits)
+    return [_of_count(await requests.of(rate)) for rate in rates]
+
+
+def _of_count(count: RequestCount) -> RequestRateStanding:
+    rate = count.rate
+    return RequestRateStanding(
+        per_minute=rate.per_minute,
+        used=count.used,
+        remaining=count.remaining,
+        seconds=count.seconds,
+        key=int(rate.id) if rate.scope is RequestScope.KEY else None,
+        project=rate.id if rate.scope is RequestScope.PROJECT else None,
+    )
 
 
 def _of_project(use: ProjectUse) -> ProjectStanding:

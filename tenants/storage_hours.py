@@ -74,10 +74,18 @@ class StorageWalk:
 
 async def begin_walk(session: AsyncSession, now: datetime) -> StorageWalk:
     """Return the walk over the whole hours that no walk has metered; the last one before the first walk."""
-    end = now.replace(minute=0, second=0, microsecond=0)
-    metered_to = await session.scalar(select(ServicePresence.storage_metered_to))
-    first = end - HOUR if metered_to is None else max(metered_to, end - _MOST_MISSED * HOUR)
-    return StorageWalk(first, end)
+    end = _hour_of(now)
+    return StorageWalk(max(await metered_to(session, now), end - _MOST_MISSED * HOUR), end)
+
+
+async def metered_to(session: AsyncSession, now: datetime) -> datetime:
+    """Return the end of the hours whose storage no walk changes any more."""
+    recorded = await session.scalar(select(ServicePresence.storage_metered_to))
+    return _hour_of(now) - HOUR if recorded is None else recorded
+
+
+def _hour_of(time: datetime) -> datetime:
+    return time.replace(minute=0, second=0, microsecond=0)
 
 
 async def meter_storage(transaction: AsyncSession, walk: StorageWalk, *, most: int) -> tuple[int, StorageWalk | None]:

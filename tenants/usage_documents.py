@@ -13,12 +13,12 @@ from enum import StrEnum
 from typing import Final
 
 from contracts.csv_cells import Cell, cell
-from tenants.prices import HOURS_OF_A_MONTH, Meter, told
+from tenants.prices import HOURS_OF_A_MONTH, Meter, cost_at, told
 from tenants.usage_exports import UsageRecord
 
 _PROVIDER: Final = "weft"
 _CURRENCY: Final = "USD"
-"""Currency told where nothing has a price."""
+"""Currency told of an hour in which nothing had a price."""
 
 
 class Document(StrEnum):
@@ -28,6 +28,8 @@ class Document(StrEnum):
     CLOUDEVENTS = "cloudevents"
 
 
+FINAL_BEFORE = "weft-final-before"
+"""Header of an export: hours from this time on may still change and are left out."""
 MEDIA_TYPES: Final[Mapping[Document, str]] = {
     Document.FOCUS: "text/csv",
     Document.CLOUDEVENTS: "application/x-ndjson",
@@ -43,9 +45,25 @@ def _next_month(record: UsageRecord) -> datetime:
     return record.start.replace(year=year, month=month + 1, day=1, hour=0)
 
 
+def _currency(record: UsageRecord) -> str:
+    return record.currency or _CURRENCY
+
+
 def _cost(record: UsageRecord) -> Decimal:
     # FOCUS has no unknown cost: what has no price is charged nothing.
     return Decimal(told(record.cost) or 0)
+
+
+def _list_cost(record: UsageRecord) -> Decimal:
+    return Decimal(told(cost_at(_list_rate(record), record.meter, record.quantity)) or 0)
+
+
+def _rate(record: UsageRecord) -> Decimal:
+    return Decimal(told(record.rate) or 0)
+
+
+def _list_rate(record: UsageRecord) -> Decimal:
+    return Decimal(told(record.list_rate) or 0)
 
 
 def _quantity(record: UsageRecord) -> Decimal:
@@ -71,16 +89,16 @@ def _sku(record: UsageRecord) -> str:
     return f"{record.meter}:{record.base_model or ''}"
 
 
-def _sku_price(record: UsageRecord) -> str | None:
-    return None if record.rate is None else f"{_sku(record)}:{told(record.rate)}"
+def _sku_details(record: UsageRecord) -> str | None:
+    return None if record.base_model is None else json.dumps({"x_BaseModel": record.base_model})
 
 
 _COLUMNS: Final[Mapping[str, Callable[[UsageRecord], Cell]]] = {
     "BilledCost": _cost,
     "BillingAccountId": lambda record: record.tenant,
-    "BillingAccountName": lambda record: record.tenant,
+    "BillingAccountName": lambda record: record.tenant_name,
     "BillingAccountType": lambda _: "Tenant",
-    "BillingCurrency": lambda _: _CURRENCY,
+    "BillingCurrency": _currency,
     "BillingPeriodEnd": _next_month,
     "BillingPeriodStart": _month,
     "ChargeCategory": lambda _: "Usage",
@@ -97,13 +115,18 @@ _COLUMNS: Final[Mapping[str, Callable[[UsageRecord], Cell]]] = {
     "ConsumedQuantity": _consumed,
     "ConsumedUnit": lambda record: "GB-Hours" if record.meter is Meter.STORAGE else "Tokens",
     "ContractedCost": _cost,
-    "ContractedUnitPrice": lambda record: record.rate,
+    "ContractedUnitPrice": _rate,
     "EffectiveCost": _cost,
+    "InvoiceId": lambda _: None,
     "InvoiceIssuerName": lambda _: _PROVIDER,
-    "ListCost": _cost,
-    "ListUnitPrice": lambda record: record.rate,
+    "ListCost": _list_cost,
+    "ListUnitPrice": _list_rate,
     "PricingCategory": lambda _: "Standard",
-    "PricingCurrency": lambda _: _CURRENCY,
+    # All prices are in the currency of the bill.
+    "PricingCurrency": _currency,
+    "PricingCurrencyContractedUnitPrice": _rate,
+    "PricingCurrencyEffectiveCost": _cost,
+    "PricingCurrencyListUnitPrice": _list_rate,
     "PricingQuantity": _quantity,
     "PricingUnit": _unit,
     "ProviderName": lambda _: _PROVIDER,
@@ -111,23 +134,25 @@ _COLUMNS: Final[Mapping[str, Callable[[UsageRecord], Cell]]] = {
     "RegionId": lambda _: None,
     "RegionName": lambda _: None,
     "ResourceId": lambda record: record.run or record.session,
-    "ResourceName": lambda record: record.run or record.session,
+    # Runs and sessions have ids alone, which a name may not repeat.
+    "ResourceName": lambda _: None,
     "ResourceType": lambda record: "Run" if record.run else "Session" if record.session else None,
     "ServiceCategory": lambda _: "AI and Machine Learning",
     "ServiceName": lambda _: _PROVIDER,
     "ServiceSubcategory": lambda _: "Generative AI",
     "SkuId": _sku,
     "SkuMeter": lambda record: record.meter.value,
-    "SkuPriceId": _sku_price,
+    "SkuPriceDetails": _sku_details,
+    # The same in every hour and for every tenant, whatever the amount.
+    "SkuPriceId": _sku,
     "SubAccountId": lambda record: record.project,
-    "SubAccountName": lambda record: record.project,
+    "SubAccountName": lambda record: record.project_name,
     "SubAccountType": lambda _: "Project",
     "Tags": lambda _: "{}",
     "x_Key": lambda record: record.key,
     "x_Kind": lambda record: record.kind,
     "x_RecordId": lambda record: record.id,
 }
-_OF_CURRENCY: Final = ("BillingCurrency", "PricingCurrency")
 
 
 def header(document: Document) -> str:
@@ -135,20 +160,14 @@ def header(document: Document) -> str:
     return _csv([list(_COLUMNS)]) if document is Document.FOCUS else ""
 
 
-def lines(document: Document, records: Sequence[UsageRecord], currency: str | None) -> str:
+def lines(document: Document, records: Sequence[UsageRecord]) -> str:
     """Return the records as lines of the document."""
     if document is Document.CLOUDEVENTS:
-        return "".join(f"{json.dumps(cloud_event(record, currency))}\n" for record in records)
-    told_currency = currency or _CURRENCY
-    return _csv(
-        [
-            [told_currency if name in _OF_CURRENCY else cell(make(record)) for name, make in _COLUMNS.items()]
-            for record in records
-        ]
-    )
+        return "".join(f"{json.dumps(cloud_event(record))}\n" for record in records)
+    return _csv([[cell(make(record)) for make in _COLUMNS.values()] for record in records])
 
 
-def cloud_event(record: UsageRecord, currency: str | None) -> dict[str, object]:
+def cloud_event(record: UsageRecord) -> dict[str, object]:
     """Return the record as an event. A receiver knows a repeated one by ``source`` and ``id``."""
     return {
         "specversion": "1.0",
@@ -171,7 +190,7 @@ def cloud_event(record: UsageRecord, currency: str | None) -> dict[str, object]:
             "quantity": record.quantity,
             "rate": told(record.rate),
             "cost": told(record.cost),
-            "currency": None if record.cost is None else currency,
+            "currency": None if record.cost is None else record.currency,
         },
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -124,9 +125,14 @@ def _change(webhook: Webhook, spec: WebhookSpec, events: list[str] | None, now: 
 
 
 def webhook_told(webhook: Webhook) -> dict[str, object]:
-    """Return the webhook's state as an entry of the audit log tells it."""
+    """Return the webhook's state as an entry of the audit log tells it.
+
+    A path or query may be a secret of the receiver: the log has the URL's origin, and a digest that tells two URLs apart.
+    """
+    parts = urlsplit(webhook.url)
     return {
-        "url": webhook.url,
+        "origin": f"{parts.scheme}://{parts.netloc}",
+        "url_sha256": hashlib.sha256(webhook.url.encode()).hexdigest()[:16],
         "events": webhook.events,
         "note": webhook.note,
         "is_enabled": webhook.disabled_at is None,

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -156,7 +157,7 @@ def read_model(facts: BaseModelFacts, *, dtype: str) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(facts.path), dtype=dtype, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise InvalidRequest(f"base model {facts.name!r} cannot be loaded: {error}") from error
     model.requires_grad_(False)
     return model.eval()

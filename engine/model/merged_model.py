@@ -194,6 +194,8 @@ _TORCH_DTYPES = {
 
 def _skeleton(base: Path) -> PreTrainedModel:
     """Return the base's modules without weights. Raises ``InvalidRequest``."""
+    if not (base / _CONFIG).is_file():
+        raise InvalidRequest(f"{base} holds no {_CONFIG}; give the base's Hugging Face model folder")
     try:
         config = AutoConfig.from_pretrained(str(base), local_files_only=True)
         if getattr(config, "quantization_config", None) is not None:

@@ -30,7 +30,7 @@ from contracts.losses import (
     LossName,
 )
 from contracts.operations import Datum, LossSpec
-from engine.training.policy_record import sampling_logprobs
+from engine.training.policy_record import is_sampled, sampling_logprobs
 
 Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]
@@ -46,10 +46,12 @@ def flat_inputs(spec: LossSpec, data: Sequence[Datum]) -> dict[str, np.ndarray]:
     ``SEQUENCE_SIZES`` is among them.
 
     Where only some data have an optional input, the others get its default: the config's value, or weight 1.
+    ``sequence_ratio_mask`` marks the sampled targets where it is not given.
     """
     rule = LOSS_RULES[spec.name]
     defaults = {**rule.config, **spec.config}
-    given = [name for name in (*rule.required, *rule.optional) if any(name in datum.inputs for datum in data)]
+    names = (*rule.required, *rule.optional)
+    given = [name for name in names if name == RATIO_MASK or any(name in datum.inputs for datum in data)]
     inputs = {
         name: np.concatenate([_flat_input(datum, name, defaults.get(name, _DEFAULT_WEIGHT)) for datum in data])
         for name in given
@@ -58,7 +60,12 @@ def flat_inputs(spec: LossSpec, data: Sequence[Datum]) -> dict[str, np.ndarray]:
 
 
 def _flat_input(datum: Datum, name: str, default: float) -> np.ndarray:
-    values = sampling_logprobs(datum) if name == SAMPLING_LOGPROBS else datum.inputs.get(name)
+    if name == RATIO_MASK:
+        values: np.ndarray | None = is_sampled(datum)
+    elif name == SAMPLING_LOGPROBS:
+        values = sampling_logprobs(datum)
+    else:
+        values = datum.inputs.get(name)
     if values is None:
         return np.full(datum.targets.size, default, dtype=np.float32)
     return values.ravel().astype(np.float32)
@@ -106,8 +113,8 @@ def _dro(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
 def _gspo(logp: Tensor, inputs: Inputs, config: Config) -> Tensor:
     """Clipped surrogate of ``s_t = sg(s) * p / sg(p)``, the token-wise form of the paper (GSPO-token).
 
-    ``s``: the sequence's ratio, ``exp`` of the mean of ``logp - q`` over the tokens that ``sequence_ratio_mask`` marks; 1
-    where it marks none. Zheng et al. 2025, "Group Sequence Policy Optimization".
+    ``s``: the sequence's ratio, ``exp`` of the mean of ``logp - q`` over the tokens that ``sequence_ratio_mask`` marks, or
+    the sampled ones without it; 1 where there are none. Zheng et al. 2025, "Group Sequence Policy Optimization".
     """
     is_marked = (inputs[RATIO_MASK] != 0).to(logp.dtype)
     drift = (logp.detach() - inputs[SAMPLING_LOGPROBS]) * is_marked

@@ -49,8 +49,6 @@ class ContinuousBatcher:
         """Prompts in the cache whose sequences have not all begun."""
         self._division = Division(divides=forward.device.type == "cpu")
         self._turns = TimeTurns()
-        self._waited = 0.0
-        """Longest wait of a job that has come since the last turn, in seconds."""
         self._batches = {group: DecodeBatch(forward) for group in Group}
         self.failed_steps = 0
         """Steps that failed for all their jobs."""
@@ -66,9 +64,8 @@ class ContinuousBatcher:
         """Number of sequences that decode now."""
         return sum(batch.running for batch in self._batches.values())
 
-    def submit(self, job: Job, *, waited: float = 0.0) -> None:
-        """Queue ``job``, whose adapter is loaded, and which has ``waited`` so many seconds for the end of a turn."""
-        self._waited = max(self._waited, waited)
+    def submit(self, job: Job) -> None:
+        """Queue ``job``, whose adapter is loaded."""
         self._size.meet([job.request.turn_taker])
         self._waiting.add(job)
 
@@ -83,8 +80,7 @@ class ContinuousBatcher:
         self._size.meet(owner for owner, number in held.items() if number)
         is_divided_anew = self._division.renew(held)
         shares = self._shares()
-        group = self._turns.choose(shares, waited=self._waited)
-        self._waited = 0.0
+        group = self._turns.choose(shares)
         if group is not None:
             self._advance_prompts(group)
         joins = {one: self._moving_to(one) if is_divided_anew else [] for one in Group}
@@ -93,7 +89,7 @@ class ContinuousBatcher:
         for one, batch in self._batches.items():
             self._decode(batch, joins[one], steps=one is group)
         if group is not None:
-            self._turns.charge(group, self._clock() - began, shares[group])
+            self._turns.charge(group, self._clock() - began, shares)
 
     def _moving_to(self, group: Group) -> list[Join]:
         """Return the sequences that decode in another batch than that of their owner's group ``group``."""

@@ -185,12 +185,10 @@ class TorchReplica:
 
     def _submit(self, job: Job) -> None:
         if job.request.adapter is None:
-            self._call_worker(partial(self._add, job, monotonic()))
+            self._call_worker(partial(self._add, job))
             return
         job.pin = self._adapters.pin(job.request.adapter)
-        job.pin.weights.add_done_callback(
-            lambda weights: self._call_worker(partial(self._add_adapted, job, weights, monotonic()))
-        )
+        job.pin.weights.add_done_callback(lambda weights: self._call_worker(partial(self._add_adapted, job, weights)))
 
     def _call_worker(self, call: Callable[[], None]) -> None:
         """Have the worker's thread make ``call`` before its next turn. Callable from any thread."""
@@ -262,18 +260,18 @@ class TorchReplica:
             self._changed.wait_for(lambda: self._closing or self._calls or self._batcher.busy)
             return not self._closing
 
-    def _add(self, job: Job, came: float) -> None:
+    def _add(self, job: Job) -> None:
         if job.live:
             self._submitted.add(job)
-            self._batcher.submit(job, waited=monotonic() - came)
+            self._batcher.submit(job)
 
-    def _add_adapted(self, job: Job, weights: Future[LoraWeights], came: float) -> None:
+    def _add_adapted(self, job: Job, weights: Future[LoraWeights]) -> None:
         error = weights.exception()
         if error is not None:
             job.fail(as_weft_error(error, "loading an adapter"))
             return
         job.adapter = weights.result()
-        self._add(job, came)
+        self._add(job)
 
     def _ended(self, job: Job) -> None:
         self._submitted.discard(job)

@@ -6,16 +6,21 @@ gets the time that its owners' shares entitle it to. An accelerator computes man
 sequences in one batch.
 
 Bound: while both groups have work, the time that each got, divided by its shares, differs by less than the longest turn of
-either, divided by its group's shares. What a group that comes has waited for the turn under way is time that the other one got.
+either, divided by its group's shares. Owners of few sequences that come back are ahead by the time that they left to the
+many, ``CREDIT_SECONDS`` at most. So a sample after a pause goes first, and no pause is long enough to stop the many for more.
+The many have no such credit: they would stop the few each time they come.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
+from math import inf
 
 _FEW = 8
 """An owner has few sequences while another one has so many times as many."""
 _STILL_FEW = 4
 """The same for an owner that has decoded apart, so that it does not move to and fro."""
+CREDIT_SECONDS = 1.0
+"""Most seconds, for one share, that owners of few sequences are ahead after a time in which they had no work."""
 
 
 class Group(Enum):
@@ -54,25 +59,25 @@ class TimeTurns:
     """Choice of the group whose turn it is: the one that got the least time for its shares."""
 
     def __init__(self) -> None:
-        self._spent = dict.fromkeys(Group, 0.0)
-        self._present: frozenset[Group] = frozenset()
-        """Groups that had work at the last choice."""
+        self._owed = 0.0
+        """Seconds, divided by the shares, that the many got more than the few."""
 
-    def choose(self, shares: Mapping[Group, float], *, waited: float = 0.0) -> Group | None:
-        """Return the next group, None without work. ``shares`` are the sums of the groups that have work.
+    def choose(self, groups: Collection[Group]) -> Group | None:
+        """Return the next of the ``groups`` that have work, None without any. Where both got as much, the few go first."""
+        if len(groups) == 1:
+            return next(iter(groups))
+        if not groups:
+            return None
+        return Group.FEW if self._owed >= 0 else Group.MANY
 
-        The time that a group computes alone counts for nothing once the other one comes, but for the ``waited`` seconds since
-        then.
-        """
-        before, self._present = self._present, frozenset(shares)
-        if len(before) < len(Group) or len(shares) < len(Group):
-            self._spent = {group: waited / shares[group] if self._is_joined(group, before) else 0.0 for group in Group}
-        return min(shares, key=lambda group: (self._spent[group], group is Group.MANY), default=None)
-
-    def _is_joined(self, group: Group, before: frozenset[Group]) -> bool:
-        """Return whether the other group has come to ``group``, which had work ``before``."""
-        return before == {group} and self._present == frozenset(Group)
-
-    def charge(self, group: Group, seconds: float, shares: float) -> None:
-        """Count a turn of ``seconds`` to the group, whose shares have the sum ``shares``."""
-        self._spent[group] += seconds / shares
+    def charge(self, group: Group, seconds: float, shares: Mapping[Group, float]) -> None:
+        """Count a turn of ``seconds`` to the group. ``shares`` are the sums of the groups that had work in it."""
+        used, is_alone = seconds / shares[group], len(shares) == 1
+        if group is Group.FEW:
+            self._owed -= used
+            if is_alone:
+                self._owed = max(0.0, self._owed)
+        else:
+            # The turn under way when the few come is owed to them whole, however long it took.
+            most = max(CREDIT_SECONDS, used) if is_alone else inf
+            self._owed = min(self._owed + used, most)

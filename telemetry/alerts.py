@@ -71,6 +71,12 @@ ALERTS = (
         "15m",
     ),
     Alert(
+        "WeftRatiosLarge",
+        "tokens are trained under other weights than they were sampled with",
+        "histogram_quantile(0.5, sum by (le, base) (rate(weft_policy_ratio_max_bucket[15m]))) > 10",
+        "15m",
+    ),
+    Alert(
         "WeftHousekeepingStands",
         "housekeeping stands still",
         'min by (step) (weft_housekeeping_success_age_seconds{step!="remove-orphans"}) > 1800',

@@ -166,15 +166,18 @@ class BaseForward:
         return PassItem(run, TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [datum]), backward=False)
 
     def adapters_now(self, folder: Path, rank: int, *, with_head: bool) -> HandshakeAdapters:
-        """Do what ``handshake_adapters`` does, in this thread."""
+        """Do what ``handshake_adapters`` does, in this thread. Raises ``EngineFailure`` where the disk takes no adapters."""
         base = self._base
         names = [name for name, one in base.projections.items() if with_head or one.group != "unembed"]
         kinds = dict.fromkeys(name.rpartition(".")[2] for name in names)
         chosen = {"": names} | {kind: [name for name in names if name.rpartition(".")[2] == kind] for kind in kinds}
-        adapters = [
-            HandshakeAdapter(kind, _written(base, folder, kind or "all", _random_weights(base, rank, of_kind)))
-            for kind, of_kind in chosen.items()
-        ]
+        try:
+            adapters = [
+                HandshakeAdapter(kind, _written(base, folder, kind or "all", _random_weights(base, rank, of_kind)))
+                for kind, of_kind in chosen.items()
+            ]
+        except OSError as error:
+            raise EngineFailure(f"the adapters of a handshake cannot be written: {error.strerror}") from error
         return HandshakeAdapters(str(base.dtype).removeprefix("torch."), adapters)
 
     @torch.inference_mode()

@@ -19,6 +19,7 @@ from tenants.audit_digests import close_day, compute_digest, expire_entries, sto
 from tenants.checkpoint_holds import release_holds
 from tenants.checkpoints import forget_deletions
 from tenants.downloads import delete_expired_links
+from tenants.ended_processes import delete_ended_processes
 from tenants.gates import open_expired
 from tenants.login_codes import delete_expired_codes
 from tenants.looks import forget_looks
@@ -265,12 +266,13 @@ class HousekeepingSteps:
         return Batch(forgotten.rows, _text(forgotten.next))
 
     async def _forget_events(self, _place: str | None) -> Batch:
-        """Delete old events of runs' histories, and directives for runs that nobody trains."""
+        """Delete old events of runs' histories, processes that died long ago, and directives for runs that nobody trains."""
         now, kept = self._runtime.clock(), self._runtime.settings.retention_run_events
         async with self._runtime.database.write() as transaction:
             directives = await delete_stale_directives(transaction, before=now - _STALE_DIRECTIVE, most=LARGE)
             events = await delete_run_events(transaction, before=now - kept, most=LARGE)
-        return again(max(events, directives), LARGE)
+            processes = await delete_ended_processes(transaction, before=now - kept, most=LARGE)
+        return again(max(events, directives, processes), LARGE)
 
     async def _meter_storage(self, place: str | None) -> Batch:
         async with self._runtime.database.write() as transaction:

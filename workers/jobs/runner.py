@@ -158,11 +158,14 @@ class JobRunner:
 
     async def _hold(self, attempt: _Attempt) -> None:
         """Work on the job, and keep its lease meanwhile."""
-        renewing = asyncio.create_task(self._renew(attempt), name=f"lease of job {attempt.job.id}")
+        ended = asyncio.Event()
+        renewing = asyncio.create_task(self._renew(attempt, ended), name=f"lease of job {attempt.job.id}")
         try:
             await self._attempt(attempt)
         finally:
-            renewing.cancel()
+            ended.set()
+            # Not cancelled: a renewal that is cut off may hold the row for a moment longer, and whoever takes jobs skips it.
+            await renewing
 
     def _recorded(self, working: asyncio.Task[None]) -> None:
         self._unrecorded.discard(working)
@@ -171,14 +174,14 @@ class JobRunner:
                 "%s was not recorded; it begins again once its lease has ended", working.get_name(), exc_info=failure
             )
 
-    async def _renew(self, attempt: _Attempt) -> None:
+    async def _renew(self, attempt: _Attempt, ended: asyncio.Event) -> None:
         async def renew() -> None:
             now, job = self._runtime.clock(), attempt.job
             async with self._runtime.database.write() as transaction:
                 if not await renew_job(transaction, job, done=attempt.done, total=attempt.total, now=now):
                     attempt.ends.set()
 
-        await repeat(renew, seconds=_RENEW_SECONDS, failed="a job's lease could not be renewed")
+        await repeat(renew, seconds=_RENEW_SECONDS, stopping=ended, failed="a job's lease could not be renewed")
 
     async def _attempt(self, attempt: _Attempt) -> None:
         job = attempt.job

@@ -3,6 +3,7 @@
 import logging
 from functools import partial
 
+from contracts.ids import RunId
 from ledger.runtime import Runtime
 from ledger.wakeups import trainer_topic
 from store.database import after_commit
@@ -21,18 +22,18 @@ class RunClaims:
         self._identity = identity
         self._runtime = runtime
 
-    async def claim(self) -> int:
-        """Claim the longest waiting runs, up to an even part of all; return how many. Raises ``Unavailable``."""
+    async def claim(self) -> list[RunId]:
+        """Claim the longest waiting runs, up to an even part of all, and return them. Raises ``Unavailable``."""
         base_model = self._identity.base_model
         async with self._runtime.database.read() as session:
             waiting = await count_placements(session, base_model)
             if not waiting:
-                return 0
+                return []
             loads = await read_loads(session, self._identity, self._runtime.clock)
         room = min(loads.room(waiting), MOST_RUNS)
-        return await self._claim_up_to(room) if room > 0 else 0
+        return await self._claim_up_to(room) if room > 0 else []
 
-    async def _claim_up_to(self, most: int) -> int:
+    async def _claim_up_to(self, most: int) -> list[RunId]:
         async with self._runtime.database.write() as transaction:
             found = await claim_runs(
                 transaction, self._identity.id, self._identity.base_model, most, self._runtime.clock()
@@ -44,4 +45,4 @@ class RunClaims:
                 after_commit(transaction, partial(self._runtime.telemetry.metrics.lease_moved, "claimed"))
         if found.claimed:
             log.info("trainer %s has %d more runs", self._identity.id, len(found.claimed))
-        return len(found.claimed)
+        return found.claimed

@@ -9,9 +9,10 @@ from store.repeat import repeat
 from store.tables import PoolState
 from telemetry.readiness import NotReady
 from tenants.sample_progress import mark_unsaved
+from tenants.worker_standings import ToldReplica
 from workers.leases.base_weights import WeightsCheck
 from workers.leases.heartbeat import Heartbeat
-from workers.leases.processes import WorkerIdentity, tell_pool_state
+from workers.leases.processes import WorkerIdentity, tell_pool
 from workers.leases.reaper import reap_peers, reap_pools, remove_pools
 
 
@@ -48,6 +49,11 @@ class PoolHeartbeat:
         """False once other processes may soon count this one as dead and draw its samples."""
         return self._heartbeat.is_sure
 
+    @property
+    def held_since(self) -> float:
+        """Monotonic time since which the lease has not lapsed. A process whose lease had lapsed may have lost its row."""
+        return self._heartbeat.held_since
+
     def stop(self) -> None:
         """End ``run``. The process keeps its samples until ``leave``, or until its lease ends."""
         self._stopping.set()
@@ -61,10 +67,13 @@ class PoolHeartbeat:
         await reap_peers(self._runtime, self._heartbeat)
         self.has_looked.set()
 
-    async def tell(self, state: PoolState) -> bool:
-        """Record whether this process takes samples. Return False while it has no lease yet. Raises ``Unavailable``."""
+    async def tell(self, state: PoolState, replicas: Sequence[ToldReplica]) -> bool:
+        """Record whether this process takes samples, and its replicas.
+
+        Return False while it has no lease yet. Raises ``Unavailable``.
+        """
         async with self._runtime.database.write() as transaction:
-            return await tell_pool_state(transaction, self.identity, state)
+            return await tell_pool(transaction, self.identity, state, replicas)
 
     async def check(self) -> None:
         """Raise ``NotReady`` when the weights are not accepted, or the lease has ended."""

@@ -1,11 +1,11 @@
-"""The table of worker processes: each training or sampling process renews its row's lease, and counts as dead when it ends.
+"""The table of worker processes: each process renews its row's lease, and counts as dead when it ends.
 
 Leases are in the database's time, so that the clocks of the machines need not agree.
 """
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from time import monotonic
@@ -22,6 +22,7 @@ from store.clock import Clock
 from store.database import session_name, this_host
 from store.database_clock import database_now
 from store.tables import PoolState, ProcessKind, WorkerProcess
+from tenants.worker_standings import ToldReplica
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgres_insert}
 
@@ -46,8 +47,8 @@ class WorkerIdentity:
     """Version of weft that the process runs."""
 
 
-def new_identity(kind: ProcessKind, base_model: str, capacity: int | None = None) -> WorkerIdentity:
-    """Return a new identity for this process."""
+def new_identity(kind: ProcessKind, base_model: str = "", capacity: int | None = None) -> WorkerIdentity:
+    """Return a new identity for this process. An API process has no base model."""
     return WorkerIdentity(f"{kind}-{uuid4().hex[:20]}", kind, base_model, capacity, version("weft"))
 
 
@@ -71,12 +72,14 @@ async def renew(transaction: AsyncSession, identity: WorkerIdentity, *, lease: t
     )
 
 
-async def tell_pool_state(transaction: AsyncSession, identity: WorkerIdentity, state: PoolState) -> bool:
-    """Record whether a sampling process takes samples. Return whether the process has a row."""
+async def tell_pool(
+    transaction: AsyncSession, identity: WorkerIdentity, state: PoolState, replicas: Sequence[ToldReplica]
+) -> bool:
+    """Record whether a sampling process takes samples, and its replicas. Return whether the process has a row."""
     found = await transaction.execute(
         update(WorkerProcess)
         .where(WorkerProcess.id == identity.id)
-        .values(pool_state=state)
+        .values(pool_state=state, replicas=[asdict(one) for one in replicas])
         .returning(WorkerProcess.id)
         .execution_options(synchronize_session=False)
     )
@@ -155,15 +158,16 @@ async def lock_expired(
 ) -> Sequence[WorkerIdentity]:
     """Lock the rows of processes whose lease ended by ``latest`` and that fulfil all of ``which``; return the processes.
 
-    Rows that another transaction has locked, since it reaps the process, are left out. The processes' connections to
-    PostgreSQL are ended, so that none of their transactions is in the way.
+    Rows that another transaction has locked, since it reaps the process, are left out. The connections of trainers and
+    sampling processes to PostgreSQL are ended, so that none of their transactions is in the way. An API process holds
+    nothing that others wait for: it goes on with its requests if it was only slow.
     """
     columns = (WorkerProcess.id, WorkerProcess.kind, WorkerProcess.base_model, WorkerProcess.host, WorkerProcess.pid)
     dead = select(*columns).where(WorkerProcess.expires_at <= latest, *which)
     found = (await transaction.execute(dead)).all()
     if not found:
         return []
-    await _end_sessions(transaction, {session_name(row.host, row.pid) for row in found})
+    await _end_sessions(transaction, {session_name(row.host, row.pid) for row in found if row.kind != ProcessKind.API})
     locked = await transaction.execute(dead.order_by(WorkerProcess.id).with_for_update(skip_locked=True))
     # Another version's kinds of processes are reaped by that version.
     mine = [row for row in locked if row.kind in [*ProcessKind]]

@@ -21,6 +21,7 @@ from ledger.work_in_hand import read_record, remove_record
 from store.database import after_commit
 from store.database_clock import database_now
 from store.tables import ProcessKind, VersionCommand
+from tenants.ended_processes import note_ended
 from tenants.gates import clear_all_in_flight, samples_in_flight_of
 from tenants.run_history import RunEventKind
 from tenants.run_leases import release_all_runs
@@ -43,10 +44,13 @@ async def reap_peers(runtime: Runtime, heartbeat: Heartbeat) -> None:
     async with runtime.database.write() as transaction:
         known_only = not heartbeat.may_declare_dead
         dead = await lock_dead(transaction, kind, base_model, runtime.clock, known_only=known_only)
-        if kind is ProcessKind.TRAINER:
-            await reap_trainers(transaction, dead, runtime)
-        else:
-            await reap_pools(transaction, dead, base_model, runtime)
+        match kind:
+            case ProcessKind.TRAINER:
+                await reap_trainers(transaction, dead, runtime)
+            case ProcessKind.POOL:
+                await reap_pools(transaction, dead, base_model, runtime)
+            case ProcessKind.API:
+                await reap_apis(transaction, dead, runtime)
 
 
 async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool]) -> None:
@@ -66,6 +70,7 @@ async def reap_forsaken(runtime: Runtime, *, may_declare_dead: Callable[[], bool
         for base_model in sorted({one.base_model for one in dead}):
             pools = [one.id for one in dead if (one.kind, one.base_model) == (ProcessKind.POOL, base_model)]
             await reap_pools(transaction, pools, base_model, runtime)
+        await reap_apis(transaction, [one.id for one in dead if one.kind is ProcessKind.API], runtime)
 
 
 async def reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
@@ -79,6 +84,7 @@ async def reap_trainers(transaction: AsyncSession, dead: Sequence[str], runtime:
         # Runs before operations, as everywhere: in another order two transactions would wait for each other.
         runs = await release_all_runs(transaction, trainer, runtime.clock(), kind=RunEventKind.LOST)
         await count_attempts(transaction, suspects)
+        await note_ended(transaction, [trainer], now=await database_now(transaction, runtime.clock), runs=runs)
         for _ in range(runs):
             after_commit(transaction, partial(runtime.telemetry.metrics.lease_moved, "expired"))
         after_commit(transaction, partial(runtime.telemetry.metrics.operations_suspected, len(suspects)))
@@ -104,9 +110,20 @@ async def reap_pools(transaction: AsyncSession, dead: Sequence[str], base_model:
             ", ".join(dead),
             len(suspects),
         )
+        now = await database_now(transaction, runtime.clock)
         for process in dead:
+            drawn = await samples_in_flight_of(transaction, [process])
+            await note_ended(transaction, [process], now=now, samples=len(drawn))
             await mark_stale(transaction, process)
         await remove_pools(transaction, dead, base_model, runtime)
+
+
+async def reap_apis(transaction: AsyncSession, dead: Sequence[str], runtime: Runtime) -> None:
+    """Delete the rows of dead API processes, which the caller has locked. They held nothing: each request is in the database."""
+    if dead:
+        log.warning("API processes %s are dead; others answer", ", ".join(dead))
+        await note_ended(transaction, dead, now=await database_now(transaction, runtime.clock))
+        await remove_processes(transaction, dead)
 
 
 async def remove_pools(transaction: AsyncSession, processes: Sequence[str], base_model: str, runtime: Runtime) -> None:

@@ -6,8 +6,10 @@ the run has passed to another (``tenants/run_leases.py``).
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Protocol
 
+from contracts.ids import RunId
 from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.repeat import repeat
@@ -22,6 +24,16 @@ from workers.leases.releases import RunReleases
 from workers.leases.unplaced import NET_SECONDS, UnplacedRuns
 
 log = logging.getLogger(__name__)
+
+_LOOK_REST = 3.0
+"""Rest after a look, in times as long as the look. Each new run announces its placement, and one look claims them all."""
+
+
+class OnNews(Protocol):
+    """Callee of the lease loop."""
+
+    def __call__(self, claimed: Collection[RunId], /, *, is_directed: bool) -> None:
+        """Hear of runs that were claimed, and whether operators' directives have changed."""
 
 
 class RunLeases:
@@ -47,15 +59,15 @@ class RunLeases:
         self._heartbeat = Heartbeat(identity, runtime)
         self._unplaced = UnplacedRuns(identity.base_model, runtime)
         self._claims = RunClaims(identity, runtime)
-        self._on_claimed: Callable[[], None] | None = None
+        self._on_news: OnNews | None = None
         self.directives = Directives()
         """Operators' directives as of the last look."""
         self._stopping = asyncio.Event()
         self._is_claiming = True
 
-    def tell_claims(self, on_claimed: Callable[[], None]) -> None:
-        """Call ``on_claimed`` whenever runs are claimed, or directives change: runs may have operations from before."""
-        self._on_claimed = on_claimed
+    def tell_claims(self, on_news: OnNews) -> None:
+        """Call ``on_news`` with runs that were claimed, which may have operations from before, and when directives change."""
+        self._on_news = on_news
 
     async def run(self) -> None:
         """Renew, reap and claim until ``stop``."""
@@ -65,6 +77,7 @@ class RunLeases:
                 seconds=NET_SECONDS if self._heartbeat.is_alone else self._heartbeat.renewal_seconds,
                 stopping=self._stopping,
                 wake=placed,
+                rest=_LOOK_REST,
                 failed=f"leases of {self.identity.id} could not be looked after",
             )
 
@@ -86,12 +99,13 @@ class RunLeases:
         if self._heartbeat.is_due:
             await self._heartbeat.renew()
             await reap_peers(self._runtime, self._heartbeat)
-        has_news = await self.look_at_directives()
+        is_directed = await self.look_at_directives()
         await self._unplaced.place_if_due()
+        claimed: list[RunId] = []
         if self._is_claiming and not self.directives.is_drained:
-            has_news = bool(await self._claims.claim()) or has_news
-        if has_news and self._on_claimed is not None:
-            self._on_claimed()
+            claimed = await self._claims.claim()
+        if (claimed or is_directed) and self._on_news is not None:
+            self._on_news(claimed, is_directed=is_directed)
 
     async def look_at_directives(self) -> bool:
         """Read operators' directives for this trainer; return whether they have changed. Raises ``Unavailable``."""

@@ -62,6 +62,8 @@ class Attempt:
     """Newer weights that the sampler follows by now; None while the sampler follows ``source``. Set in any state."""
     is_row_current: bool = True
     """True if the sample's in-flight row names the attempt's version and replica. Independent of the state."""
+    is_owed_tokens: bool = False
+    """True until each sequence has a token of it, if an earlier attempt was left before that: no version cuts it till then."""
     cache_clears: int | None = None
     """``Entered.cache_clears`` of the sample's entry; None for an attempt that resumes without entering its gates again."""
     state: AttemptState = field(default=AttemptState.RUNNING, init=False)

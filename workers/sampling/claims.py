@@ -38,11 +38,12 @@ from ledger.sample_claims import (
 from ledger.statements import MAX_READY
 from ledger.wakeups import sampling_topic
 from store.batcher import Batcher
-from store.tables import PoolState
+from store.tables import PoolState, ReplicaCondition
+from tenants.worker_standings import ToldReplica
 from workers.leases.pools import PoolHeartbeat
 from workers.leases.processes import some_pool_has_replicas
 from workers.sampling.gate_cache import GateCache
-from workers.sampling.router import Router
+from workers.sampling.router import RoutedReplica, Router
 
 _FAILED_OF_EACH = 16
 _FEWEST_OF_EACH = 4
@@ -90,7 +91,7 @@ class SampleClaims:
         """Samples claimed since the last look that began with the first tenant."""
         self._tenants = 1
         """Number of tenants that the last look found."""
-        self._told = PoolState.WORKING
+        self._told: tuple[PoolState, list[ToldReplica], float] = (PoolState.WORKING, [], 0.0)
         self._answered_at = monotonic()
         """Monotonic seconds when a replica of this process was last known to answer."""
         self.left_some = False
@@ -253,16 +254,21 @@ class SampleClaims:
             await return_strays(transaction, process=self._process, but=known)
 
     async def tell_state(self) -> bool:
-        """Record whether this process takes samples, if that has changed. Return whether it has."""
+        """Record whether this process takes samples, and its replicas, if that has changed.
+
+        Return whether it takes samples now and did not before, or the reverse.
+        """
         state = self.state
         if state is not PoolState.NO_REPLICA:
             self._answered_at = monotonic()
         elif monotonic() - self._answered_at > self._runtime.settings.pool_wait.total_seconds():
             await self._fail_forsaken()
-        if state is self._told or not await self.heartbeat.tell(state):
+        replicas, held_since = [_told(routed) for routed in self._router.replicas], self.heartbeat.held_since
+        before, now = self._told, (state, replicas, held_since)
+        if now == before or not await self.heartbeat.tell(state, replicas):
             return False
-        self._told = state
-        return True
+        self._told = now
+        return state is not before[0]
 
     async def _fail_forsaken(self) -> None:
         """Fail the samples that have waited for ``pool_wait``, if no other process of the base has a replica either."""
@@ -308,3 +314,13 @@ class SampleClaims:
 
     def _announce(self, transaction: AsyncSession) -> None:
         self._runtime.wakeups.announce_after_commit(transaction, sampling_topic(self._base_model))
+
+
+def _told(routed: RoutedReplica) -> ToldReplica:
+    if not routed.is_alive:
+        condition = ReplicaCondition.DOWN
+    elif routed.is_asleep:
+        condition = ReplicaCondition.ASLEEP
+    else:
+        condition = ReplicaCondition.DRAINING if routed.is_draining else ReplicaCondition.WORKS
+    return ToldReplica(routed.name, condition, len(routed.adapters))

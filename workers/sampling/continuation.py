@@ -93,6 +93,8 @@ class Continuation:
         """True if what comes later of the prompt's cache is of the sample's own making."""
         self._sequences = [_Sequence(StopCheck(stop)) for _ in range(sample.num_samples)]
         self._asked: dict[str, tuple[int, ...]] = {}
+        self._undrawn: set[int] = set()
+        """Sequences that the latest requests have not drawn a token of."""
         self.restarts = 0
         """Times that the sample was begun anew."""
         self.cache_clears = 0
@@ -107,6 +109,11 @@ class Continuation:
     def finished(self) -> bool:
         """True once every sequence has ended."""
         return self.unfinished == 0
+
+    @property
+    def has_drawn(self) -> bool:
+        """True once every sequence that the latest requests are to draw has a token of them."""
+        return not self._undrawn
 
     @property
     def made(self) -> int:
@@ -133,6 +140,7 @@ class Continuation:
         name = f"{self._operation_id}.{attempt}"
         unfinished = [index for index, sequence in enumerate(self._sequences) if sequence.reason is None]
         self._asked = {f"{name}.{index}": (index,) for index in unfinished} if self.made else {name: tuple(unfinished)}
+        self._undrawn = set(unfinished)
         each = 1 if is_followed or self._stop.strings else TOKENS_AT_A_TIME
         return [self._request(request_id, indices, adapter, each) for request_id, indices in self._asked.items()]
 
@@ -181,7 +189,8 @@ class Continuation:
         if isinstance(event, PromptCached):
             self._take_cached(request, event)
             return None
-        sequence = self._sequences[self._asked[request.request_id][event.index]]
+        index = self._asked[request.request_id][event.index]
+        sequence = self._sequences[index]
         if sequence.reason is not None:
             return None
         if isinstance(event, Ended):
@@ -190,6 +199,7 @@ class Continuation:
             return None
         self._check_token(event)
         sequence.append(event, request.adapter.name if request.adapter else None)
+        self._undrawn.discard(index)
         by_text = sequence.reason == "stop" and event.token not in self._stop.tokens
         return event.index if by_text else None
 

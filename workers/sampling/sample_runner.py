@@ -53,6 +53,8 @@ class History:
     restarts: int = 0
     made_before: int = 0
     """Tokens at the beginning of the attempt, counted after a restart."""
+    is_owed_tokens: bool = False
+    """True if a newer version has cut an attempt before each sequence had a token of it: no later one is cut so early."""
     left_at: float | None = None
     """Monotonic seconds when a newer version cut the sample; None once the next token has come."""
 
@@ -153,10 +155,12 @@ class SampleRunner:
             if attempt is None:
                 continuation.abandon()
                 break
+            attempt.is_owed_tokens = history.is_owed_tokens
             failure = await self._attempt(attempt, continuation, history)
             # Nothing is awaited between the end of a left attempt and `resume`. So a closing gate finds the old or the new one.
             newer = attempt.resumes_on(failure)
             history.left_at = attempt.left_at
+            history.is_owed_tokens |= attempt.before_end is AttemptState.LEFT and not continuation.has_drawn
             if attempt.before_end is AttemptState.ABORTED:
                 continuation.abandon()
             elif continuation.finished and attempt.source.staleness is not None:
@@ -250,6 +254,8 @@ class SampleRunner:
             self._feed.publish(attempt.key, continuation.new_tokens())
         if not attempt.is_row_current:
             self._rows.update_soon(attempt)
+        if continuation.has_drawn and not continuation.finished:
+            self._swap.has_drawn(attempt)
 
 
 def check_attempts(attempts: int, most: int) -> None:

@@ -24,14 +24,24 @@ class Swap:
     async def leave_outdated(self) -> None:
         """Leave every running attempt whose sampler follows a newer version, if its swap policy says so.
 
-        A sample that is drawn in one piece ends on its version.
+        A sample that is drawn in one piece ends on its version. One that was left before it had drawn is left again once it has:
+        a run that publishes faster than its samples' prompts are read would else get no token of them.
 
         No code needs the old version to be idle, so the sample resumes before the replica has aborted the old requests.
         """
         for attempt in await self.find_outdated():
-            if attempt.may_move(AttemptState.LEFT) and not attempt.in_one_piece and self._must_leave(attempt):
-                self._telemetry.cut("version")
-                attempt.move(AttemptState.LEFT)
+            self._leave(attempt)
+
+    def has_drawn(self, attempt: Attempt) -> None:
+        """Note that each sequence of the attempt has a token of it, and leave it if a newer version has come meanwhile."""
+        if attempt.is_owed_tokens:
+            attempt.is_owed_tokens = False
+            self._leave(attempt)
+
+    def _leave(self, attempt: Attempt) -> None:
+        if attempt.may_move(AttemptState.LEFT) and not attempt.in_one_piece and self._must_leave(attempt):
+            self._telemetry.cut("version")
+            attempt.move(AttemptState.LEFT)
 
     def _must_leave(self, attempt: Attempt) -> bool:
         """Return whether the sample goes on elsewhere: on the newer version, or as its bound says once it is too old."""
@@ -41,7 +51,8 @@ class Swap:
         is_too_old = newer.staleness is not None and (
             newer.publication - attempt.source.publication > newer.staleness.max_version_lag
         )
-        return is_too_old or (newer.swap_policy or self._policy) is SwapPolicy.CONTINUE
+        follows = (newer.swap_policy or self._policy) is SwapPolicy.CONTINUE
+        return is_too_old or (follows and not attempt.is_owed_tokens)
 
     async def find_outdated(self) -> list[Attempt]:
         """Set ``newer`` of each open attempt whose sampler follows a newer version, and return those attempts."""

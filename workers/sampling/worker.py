@@ -45,6 +45,9 @@ _FIRST_PAUSE_SECONDS = 0.1
 _RECORD_SECONDS = 5.0
 """Longest time in which an ending process records what it has drawn."""
 _CANCELLED_SECONDS = 0.5
+_LOOK_REST = 3.0
+"""Rest after a look at the ledger, in times as long as the look. A flood announces each of its samples, and one look finds them
+all; what it draws meanwhile needs the interpreter and the database, too."""
 LEASE_LOOK_SECONDS = 0.1
 """Seconds between two looks at the lease, which ask nobody."""
 SWEEP_SECONDS = 5.0
@@ -115,7 +118,14 @@ class SamplingWorker:
         with self._runtime.wakeups.listen(sampling_topic(base_model)) as event:
             self._has_room = event
             failed = f"sampling dispatch failed base={base_model}"
-            await repeat(self._look, seconds=self._look_seconds, stopping=self._stopping, wake=event, failed=failed)
+            await repeat(
+                self._look,
+                seconds=self._look_seconds,
+                stopping=self._stopping,
+                wake=event,
+                failed=failed,
+                rest=_LOOK_REST,
+            )
         self._claims.heartbeat.stop()
         if self._recording:
             # What is drawn to its end is recorded rather than drawn again.

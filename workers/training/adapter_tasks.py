@@ -54,7 +54,7 @@ class AdapterTasks:
         *,
         wake: Callable[[], None],
     ) -> None:
-        """Call ``wake`` to have the worker look for more work."""
+        """Call ``wake`` to have the worker look at the ledger."""
         self._engine = engine
         self._wakeups = runtime.wakeups
         self._lanes = lanes
@@ -144,7 +144,8 @@ class AdapterTasks:
                 self._failure = failure
             del self._tasks[lane.run]
             lane.is_busy = False
-            self._wake()
+            # Of a lane that was dropped the ledger alone knows the operations.
+            (self._wake if lane.is_dropped else self._turns.again)()
 
         task.add_done_callback(ended)
 
@@ -297,7 +298,7 @@ class AdapterTasks:
             if not has_run and not lane.is_dropped:
                 # Another trainer has opened the tenant's or the project's last run meanwhile.
                 self._residency.forget(lane.run)
-                self._limits.hold_back(lane.run)
+                self._limits.hold_back(lane.tenant, lane.run)
             return has_run
         finally:
             self._openers.discard(lane.tenant)

@@ -40,7 +40,7 @@ from tenants.audit import actor_of_operation, record, session_of
 from tenants.audit_actions import Action
 from tenants.checkpoint_holds import hold
 from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id
-from tenants.limits import Counted, Limits, hold_count
+from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.runs import get_run, lora_settings, open_run_within_limit, set_run_state
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.storage import check_projects_storage, check_storage, store_checkpoint
@@ -253,7 +253,8 @@ class CheckpointOperations:
             checkpoint_id=checkpoint,
             live_run_id=RunId(run.id) if is_live else None,
         )
-        sampler_id = await create_sampler(transaction, operation.tenant, sampler, self._clock, self._defaults)
+        limits = await limits_of(transaction, operation.tenant, self._defaults)
+        sampler_id = await create_sampler(transaction, operation.tenant, sampler, self._clock, limits)
         if is_live:
             await publish_live(transaction, operation.tenant, RunId(run.id), checkpoint, self._clock)
             self._ledger.wakeups.announce_after_commit(transaction, versions_topic(run.base_model))

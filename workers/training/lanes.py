@@ -206,6 +206,8 @@ class Lanes:
         self._waiting_tenants: frozenset[TenantId] = frozenset()
         self.cursor = 0
         """Position up to which accepted operations are known."""
+        self._known: set[int] = set()
+        """Positions of operations that were added, as far as they are looked at again."""
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes.values()))
@@ -225,10 +227,26 @@ class Lanes:
     def _is_held(self, lane: Lane) -> bool:
         return lane.run in self._held or lane.tenant in self._waiting_tenants
 
-    def add_pending(self, pending: Iterable[PendingOperation]) -> None:
-        """Add operations that are pending in the ledger."""
+    def look_at_all(self) -> None:
+        """Have every pending operation read again."""
+        self.cursor = 0
+        self._known.clear()
+
+    def known_after(self, position: int) -> set[int]:
+        """Return the positions beyond ``position`` of operations that were added, and forget the others."""
+        self._known = {one for one in self._known if one > position}
+        return self._known
+
+    def add_pending(self, pending: Sequence[PendingOperation]) -> None:
+        """Add operations that are pending in the ledger: all of this trainer's up to the last one's position."""
+        self.add_some(pending)
         for operation in pending:
             self.cursor = max(self.cursor, operation.position)
+            self._known.add(operation.position)
+
+    def add_some(self, pending: Iterable[PendingOperation]) -> None:
+        """Add operations that are pending in the ledger, beside which others may be."""
+        for operation in pending:
             lane = self._lanes.get(operation.run)
             if lane is None:
                 lane = Lane(operation.run, operation.tenant, operation.share, operation.next_seq_id, operation.lease)
@@ -252,6 +270,8 @@ class Lanes:
     def drop(self, run: RunId) -> Lane | None:
         """Drop a lane whose memory may differ from the ledger, and return it. The next full look makes a new lane."""
         lane = self._lanes.pop(run, None)
+        # What is looked at again finds the operations of the new lane.
+        self._known.clear()
         if lane is not None:
             lane.is_dropped = True
             lane.end_started()

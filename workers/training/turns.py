@@ -39,7 +39,7 @@ class Turns:
         self._lanes = lanes
         self._in_hand = in_hand
         self._most_attempts = most_attempts
-        self._again = again
+        self.again = again
         self._alone: tuple[RunId, RequestId] | None = None
         self._is_waiting = False
         self._waiting_since: float | None = None
@@ -96,7 +96,7 @@ class Turns:
         else:
             self._waiting_since = None
             self._alone = RunId(suspects[first].lane), first
-            self._again()
+            self.again()
 
     def _wait_or_give_way(self, suspect: RequestId, now: float) -> None:
         """Have everybody wait until all is quiet; after ``_LONGEST_WAIT_SECONDS`` let the others go on first."""
@@ -106,7 +106,7 @@ class Turns:
             return
         self._stuck_until[suspect] = now + _LONGEST_WAIT_SECONDS
         self._waiting_since, self._owes_others = None, True
-        self._again()
+        self.again()
 
     def _heads(self) -> tuple[dict[RequestId, ReadyOperation], bool]:
         """Return the suspects that are next in their lanes and may begin, and whether any other operation is."""
@@ -128,4 +128,4 @@ class Turns:
     def _again_if(self, is_quiet: bool) -> None:
         """Have another round where no end of work would bring one."""
         if is_quiet:
-            self._again()
+            self.again()

@@ -11,7 +11,7 @@ out of memory. Invariants:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from time import monotonic
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -97,7 +97,7 @@ class TrainingWorker:
             last_pass=lambda: self._passes.last,
             held_since=lambda: leases.held_since,
         )
-        leases.tell_claims(self._look_at_all)
+        leases.tell_claims(self._look_at_claimed)
         self._stopping = asyncio.Event()
         self._news = asyncio.Event()
         """Set when the ledger may hold operations that are not in the lanes yet."""
@@ -107,6 +107,8 @@ class TrainingWorker:
         """Set when operations in the lanes may have been cancelled."""
         self._reshared = asyncio.Event()
         """Set when tenants' shares may have changed."""
+        self._claimed: set[RunId] = set()
+        """Runs that were claimed since the last look. They may have operations from long before."""
         self._swept = monotonic()
 
     async def run(self) -> None:
@@ -194,9 +196,11 @@ class TrainingWorker:
     def _go_on(self) -> None:
         self._again.set()
 
-    def _look_at_all(self) -> None:
-        """Look at the ledger from the beginning: runs that are new to this trainer may have older operations."""
-        self._lanes.cursor = 0
+    def _look_at_claimed(self, claimed: Collection[RunId], *, is_directed: bool) -> None:
+        """Look for all operations of the runs ``claimed``. Look at the whole ledger if operators' directives have changed."""
+        self._claimed.update(claimed)
+        if is_directed:
+            self._lanes.look_at_all()
         self._wake()
 
     # --- the loop --------------------------------------------------------------------------------------------------
@@ -232,7 +236,7 @@ class TrainingWorker:
             await self._drop_recalled()
         if self._reshared.is_set():
             self._reshared.clear()
-            self._lanes.cursor = 0
+            self._lanes.look_at_all()
             self._news.set()
         if self._news.is_set() or any(lane.to_load(self._engine.pass_token_budget) for lane in self._lanes):
             await self._look()
@@ -246,7 +250,7 @@ class TrainingWorker:
         """Have the whole ledger looked at, and release runs that this trainer need not hold."""
         self._swept = monotonic()
         self._engine.telemetry.log_summary()
-        self._lanes.cursor = 0
+        self._lanes.look_at_all()
         self._news.set()
         self._recalled.set()
         self._tasks.try_creations_again()
@@ -275,10 +279,16 @@ class TrainingWorker:
         async with self._database.read() as session:
             if self._news.is_set():
                 self._news.clear()
+                await self._read_claimed(session)
                 more = True
                 while more:
+                    seen = self._seen()
                     found = await self._ledger.pending_training(
-                        session, self._base_model, trainer=self.leases.identity.id, after_position=self._seen()
+                        session,
+                        self._base_model,
+                        trainer=self.leases.identity.id,
+                        after_position=seen,
+                        known=lanes.known_after(seen),
                     )
                     self._drop_stale(found)
                     lanes.add_pending(found)
@@ -291,6 +301,22 @@ class TrainingWorker:
                 lanes.add_payloads(await self._ledger.load(session, ids))
         lanes.drop_idle()
 
+    async def _read_claimed(self, session: AsyncSession) -> None:
+        """Read the operations of runs that are new to this trainer, which may lie far before those seen last."""
+        claimed, self._claimed = self._claimed, set()
+        try:
+            after, more = 0, bool(claimed)
+            while more:
+                found = await self._ledger.pending_of_runs(
+                    session, self._base_model, claimed, trainer=self.leases.identity.id, after_position=after
+                )
+                self._drop_stale(found)
+                self._lanes.add_some(found)
+                after, more = found[-1].position if found else after, len(found) == MAX_PENDING
+        except BaseException:
+            self._claimed |= claimed
+            raise
+
     async def _drop_recalled(self) -> None:
         """Drop runs whose lease is not the one in memory, and look at the whole ledger: operations were cancelled."""
         self._recalled.clear()
@@ -301,7 +327,7 @@ class TrainingWorker:
         for run in gone:
             self.outcomes.drop(run)
         if gone:
-            self._lanes.cursor = 0
+            self._lanes.look_at_all()
             self._news.set()
 
     async def _place_lanes(self, session: AsyncSession) -> None:

@@ -12,7 +12,7 @@ from api.dashboard.rendering import page
 from api.errors import InternalErrorGuard
 from api.security_events import note_refusal
 from api.wire.request_model import describe_problems
-from contracts.errors import InvalidRequest, NotFound, Unauthenticated, WeftError
+from contracts.errors import EngineFailure, InvalidRequest, NotFound, Unauthenticated, WeftError
 
 LOGIN = "/ui/login"
 _TITLES = {
@@ -31,7 +31,7 @@ def install_error_pages(app: FastAPI) -> None:
     app.add_exception_handler(WeftError, _weft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(InternalErrorGuard)
+    app.add_middleware(InternalErrorGuard, answer=lambda request: error_page(request, unforeseen()))
 
 
 async def _weft_error(request: Request, error: Exception) -> Response:
@@ -80,3 +80,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     told = NotFound("there is no such page") if error.status_code in (404, 405) else InvalidRequest(str(error.detail))
     return await _weft_error(request, told)
+
+
+def unforeseen() -> EngineFailure:
+    """Return what a page tells of an exception that nobody foresaw: nothing of it."""
+    return EngineFailure(
+        "weft itself failed here, and its log tells why. Load the page again; tell an operator if it stays."
+    )

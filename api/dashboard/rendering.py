@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
 
 from api.dashboard.navigation import entries_for
+from api.dashboard.waiting_words import waiting_words
 from api.services import ApiServices
 from tenants.rights import Principal
 
@@ -20,6 +21,26 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
+
+_BROWSER = re.compile(r"\b(Edg|OPR|Firefox|HeadlessChrome|Chrome|Version)/(\d+)")
+_BROWSER_NAMES = {
+    "Edg": "Edge",
+    "OPR": "Opera",
+    "Firefox": "Firefox",
+    "HeadlessChrome": "Chrome",
+    "Chrome": "Chrome",
+    "Version": "Safari",
+}
+"""Names by their marks, the telling ones first: most browsers name others', too."""
+_SYSTEMS = (
+    ("Android", "Android"),
+    ("iPhone", "iOS"),
+    ("iPad", "iPadOS"),
+    ("Windows", "Windows"),
+    ("Mac OS", "macOS"),
+    ("Linux", "Linux"),
+)
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
 def install_rendering(app: FastAPI, *, insecure: bool = False) -> None:
@@ -32,7 +53,8 @@ def install_rendering(app: FastAPI, *, insecure: bool = False) -> None:
         lstrip_blocks=True,
     )
     filters = {"count": count, "bytes": byte_size, "duration": duration, "marked": marked, "exact": exact, "ago": ago}
-    filters["measured"] = measured
+    filters |= {"measured": measured, "browser": browser, "told": told, "short_id": short_id, "noun": noun}
+    filters["waiting_words"] = waiting_words
     environment.filters.update(filters)
     app.state.templates = environment
     app.state.is_insecure = insecure
@@ -81,6 +103,11 @@ def count(value: float | None) -> str:
     return text.replace(",", _THIN)
 
 
+def noun(value: int, one: str, more: str | None = None) -> str:
+    """Return the word for so many: ``one`` for a single one, else ``more``, by default ``one`` with an s."""
+    return one if value == 1 else more or f"{one}s"
+
+
 def measured(value: float | None) -> str:
     """Return a measured number with four digits that count; a dash for none."""
     return "–" if value is None else f"{value:.4g}"
@@ -112,6 +139,35 @@ def duration(value: timedelta | float | None) -> str:
             rest = whole % size // small
             return f"{whole // size}{_THIN}{name}" + (f" {rest}{_THIN}{of_small}" if rest else "")
     return f"{whole}{_THIN}s"
+
+
+def browser(agent: str) -> str:
+    """Return the browser and system that a user agent names, or the agent itself if it is no browser's."""
+    found = {name[1]: name for name in _BROWSER.finditer(agent)}
+    name = next((found[one] for one in _BROWSER_NAMES if one in found), None)
+    system = next((word for mark, word in _SYSTEMS if mark in agent), None)
+    if name is None:
+        return agent
+    told = f"{_BROWSER_NAMES[name[1]]} {name[2]}"
+    return told if system is None else f"{told} on {system}"
+
+
+def told(value: object) -> str:
+    """Return a value of an entry as text: a time to the second, a list by its members."""
+    if isinstance(value, str) and _TIME.fullmatch(value):
+        return exact(datetime.fromisoformat(value))
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    return str(value)
+
+
+def short_id(id: str) -> str:
+    """Return an id's beginning and end: a run's number in its session, or the last characters."""
+    if len(id) < 20:
+        return id
+    return f"{id[:8]}…{id.partition(':')[2] or id[-6:]}"
 
 
 def ago(value: datetime, now: datetime) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from api.dashboard.event_bytes import encoded_event
+from api.dashboard.waiting_words import waiting_words
 from api.services import ApiServices
 from api.waiting_body import WaitingInfo, waiting_info
 from api.weft.points import PointInfo
@@ -249,12 +250,12 @@ class RunFeed:
 
 
 class RunFeeds:
-    """The feeds of a process, one for each run that somebody watches."""
+    """The feeds of a process: one for each run that somebody watches, by the tenant that asks for it."""
 
     def __init__(self, services: ApiServices) -> None:
         self._services = services
         self._reads = RunReads(services)
-        self._feeds: dict[str, RunFeed] = {}
+        self._feeds: dict[tuple[TenantId, str], RunFeed] = {}
         self._readers: set[asyncio.Task[None]] = set()
 
     async def watch(
@@ -264,9 +265,10 @@ class RunFeeds:
 
         The caller has checked that it may watch the run.
         """
-        feed = self._feeds.get(run)
+        place = tenant, run
+        feed = self._feeds.get(place)
         if feed is None or feed.over.is_set():
-            feed = self._feeds[run] = RunFeed(self._services, self._reads, tenant, run)
+            feed = self._feeds[place] = RunFeed(self._services, self._reads, tenant, run)
             reader = asyncio.create_task(feed.read(), name=f"feed of {run}")
             self._readers.add(reader)
             reader.add_done_callback(self._readers.discard)
@@ -279,8 +281,8 @@ class RunFeeds:
             feed.viewers.discard(bell)
             if not feed.viewers:
                 feed.over.set()
-                if self._feeds.get(run) is feed:
-                    del self._feeds[run]
+                if self._feeds.get(place) is feed:
+                    del self._feeds[place]
             self._set_pace()
 
     def _set_pace(self) -> None:
@@ -296,7 +298,8 @@ def _step_of(place: _Place, head: RunHead) -> int:
 
 
 def _standing(listed: ListedRun, waiting: WaitingInfo) -> FeedEvent:
-    told: dict[str, Any] = {"state": listed.state, "end_reason": listed.end_reason, "waiting": waiting.model_dump()}
+    reasons = waiting.model_dump() | {"words": waiting_words(waiting.reason)}
+    told: dict[str, Any] = {"state": listed.state, "end_reason": listed.end_reason, "waiting": reasons}
     return FeedEvent("standing", _json(told))
 
 

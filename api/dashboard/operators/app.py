@@ -69,9 +69,9 @@ def create_operator_pages(services: AdminServices) -> FastAPI:
     return app
 
 
-def with_operator_pages(admin_app: ASGIApp, services: AdminServices) -> ASGIApp:
+def with_operator_pages(admin_app: ASGIApp, pages: ASGIApp) -> ASGIApp:
     """Return the listener's application: the pages under their prefix, the admin API elsewhere."""
-    return SecurityHeaders(_OperatorDoor(admin_app, create_operator_pages(services)), pages=(OPS, STATIC))
+    return SecurityHeaders(_OperatorDoor(admin_app, pages), pages=(OPS, STATIC))
 
 
 class _OperatorDoor:

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from api.admin.audit import list_entries
 from api.admin.bodies import QueryText
 from api.admin.services import Admin
+from api.dashboard.operators.names import names_of, tenant_id_of
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
 from contracts.errors import InvalidRequest
@@ -31,7 +32,7 @@ async def audit_page(
         operator,
         admin,
         request,
-        tenant=tenant or None,
+        tenant=await tenant_id_of(admin, tenant),
         action=[Action(action)] if action else None,
         limit=_A_PAGE,
         after=after,
@@ -45,4 +46,5 @@ async def audit_page(
         next=found.next,
         asked=asked,
         actions=list(Action),
+        names=await names_of(admin, (one.tenant_id for one in found.items)),
     )

@@ -5,6 +5,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
+from api.dashboard.error_pages import unforeseen
 from api.dashboard.operators.rendering import OPS, operator_page
 from api.dashboard.operators.session import drop_cookie
 from api.dashboard.rendering import page
@@ -22,21 +23,24 @@ def install_operator_error_pages(app: FastAPI) -> None:
     app.add_exception_handler(WeftError, _weft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(InternalErrorGuard)
+    app.add_middleware(InternalErrorGuard, answer=lambda request: _error_page(request, unforeseen()))
 
 
 async def _weft_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, WeftError)
     note_refusal(request, error)
-    is_part = request.headers.get("hx-request") == "true"
     if isinstance(error, Unauthenticated):
         answer: Response = RedirectResponse(LOGIN, status_code=303)
-        if is_part:
+        if request.headers.get("hx-request") == "true":
             answer = Response(status_code=401, headers={"HX-Redirect": LOGIN})
         drop_cookie(answer)
         return answer
+    return _error_page(request, error)
+
+
+def _error_page(request: Request, error: WeftError) -> Response:
     title = _TITLES.get(error.status, "Something went wrong")
-    if is_part:
+    if request.headers.get("hx-request") == "true":
         return page(request, "error_part.html", status=error.status, title=title, error=error)
     answer = operator_page(request, None, "operators/error.html", title=title, error=error)
     answer.status_code = error.status

@@ -9,6 +9,7 @@ from api.admin.services import Admin, AdminServices
 from api.admin.sessions import end_session, list_sessions
 from api.dashboard.forms import see
 from api.dashboard.operators.forms import FormFields, body_of, filled
+from api.dashboard.operators.names import names_of, tenant_id_of
 from api.dashboard.operators.rendering import OPS, operator_page
 from api.dashboard.operators.session import PageOperator
 from contracts.errors import WeftError
@@ -30,11 +31,22 @@ async def runs_page(
 ) -> Response:
     """List runs: of all, of a tenant or of a trainer."""
     found = await list_runs(
-        operator, admin, tenant_id=tenant_id or None, trainer=trainer or None, after=after, limit=_A_PAGE
+        operator,
+        admin,
+        tenant_id=await tenant_id_of(admin, tenant_id),
+        trainer=trainer or None,
+        after=after,
+        limit=_A_PAGE,
     )
-    asked = {"tenant_id": tenant_id or "", "trainer": trainer or ""}
     return operator_page(
-        request, operator, "operators/runs.html", runs=found.items, next=found.next, after=after, asked=asked
+        request,
+        operator,
+        "operators/runs.html",
+        runs=found.items,
+        next=found.next,
+        after=after,
+        asked={"tenant_id": tenant_id or "", "trainer": trainer or ""},
+        names=await names_of(admin, (one.tenant_id for one in found.items)),
     )
 
 
@@ -106,7 +118,8 @@ async def _sessions(
     tenant_id: str | None = None,
     after: str | None = None,
 ) -> Response:
-    found = await list_sessions(operator, admin, tenant_id=tenant_id or None, after=after, limit=_A_PAGE)
+    wanted = await tenant_id_of(admin, tenant_id)
+    found = await list_sessions(operator, admin, tenant_id=wanted, after=after, limit=_A_PAGE)
     return operator_page(
         request,
         operator,
@@ -116,4 +129,5 @@ async def _sessions(
         next=found.next,
         after=after,
         asked={"tenant_id": tenant_id or ""},
+        names=await names_of(admin, (one.tenant_id for one in found.items)),
     )

@@ -1,11 +1,11 @@
-"""Page of processes: trainers with their leases and runs, sampling processes, and this API; a form drains a trainer."""
+"""Page of processes: trainers, sampling processes, API processes, and those that have died; a form drains a trainer."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from api.admin.bodies import PathId, ReasonBody
-from api.admin.processes import drain, list_all_pools, list_all_trainers, undrain
+from api.admin.processes import drain, list_all_apis, list_all_pools, list_all_trainers, list_ended_processes, undrain
 from api.admin.queue import list_placements
 from api.admin.services import Admin, AdminServices
 from api.dashboard.forms import see
@@ -20,7 +20,7 @@ router = APIRouter()
 
 @router.get("/processes")
 async def processes_page(operator: PageOperator, admin: Admin, request: Request) -> Response:
-    """List trainers, sampling processes and runs that wait for a trainer."""
+    """List trainers, sampling processes, API processes, those that have died, and runs that wait for a trainer."""
     return await _page(operator, admin, request, None)
 
 
@@ -56,6 +56,8 @@ async def _found(operator: Operator, admin: AdminServices) -> dict[str, Any]:
     return {
         "trainers": (await list_all_trainers(operator, admin)).items,
         "pools": (await list_all_pools(operator, admin)).items,
+        "apis": (await list_all_apis(operator, admin)).items,
+        "ended": (await list_ended_processes(operator, admin)).items,
         "placements": (await list_placements(operator, admin)).items,
     }
 

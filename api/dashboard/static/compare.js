@@ -1,9 +1,10 @@
 // Curves of several runs over each other, by optimizer step.
-import { Curve, chart, curveColour, positive, readJson, short } from "./curves.js";
+import { Curve, LABELS, chart, positive, readJson, short } from "./curves.js";
 
 const root = document.getElementById("compare");
 const scale = document.getElementById("scale");
 const weight = document.getElementById("weight");
+const series = document.getElementById("series");
 const entries = [...root.querySelectorAll(".legend li")];
 let curves = [];
 let plot = null;
@@ -24,11 +25,11 @@ function joined() {
 function draw() {
   if (plot) plot.destroy();
   const lines = curves.flatMap((_, number) => [
-    { label: "raw", colour: curveColour(number), width: 1, alpha: 0.3 },
-    { label: "average", colour: curveColour(number), width: 2 },
+    { label: "raw", colour: number, width: 1, alpha: 0.3 },
+    { label: "average", colour: number, width: 2 },
   ]);
   plot = chart(document.getElementById("loss-plot"), {
-    label: "Mean loss",
+    label: LABELS[series.value] || series.value.replace(/^metric:/, ""),
     lines,
     isLog: scale.value === "log",
     marks: () => [],
@@ -49,12 +50,22 @@ function hover(place) {
   });
 }
 
-async function begin() {
-  curves = await Promise.all(entries.map(async (one) => new Curve(await readJson(`${one.dataset.url}/curve`))));
+async function read() {
+  const name = series.value;
+  const query = `/curve?series=${encodeURIComponent(name)}`;
+  const found = await Promise.all(entries.map(async (one) => new Curve(await readJson(one.dataset.url + query))));
+  if (series.value !== name) return;
+  curves = found;
   draw();
+  root.dataset.series = name;
   root.dataset.points = curves.map((curve) => curve.points).join(" ");
+}
+
+function begin() {
+  read().catch((error) => (root.dataset.failed = error.message));
 }
 
 scale.addEventListener("change", draw);
 weight.addEventListener("change", draw);
-begin().catch((error) => (root.dataset.failed = error.message));
+series.addEventListener("change", begin);
+begin();

@@ -32,10 +32,6 @@ export function short(value) {
   return size >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: 1 }) : String(Number(value.toPrecision(4)));
 }
 
-export function clock(seconds) {
-  return seconds ? new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "";
-}
-
 /** The columns of one curve. Later points are appended once, by their step. */
 export class Curve {
   constructor(columns) {
@@ -180,10 +176,10 @@ function axis(label, size) {
 }
 
 /**
- * A chart over optimizer steps. ``lines``: label, colour, width, alpha of each. ``onHover`` gets the place in the data, or null.
+ * A chart over optimizer steps. ``lines``: label, number of the colour, width, alpha of each. ``onHover`` gets the place in the data, or null.
  * ``onPart`` gets the steps that were chosen by dragging, or null for all of them; without it the chart zooms by itself.
  */
-export function chart(place, { lines, label, isLog, marks, broken, onHover, onPart, sync, height }) {
+export function chart(place, { lines, label, isLog, marks, broken, onHover, onPart, sync, height, isSmall }) {
   const options = {
     width: Math.max(place.clientWidth, 200),
     height: height || 300,
@@ -197,9 +193,9 @@ export function chart(place, { lines, label, isLog, marks, broken, onHover, onPa
     padding: [12, 12, 0, 0],
     scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
     axes: [
-      { ...axis("Optimizer step", 34), values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? short(v) : "")) },
+      { ...axis(isSmall ? null : "Optimizer step", isSmall ? 24 : 34), values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? short(v) : "")) },
       {
-        ...axis(label, 62),
+        ...axis(isSmall ? null : label, isSmall ? 52 : 62),
         values: (_, splits) => splits.map((v) => (v === null ? "" : short(v))),
       },
     ],
@@ -207,7 +203,7 @@ export function chart(place, { lines, label, isLog, marks, broken, onHover, onPa
       {},
       ...lines.map((line) => ({
         label: line.label,
-        stroke: line.colour,
+        stroke: () => curveColour(line.colour),
         width: line.width,
         alpha: line.alpha ?? 1,
         spanGaps: false,

@@ -1,5 +1,7 @@
 // A run's page: the live curve, its marks and the run's standing. State is told as attributes of #curve.
-import { Curve, LABELS, chart, clock, curveColour, positive, readJson, short, showState, unitOf } from "./curves.js";
+import { Metrics } from "./metrics.js";
+import { Curve, LABELS, chart, positive, readJson, short, showState, unitOf } from "./curves.js";
+import { exact, timeElement } from "./times.js";
 
 const MOST_LIVE_ENTRIES = 4000;
 const TABLE_ROWS = 50;
@@ -16,6 +18,9 @@ const controls = {
   whole: document.getElementById("whole"),
 };
 const marks = new Map();
+const FIGURE_POINTS = 50;
+const newest = [];
+let metrics = null;
 let loss = null;
 let other = null;
 // The steps that are looked at, null for all, and the curves between them if the whole ones are coarser.
@@ -52,7 +57,7 @@ function readout(place) {
   say("step", short(shown.step[at]));
   say("loss", shown.broken.includes(shown.step[at]) ? "not finite" : short(shown.value[at]));
   say("average", short(average));
-  say("at", clock(shown.at[at]));
+  say("at", exact(shown.at[at]));
   const near = [...marks.values()].filter((mark) => Math.abs(mark.step - shown.step[at]) <= Math.max(shown.width, 1) - 1);
   say("mark", near.length ? near.map((mark) => mark.text).slice(0, 2).join(" · ") : "");
 }
@@ -64,7 +69,7 @@ function tell() {
   root.dataset.marks = marks.size;
   root.dataset.shown = loss.step.length;
   root.dataset.lastLoss = loss.value.length ? String(loss.value[loss.value.length - 1]) : "";
-  say("points", short(loss.points));
+  say("points", `${short(loss.points)} point${loss.points === 1 ? "" : "s"}`);
   const { width } = closer.loss || loss;
   root.dataset.width = width;
   root.dataset.part = part ? `${part.min}-${part.max}` : "";
@@ -138,12 +143,11 @@ function drawSoon() {
 
 function makeLossPlot() {
   if (lossPlot) lossPlot.destroy();
-  const ink = curveColour(0);
   lossPlot = chart(document.getElementById("loss-plot"), {
     label: root.dataset.per ? `Mean loss, by ${root.dataset.per}` : "Mean loss",
     lines: [
-      { label: "raw", colour: ink, width: 1, alpha: 0.5 },
-      { label: "average", colour: ink, width: 2.25 },
+      { label: "raw", colour: 0, width: 1, alpha: 0.5 },
+      { label: "average", colour: 0, width: 2.25 },
     ],
     isLog: controls.scale.value === "log",
     marks: shownMarks,
@@ -161,7 +165,7 @@ function makeOtherPlot() {
   const unit = unitOf(name);
   otherPlot = chart(document.getElementById("other-plot"), {
     label: unit ? `${label}, ${unit}` : label,
-    lines: [{ label, colour: curveColour(1), width: 1.5 }],
+    lines: [{ label, colour: 1, width: 1.5 }],
     isLog: false,
     marks: shownMarks,
     broken: () => (closer.other || other || { broken: [] }).broken,
@@ -217,7 +221,7 @@ function addRow(point) {
     row.append(cell);
   }
   const time = document.createElement("td");
-  time.textContent = clock(Date.parse(point.at) / 1000);
+  time.textContent = exact(Date.parse(point.at) / 1000);
   row.append(time);
   body.prepend(row);
   while (body.rows.length > TABLE_ROWS) body.deleteRow(-1);
@@ -226,14 +230,35 @@ function addRow(point) {
 function addPoints(points) {
   for (const came of arrivals) came.push(...points);
   for (const point of points) {
+    if (metrics) metrics.add(point);
     append(loss, "mean_loss", point);
     if (other) append(other, controls.series.value, point);
     if (closer.loss && point.step <= part.max) append(closer.loss, "mean_loss", point);
     if (closer.other && point.step <= part.max) append(closer.other, controls.series.value, point);
     if (point.step > lastRow) addRow(point);
   }
+  showFigures(points);
   if (loss.step.length > MOST_LIVE_ENTRIES) readLoss().catch(() => {});
   drawSoon();
+}
+
+/** Tell steps, loss, speed and learning rate of the newest points above the curve. */
+function showFigures(points) {
+  newest.push(...points);
+  newest.splice(0, newest.length - FIGURE_POINTS);
+  const last = newest[newest.length - 1];
+  if (!last) return;
+  for (const part of document.querySelectorAll("[data-when-stepped]")) part.hidden = false;
+  const figure = (name, text) => {
+    const place = document.querySelector(`[data-figure="${name}"]`);
+    if (place) place.textContent = text;
+  };
+  figure("steps", short(last.step));
+  figure("loss", short(last.mean_loss));
+  figure("rate", short(last.learning_rate));
+  const seconds = (Date.parse(last.at) - Date.parse(newest[0].at)) / 1000;
+  const tokens = newest.slice(1).reduce((sum, point) => sum + point.tokens, 0);
+  if (seconds > 0) figure("speed", short(Math.round(tokens / seconds)));
 }
 
 function addMarks(found) {
@@ -260,18 +285,19 @@ function addMarkRow(mark) {
   dot.dataset.kind = mark.kind;
   what.append(dot, mark.text);
   const time = document.createElement("td");
-  time.textContent = clock(Date.parse(mark.at) / 1000);
+  time.append(timeElement(mark.at));
   row.append(step, what, time);
   list.tBodies[0].prepend(row);
 }
 
-function fill(name, text) {
+/** Show a text or an element in a field, or hide the field. */
+function fill(name, shown) {
   const place = document.querySelector(`#waiting [data-field="${name}"]`);
   if (!place) return;
-  place.textContent = text || "";
+  place.replaceChildren(shown || "");
   const term = document.querySelector(`#waiting [data-of="${name}"]`);
-  place.hidden = !text;
-  if (term) term.hidden = !text;
+  place.hidden = !shown;
+  if (term) term.hidden = !shown;
 }
 
 function showStanding(standing) {
@@ -280,11 +306,11 @@ function showStanding(standing) {
   const waiting = standing.waiting;
   box.hidden = !waiting.reason;
   box.dataset.reason = waiting.reason || "";
-  fill("reason", waiting.reason ? waiting.reason.replaceAll("_", " ") : "");
+  fill("reason", waiting.reason ? waiting.words : "");
   fill("text", waiting.text);
-  fill("since", waiting.since ? clock(Date.parse(waiting.since) / 1000) : "");
+  fill("since", waiting.since && timeElement(waiting.since));
   const ahead = waiting.ahead || {};
-  fill("bound", ahead.bound_passes != null ? `${short(ahead.bound_passes)} passes` : "");
+  fill("bound", ahead.bound_passes != null ? `${short(ahead.bound_passes)} pass${ahead.bound_passes === 1 ? "" : "es"}` : "");
   fill("eta", ahead.eta_seconds != null ? `about ${short(Math.max(1, Math.round(ahead.eta_seconds)))} s` : "");
 }
 
@@ -329,6 +355,7 @@ async function readAgain(opened) {
   try {
     await readLoss();
     await readOther();
+    if (metrics) metrics.readAgain();
   } catch {
     // The next stream tells again what is missing.
   }
@@ -354,6 +381,7 @@ async function begin() {
   lastRow = loss.lastStep;
   draw();
   readOther().catch(() => {});
+  metrics = new Metrics(base, (name) => readCurve(name));
   listen();
 }
 

@@ -1,5 +1,6 @@
-// The list of runs: states, steps and losses of the rows go on while the page is open.
+// The list of runs: states, steps, losses and last requests of the rows go on while the page is open.
 import { readJson, short, showState } from "./curves.js";
+import { timeElement } from "./times.js";
 
 const EVERY_MS = 5000;
 const form = document.getElementById("runs");
@@ -11,6 +12,7 @@ function show(told) {
   row.querySelector('[data-field="steps"]').textContent = short(told.steps);
   row.querySelector('[data-field="loss"]').textContent = short(told.loss);
   row.querySelector(".spark path").setAttribute("d", told.path);
+  row.querySelector('[data-field="at"]').replaceChildren(timeElement(told.at));
   return true;
 }
 

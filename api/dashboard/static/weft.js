@@ -18,3 +18,10 @@ const tell = (name) => dispatchEvent(new Event(name));
 document.addEventListener("htmx:sendError", () => tell("weft:unreached"));
 document.addEventListener("htmx:responseError", () => tell("weft:unreached"));
 document.addEventListener("htmx:afterOnLoad", (event) => event.detail.successful && tell("weft:reached"));
+
+// On narrow screens the navigation is a strip: the page that is open is in sight.
+document.addEventListener("DOMContentLoaded", () => {
+  const strip = document.querySelector(".side nav");
+  const here = strip && strip.querySelector("[aria-current]");
+  if (here) strip.scrollLeft = here.offsetLeft - strip.offsetLeft - (strip.clientWidth - here.offsetWidth) / 2;
+});

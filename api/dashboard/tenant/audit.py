@@ -7,10 +7,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from api.dashboard.rendering import page
 from api.dashboard.web_session import PageAuditReader
+from api.security_events import note_read
 from api.services import Services
-from api.weft.audit import AuditPageBody, read_audit
+from api.weft.audit import audit_page
 from api.wire.request_model import NO_NUL
 from tenants.audit_actions import MEANINGS, Action
+from tenants.audit_log import AuditFilter
 
 router = APIRouter(tags=["audit"])
 
@@ -30,16 +32,9 @@ async def audit(
     cursor: Text = "",
 ) -> Response:
     """Show a page of the log."""
-    found = await read_audit(
-        caller,
-        services,
-        request,
-        action=[action] if action else None,
-        key=key or None,
-        limit=_ENTRIES,
-        cursor=cursor or None,
-    )
-    assert isinstance(found, AuditPageBody)
+    note_read(request, caller, Action.AUDIT_READ)
+    which = AuditFilter(owner=caller.reach, actions=[action] if action else None, key=key or None)
+    found = await audit_page(services, which, most=_ENTRIES, cursor=cursor or None)
     filters = {name: value for name, value in (("action", action), ("key", key)) if value}
     first = "/ui/audit?" + urlencode(filters) if cursor else None
     older = None if found.next_cursor is None else "/ui/audit?" + urlencode({**filters, "cursor": found.next_cursor})

@@ -1,5 +1,7 @@
 """The overview: what a tenant has left of its limits, and what its work does now."""
 
+from importlib.metadata import version
+
 from fastapi import APIRouter, Request, Response
 
 from api.dashboard.rendering import page
@@ -20,6 +22,7 @@ _SHOWN = 6
 _RECENT_LOSSES = 30
 _SOON = 24 * 3600
 """Seconds within which a checkpoint's end is told."""
+RELEASE = version("weft")
 
 
 @router.get("")
@@ -43,4 +46,21 @@ async def _shown(request: Request, services: ApiServices, caller: Principal, tem
         failed = await list_own(caller, services, OperationState.FAILED, limit=_SHOWN)
         shown = PageRequest(_SHOWN, 0)
         ending = await list_kept(caller, services, shown, expires_within=_SOON)
-    return page(request, template, standing=standing, runs=runs, waiting=waiting, failed=failed, ending=ending)
+    return page(
+        request,
+        template,
+        standing=standing,
+        by_part=sorted(standing.limits, key=lambda one: -(one.used or 0) / (one.value or 1)),
+        bases=_bases(services, caller),
+        release=RELEASE,
+        runs=runs,
+        waiting=waiting,
+        failed=failed,
+        ending=ending,
+    )
+
+
+def _bases(services: ApiServices, caller: Principal) -> list[str]:
+    """Return the base models that the service has and the caller may use."""
+    allowed = caller.rights.base_models
+    return [name for name in services.bases if allowed is None or name in allowed]

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated
@@ -21,7 +21,7 @@ from api.json_body import PathId
 from api.route_bounds import Holding, bounded
 from api.services import ApiServices, Services
 from api.weft.client_exceptions import list_client_exceptions
-from api.weft.points import read_points
+from api.weft.points import PointInfo, read_metric, read_points
 from api.weft.projects import list_own_projects
 from api.weft.runs import describe_run, marks_of_run
 from api.weft.waiting import why_a_run_waits
@@ -30,6 +30,7 @@ from contracts.csv_cells import cell
 from contracts.errors import InvalidRequest
 from tenants.curves import Series
 from tenants.rights import Principal
+from tenants.run_metrics import MOST_VALUES, last_values
 from tenants.run_points import MOST_POINTS
 
 router = APIRouter(prefix="/runs/{run_id}")
@@ -62,6 +63,8 @@ async def run_page(request: Request, caller: PageReader, services: Services, run
     projects = (await list_own_projects(caller, services)).projects
     newest = await read_points(caller, services, run.id, after=max(0, run.optimizer_steps - SHOWN_POINTS))
     points = newest.points[::-1]
+    async with services.runtime.database.read() as session:
+        own = await last_values(session, run.id, run.metrics)
     died = (await list_client_exceptions(caller, services, run_id=run.id, limit=1)).exceptions
     return page(
         request,
@@ -75,6 +78,8 @@ async def run_page(request: Request, caller: PageReader, services: Services, run
         died=died[0] if died else None,
         per=points[0].loss_per.replace("_", " ") if points else "",
         series=[one for one in Series if one is not Series.MEAN_LOSS],
+        own=own,
+        speed=_tokens_per_second(newest.points),
     )
 
 
@@ -131,6 +136,39 @@ async def points_csv(request: Request, caller: PageReader, services: Services, r
     headers = {"Content-Disposition": 'attachment; filename="points.csv"'}
     lines = StreamingResponse(_lines(caller, services, run.id), media_type="text/csv; charset=utf-8", headers=headers)
     return PageDownload(request, lines)
+
+
+@router.get("/metrics.csv")
+@bounded(holding=Holding.STREAM)
+async def metrics_csv(request: Request, caller: PageReader, services: Services, run_id: PathId) -> PageDownload:
+    """Return every value of the run's own metrics as CSV, read page by page. Raises ``NotFound``."""
+    run = await describe_run(caller, services, run_id)
+    headers = {"Content-Disposition": 'attachment; filename="metrics.csv"'}
+    lines = StreamingResponse(
+        _metric_lines(caller, services, run.id, run.metrics), media_type="text/csv; charset=utf-8", headers=headers
+    )
+    return PageDownload(request, lines)
+
+
+def _tokens_per_second(points: Sequence[PointInfo]) -> float | None:
+    """Return the speed of training over the points, None where two are not told apart."""
+    if len(points) < 2:
+        return None
+    seconds = (points[-1].at - points[0].at).total_seconds()
+    return sum(point.tokens for point in points[1:]) / seconds if seconds > 0 else None
+
+
+async def _metric_lines(caller: Principal, services: ApiServices, run: str, names: Sequence[str]) -> AsyncIterator[str]:
+    yield _csv([["name", "step", "at", "value"]])
+    for name in names:
+        after = -1
+        while True:
+            found = (await read_metric(caller, services, run, name, after=after, limit=MOST_VALUES)).values
+            if found:
+                yield _csv([[cell(name), cell(one.step), cell(one.at), cell(one.value)] for one in found])
+                after = found[-1].step
+            if len(found) < MOST_VALUES:
+                break
 
 
 async def _lines(caller: Principal, services: ApiServices, run: str) -> AsyncIterator[str]:

@@ -14,6 +14,7 @@ from api.weft.projects import ProjectBody, list_own_projects
 from api.weft.runs import RunInfo, RunList, describe_run, describe_runs, list_runs
 from api.wire.request_model import NO_NUL
 from contracts.errors import InvalidRequest
+from tenants.curves import Series
 from tenants.rights import Principal
 from tenants.run_lists import ListedState
 
@@ -119,7 +120,15 @@ async def compare_page(
     runs = [await describe_run(caller, services, one, recent=1) for one in chosen]
     projects = (await list_own_projects(caller, services)).projects
     rows = _settings_of(runs, projects)
-    return page(request, "tenant/compare.html", runs=runs, rows=rows, differing=sum(row["differs"] for row in rows))
+    return page(
+        request,
+        "tenant/compare.html",
+        runs=runs,
+        rows=rows,
+        differing=sum(row["differs"] for row in rows),
+        series=list(Series),
+        own=sorted({name for one in runs for name in one.metrics}),
+    )
 
 
 def project_name(run: RunInfo, projects: list[ProjectBody]) -> str:
@@ -133,7 +142,7 @@ def settings_of(run: RunInfo, projects: list[ProjectBody]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "Base model": run.base_model,
         "Rank": run.rank,
-        "Alpha": run.alpha,
+        "Alpha": f"{run.alpha:g}",
         "Seed": run.seed,
         "Trained parts": ", ".join(name for name, is_trained in trained.items() if is_trained) or "none",
         "Optimizer": run.optimizer,

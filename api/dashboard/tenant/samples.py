@@ -14,7 +14,7 @@ from api.json_body import PathId
 from api.request_body import off_loop
 from api.services import ApiServices, Services
 from api.tinker.futures import CancelRequest, cancel_future
-from api.weft.sample_list import list_finished
+from api.weft.sample_list import samples_page as read_samples
 from api.weft.samples import SampleInfo, Sequence
 from api.weft.samples import describe as describe_sample
 from api.wire.request_model import NO_NUL
@@ -49,7 +49,7 @@ async def samples_page(
     after: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
 ) -> Response:
     """Show a page of the samples that ended last."""
-    found = await list_finished(caller, services, _SHOWN, after)
+    found = await read_samples(caller, services, most=_SHOWN, after=after)
     return page(request, "tenant/samples.html", found=found, after=after)
 
 

@@ -11,7 +11,7 @@ from api.dashboard.rendering import page
 from api.dashboard.web_session import PageBillingReader, PageUsageReader
 from api.services import Services
 from api.weft.standing import usage_standing
-from api.weft.usage import Usage, read_usage
+from api.weft.usage import read_usage, usage_page
 from api.weft.usage_export import export_usage
 from api.wire.request_model import PlainText
 from tenants.usage_documents import Document
@@ -35,10 +35,7 @@ async def usage(
 ) -> Response:
     """Show the usage of the last days, and what is spent of each budget."""
     since = services.runtime.clock() - timedelta(days=days)
-    found = await read_usage(
-        caller, services, request, since, group_by=by, bucket_width=width, limit=_LINES, cursor=cursor
-    )
-    assert isinstance(found, Usage)
+    found = await usage_page(caller, services, request, since, by=by, width=width, limit=_LINES, cursor=cursor)
     return page(
         request,
         "tenant/usage.html",
@@ -64,7 +61,6 @@ async def usage_csv(
     """Return all of it as CSV, as the API gives it."""
     since = services.runtime.clock() - timedelta(days=days)
     found = await read_usage(caller, services, request, since, group_by=by, bucket_width=width, format="csv")
-    assert isinstance(found, Response)
     return PageDownload(request, found)
 
 

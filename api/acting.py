@@ -1,12 +1,12 @@
 """Entries of the audit log about what a request does."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.services import ApiServices
 from telemetry.context import current_work
-from tenants.audit import Actor, actor_of, record
+from tenants.audit import Actor, actor_of, record, record_many
 from tenants.audit_actions import Action
 from tenants.rights import Principal
 
@@ -46,3 +46,19 @@ async def record_act(
         before=before,
         after=after,
     )
+
+
+async def record_acts(
+    transaction: AsyncSession,
+    services: ApiServices,
+    caller: Principal,
+    action: Action,
+    resources: Sequence[tuple[str, str]],
+) -> None:
+    """Write an entry about each of the resources, given with its session, as ``record_act`` does.
+
+    Raises ``OverRate`` for a tenant that changes too much; then none of them is counted.
+    """
+    services.admission.changes.count(caller.tenant, len(resources))
+    now = services.runtime.clock()
+    await record_many(transaction, acting(caller), action, resources, tenant=caller.tenant, now=now)

@@ -28,7 +28,7 @@ class Admission:
     def __init__(self, settings: Settings) -> None:
         self.loop_time = LoopTime()
         self.changes = ChangePace(settings.tenant_changes)
-        self.threads = FairThreads(settings.body_threads)
+        self.threads = FairThreads(settings.body_threads, self.loop_time)
         self.body_bytes = TenantShares(settings.tenant_body_bytes)
         self.uploads = TenantShares(1)
         """Archives that come in: each tenant's one after the other, so that what is staged stays within its storage."""

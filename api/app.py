@@ -1,6 +1,7 @@
 """The ASGI application: the list of routers, the handlers of errors and the observer of requests."""
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api import health
@@ -13,6 +14,7 @@ from api.hub import repositories
 from api.loop_turns import LoopTurns
 from api.openai import chat, completions
 from api.openai import models as openai_models
+from api.openai.errors import unknown_routes_under
 from api.openapi_document import DescribedApi
 from api.request_observer import RequestObserver
 from api.services import ApiServices
@@ -109,7 +111,9 @@ def create_app(services: ApiServices) -> FastAPI:
     )
     app.state.services = services
     install_error_handlers(app)
-    app.add_middleware(DashboardDoor, dashboard=create_dashboard(services))
+    app.add_exception_handler(HTTPException, unknown_routes_under(OPENAI_PREFIX))
+    app.state.dashboard = create_dashboard(services)
+    app.add_middleware(DashboardDoor, dashboard=app.state.dashboard)
     app.add_middleware(AdmissionEnd)
     app.add_middleware(LoopTurns, loop_time=services.admission.loop_time)
     # Added last, so outermost: the log lines of the other middleware carry the request's trace id.

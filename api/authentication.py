@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.presented_key import presented_key
+from api.request_rates import count_request
 from api.security_events import note_refused_key, source_of
 from api.services import Services
 from api.wire.sdk_version import pauses_unpaid
@@ -23,7 +24,8 @@ async def get_caller(request: Request, services: Services) -> Principal:
     """Return the principal whose key is in ``X-API-Key`` or in ``Authorization: Bearer``.
 
     The request then counts among the tenant's requests in progress. Raises ``Unauthenticated``, ``Forbidden`` for an address
-    that the key may not be used from, ``Suspended`` for a blocked tenant, ``TooManyRequests``.
+    that the key may not be used from, ``Suspended`` for a blocked tenant, ``OverRate`` beyond a rate of requests,
+    ``TooManyRequests``.
     """
     key = presented_key(request.headers)
     try:
@@ -38,6 +40,7 @@ async def get_caller(request: Request, services: Services) -> Principal:
     request.state.principal = principal
     principal.check_address()
     principal.check_not_blocked()
+    await count_request(request, services, principal)
     ask_for(principal.tenant)
     await services.admission.enter(principal.tenant, request.scope)
     return principal if pauses_unpaid(request) else replace(principal, pauses_unpaid=False)

@@ -1,8 +1,9 @@
 """Bodies of error answers: ``{"detail", "code", "retryable"}`` with the status of the error's class, never a traceback."""
 
 import logging
+from collections.abc import Callable
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -36,15 +37,27 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(WeftError, _weft_error)
     app.add_exception_handler(PollAgain, _poll_again)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, http_error)
     app.add_middleware(InternalErrorGuard)
+
+
+def internal_error(_request: Request) -> Response:
+    """Return the answer to a request that ended by an unforeseen exception."""
+    return error_response(
+        500,
+        detail="internal error; send the request again, and report its x-trace-id if that fails too",
+        code="internal_error",
+        retryable=True,
+    )
 
 
 class InternalErrorGuard:
     """ASGI middleware that logs an unforeseen exception with its traceback and answers a bare 500."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, answer: Callable[[Request], Response] = internal_error) -> None:
+        """``answer`` makes the answer in the form of the application's others."""
         self._app = app
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application; answer in its place if it raises before its answer began."""
@@ -66,12 +79,7 @@ class InternalErrorGuard:
             _log.exception("unforeseen error in %s %s", scope["method"], scope["path"])
             if started:
                 raise
-            response = error_response(
-                500,
-                detail="internal error; send the request again, and report its x-trace-id if that fails too",
-                code="internal_error",
-                retryable=True,
-            )
+            response = self._answer(Request(scope))
             await response(scope, receive, send)
 
 
@@ -110,13 +118,18 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     return await _weft_error(request, InvalidRequest(describe_problems(error.errors())))
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
+def unknown_route(request: Request, error: HTTPException) -> NotImplementedHere | None:
+    """Return the error of a request that no route answers, None if ``error`` is another one."""
+    if error.status_code not in _NOTHING_THERE:
+        return None
+    route = f"{request.method} {request.url.path[:200]}"
+    return NotImplementedHere(f"weft offers no {route}; its documentation's page of routes lists what there is")
+
+
+async def http_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer a request that FastAPI itself refused."""
     assert isinstance(error, HTTPException)
-    if error.status_code in _NOTHING_THERE:
-        route = f"{request.method} {request.url.path[:200]}"
-        return await _weft_error(
-            request,
-            NotImplementedHere(f"weft offers no {route}; its documentation's page of routes lists what there is"),
-        )
+    if (unknown := unknown_route(request, error)) is not None:
+        return await _weft_error(request, unknown)
     code = InvalidRequest.code if error.status_code < 500 else "internal_error"
     return error_response(error.status_code, detail=str(error.detail), code=code, retryable=error.status_code >= 500)

@@ -9,6 +9,8 @@ much each tenant may hold.
 import asyncio
 import math
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from ipaddress import IPv6Address, IPv6Network
@@ -115,7 +117,7 @@ class LoopTime:
         headers = Headers(scope=scope)
         for secret in (presented_key(headers), *(presented_session(headers, name) for name in COOKIES)):
             if secret is not None and (tenant := self._tenants.get(_digest(secret))) is not None:
-                return f"tenant {tenant}", False
+                return _name(tenant), False
         address = network_of(scope)
         # Probes of health tell whether the process lives, beside whatever else comes from their address.
         return (f"health {address}" if scope["path"].endswith(_HEALTH) else f"address {address}"), True
@@ -127,6 +129,15 @@ class LoopTime:
             sender = self._senders[name] = _Sender(_Rate(monotonic()), is_stranger)
         sender.in_progress += 1
         return sender
+
+    @contextmanager
+    def used_by(self, tenant: TenantId) -> Iterator[_Sender]:
+        """Note that work of the tenant beside the loop is in progress inside the block, and yield the tenant's account."""
+        sender = self.enter(_name(tenant), is_stranger=False)
+        try:
+            yield sender
+        finally:
+            self.leave(sender)
 
     def charge(self, sender: _Sender, seconds: float) -> None:
         """Count ``seconds`` of the loop's time as the sender's, and pay its debt off by its part of the time since."""
@@ -170,10 +181,13 @@ class LoopTime:
             if not (sender.in_progress or sender.debt or sender.rate.value >= _FORGOTTEN):
                 del self._senders[name]
 
-    async def turn(self, sender: _Sender, cost: float, *, most_waiting: float = math.inf) -> bool:
+    async def turn(
+        self, sender: _Sender, cost: float, *, most_waiting: float = math.inf, has_begun: bool = False
+    ) -> bool:
         """Wait until the sender is no more than a burst beyond its part, and charge it ``cost`` seconds.
 
-        Returns False at once if ``most_waiting`` wait already.
+        Returns False at once if ``most_waiting`` wait already. A request that ``has_begun``, and holds its body, goes before
+        those that have not.
         """
         self.charge(sender, 0.0)
         if not sender.waiting and sender.debt <= BURST_SECONDS * sender.part:
@@ -182,14 +196,18 @@ class LoopTime:
         if len(sender.waiting) >= most_waiting:
             return False
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        sender.waiting.append(_Turn(turn, cost))
+        if has_begun:
+            sender.waiting.appendleft(_Turn(turn, cost))
+        else:
+            sender.waiting.append(_Turn(turn, cost))
         self._wake_later(sender)
         await turn
         return True
 
     def _wake_later(self, sender: _Sender) -> None:
         if sender.timer is None and sender.waiting:
-            seconds = max(_LEAST_WAIT_SECONDS, sender.debt / sender.part - BURST_SECONDS)
+            # Until the debt is paid, not only small enough for one: those that then begin together are written and read together.
+            seconds = max(_LEAST_WAIT_SECONDS, sender.debt / sender.part)
             sender.timer = asyncio.get_running_loop().call_later(seconds, self._wake, sender)
 
     def _wake(self, sender: _Sender) -> None:
@@ -207,6 +225,10 @@ class LoopTime:
     def leave(self, sender: _Sender) -> None:
         """Note that the request is answered."""
         sender.in_progress -= 1
+
+
+def _name(tenant: TenantId) -> str:
+    return f"tenant {tenant}"
 
 
 def _digest(secret: str) -> bytes:

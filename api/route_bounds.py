@@ -1,6 +1,6 @@
-"""Bounds of each route: the size of its body, and whether its answer is held back on purpose.
+"""Bounds of each route: the size of its body, whether its answer is held back on purpose, whether a rate may refuse it.
 
-A route without a declaration takes a small body and answers at once.
+A route without a declaration takes a small body, answers at once, and counts to the rates of requests.
 """
 
 from collections.abc import Callable
@@ -47,20 +47,24 @@ class Holding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RouteBounds:
-    """Largest body in bytes, also after expansion, and how long a request stays."""
+    """Largest body in bytes, also after expansion, and how long a request stays.
+
+    ``is_counted``: False where a client counts on an answer. Such a request counts to no rate (``api.request_rates``).
+    """
 
     body_bytes: int = SMALL_BODY
     holding: Holding = Holding.NO
+    is_counted: bool = True
 
 
 DEFAULT_BOUNDS = RouteBounds()
 
 
-def bounded(*, body: int = SMALL_BODY, holding: Holding = Holding.NO) -> Callable[[F], F]:
+def bounded(*, body: int = SMALL_BODY, holding: Holding = Holding.NO, is_counted: bool = True) -> Callable[[F], F]:
     """Return a decorator that declares an endpoint's bounds. It stands below the route's decorator."""
 
     def declare(endpoint: F) -> F:
-        setattr(endpoint, _ATTRIBUTE, RouteBounds(body, holding))
+        setattr(endpoint, _ATTRIBUTE, RouteBounds(body, holding, is_counted))
         return endpoint
 
     return declare

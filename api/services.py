@@ -23,6 +23,7 @@ from tenants.audit_tally import AuditTally
 from tenants.key_reader import KeyReader
 from tenants.key_uses import KeyUses
 from tenants.limits import Limits
+from tenants.rights import Principal
 from tenants.samplers import SamplerReader
 from tenants.signed_tokens import TokenSigner
 from tenants.web_sessions import WebSessionReader
@@ -101,6 +102,10 @@ class ApiServices:
             Waits(database, runtime.settings, runtime.data_folder, clock),
             AuditTally(database, clock),
         )
+
+    def limits_of(self, caller: Principal) -> Limits:
+        """Return the limits of the caller's tenant, as they were read with its key."""
+        return self.limits.with_own(caller.tenant_limits)
 
     def base(self, name: str) -> BaseModelFacts:
         """Return the facts of the served base model ``name``. Raises ``UnknownBaseModel``; never falls back to another."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -64,6 +64,7 @@ _MODULES = (
     bases,
     webhooks,
 )
+_document = APIRouter()
 
 
 def by_key(database: Database, clock: Clock) -> Authenticate:
@@ -92,11 +93,14 @@ def create_admin_app(services: AdminServices) -> FastAPI:
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=proxies)
     for module in _MODULES:
         app.include_router(module.router, prefix=ADMIN_PREFIX)
-
-    @app.get(f"{ADMIN_PREFIX}/openapi.json", tags=["document"])
-    async def document(caller: Caller, admin: Admin) -> dict[str, Any]:
-        """Return the OpenAPI document of the admin API."""
-        del caller, admin
-        return app.openapi()
-
+    app.include_router(_document, prefix=ADMIN_PREFIX)
     return app
+
+
+# No function inside ``create_admin_app``: FastAPI keeps every endpoint for good, and such a function keeps its application.
+@_document.get("/openapi.json", tags=["document"])
+async def document(caller: Caller, admin: Admin, request: Request) -> dict[str, Any]:
+    """Return the OpenAPI document of the admin API."""
+    del caller, admin
+    api: FastAPI = request.app
+    return api.openapi()

@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from api.admin.acts import record_operator
 from api.admin.bodies import PathId, operator_body
 from api.admin.services import Admin, Caller
-from api.admin.tenants import StandingBody, find_row, standing_body
+from api.admin.standings import StandingBody, standing_body
+from api.admin.tenants import find_row
 from api.wire.request_model import PlainText, RequestModel
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
@@ -78,7 +79,7 @@ async def change_budget(
             project=project,
             after=told,
         )
-        return standing_body(await standing(transaction, tenant, admin.limits, now))
+        return standing_body(await standing(transaction, tenant, admin.limits, now, requests=admin.request_rates))
 
 
 async def _key(transaction: AsyncSession, tenant: TenantId, begin: str) -> ApiKey:

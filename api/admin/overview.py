@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.admin.processes import PoolBody, TrainerBody, pool_body, trainer_body
+from api.admin.processes import ApiBody, PoolBody, TrainerBody, api_body, pool_body, trainer_body
 from api.admin.queue import QueueLine, queue_lines
 from api.admin.replicas import ReplicaBody, replica_body
 from api.admin.services import Admin, Caller
@@ -19,7 +19,7 @@ from ledger.tenant_load import QueuePart, read_queue_parts, served_tokens
 from store.tables import Tenant
 from tenants.rights import SuspendMode
 from tenants.trainers import list_trainers
-from tenants.worker_standings import list_pools, list_replicas
+from tenants.worker_standings import list_apis, list_pools, list_replicas
 
 router = APIRouter(tags=["overview"])
 
@@ -53,6 +53,7 @@ class Overview(BaseModel):
     queue: list[QueueLine]
     trainers: list[TrainerBody]
     pools: list[PoolBody]
+    apis: list[ApiBody]
     replicas: list[ReplicaBody]
 
 
@@ -70,7 +71,8 @@ async def show_overview(
         working = {part.tenant_id for part in parts} | {tenant for tenant, tokens in served.items() if tokens}
         rows = await busy_tenants(session, working)
         trainers = await list_trainers(session, admin.runtime.clock)
-        pools, replicas = await list_pools(session), await list_replicas(session, None)
+        pools, apis = await list_pools(session), await list_apis(session)
+        replicas = await list_replicas(session, None, now)
     return Overview(
         at=now,
         window_seconds=window_seconds,
@@ -78,6 +80,7 @@ async def show_overview(
         queue=queue_lines(parts, {row.id: row.name for row in rows}, now),
         trainers=[trainer_body(one, now) for one in trainers],
         pools=[pool_body(one, now) for one in pools],
+        apis=[api_body(one, now) for one in apis],
         replicas=[replica_body(one) for one in replicas],
     )
 

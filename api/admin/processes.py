@@ -1,7 +1,7 @@
-"""Processes for operators: trainers, which can be drained, and sampling processes."""
+"""Processes for operators: trainers, which can be drained, sampling processes, API processes, and those that have died."""
 
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -13,10 +13,14 @@ from api.admin.services import Admin, Caller
 from ledger.wakeups import trainer_topic
 from store.tables import PoolState
 from tenants.audit_actions import Action
+from tenants.ended_processes import list_ended
 from tenants.trainers import TrainerStanding, drain_trainer, find_trainer, list_trainers, undrain_trainer
-from tenants.worker_standings import PoolStanding, list_pools
+from tenants.worker_standings import ApiStanding, PoolStanding, list_apis, list_pools
 
 router = APIRouter(tags=["processes"])
+
+ENDED_WINDOW = timedelta(hours=1)
+"""Time for which a process that has died is listed."""
 
 
 class ProcessBody(BaseModel):
@@ -26,13 +30,22 @@ class ProcessBody(BaseModel):
     """
 
     id: str
-    base_model: str
     host: str
     pid: int
     started_at: datetime
     is_alive: bool
     lease_seconds: float
     release: str | None
+
+
+class WorkerBody(ProcessBody):
+    """A process that works for a base model."""
+
+    base_model: str
+
+
+class ApiBody(ProcessBody):
+    """A process that answers clients, for every base model."""
 
 
 class LastPassBody(BaseModel):
@@ -47,7 +60,7 @@ class LastPassBody(BaseModel):
     tenants: int
 
 
-class TrainerBody(ProcessBody):
+class TrainerBody(WorkerBody):
     """A trainer, and the runs that it leases. ``drained_at`` is null while it takes runs.
 
     ``residents``: runs whose adapters are in its memory, null until it has told. ``replays``: adapters that it rebuilt in the
@@ -62,12 +75,38 @@ class TrainerBody(ProcessBody):
     last_pass: LastPassBody | None
 
 
-class PoolBody(ProcessBody):
+class PoolBody(WorkerBody):
     """A sampling process: the samples that it has claimed, and of them those that replicas draw now."""
 
     state: PoolState
     claimed: int
     in_flight: int
+
+
+class TakeOverBody(BaseModel):
+    """Runs of a dead trainer that ``trainer`` has now; null: those that no trainer has."""
+
+    trainer: str | None
+    runs: int
+
+
+class EndedBody(BaseModel):
+    """A process that died: its lease ended, or it was seen to exit. ``kind``: ``trainer``, ``pool`` or ``api``.
+
+    ``runs`` and ``samples``: what it had in hand, which others took over. ``taken_over``: which trainers have those runs now.
+    """
+
+    id: str
+    kind: str
+    base_model: str
+    host: str
+    pid: int
+    release: str | None
+    started_at: datetime
+    ended_at: datetime
+    runs: int
+    samples: int
+    taken_over: list[TakeOverBody]
 
 
 class DrainedTrainer(TrainerBody):
@@ -134,6 +173,26 @@ async def list_all_pools(caller: Caller, admin: Admin) -> Listed[PoolBody]:
     return Listed(items=[pool_body(one, now) for one in found])
 
 
+@router.get("/apis")
+async def list_all_apis(caller: Caller, admin: Admin) -> Listed[ApiBody]:
+    """List API processes, by the time of their start; all in one page."""
+    del caller
+    now = await admin.now()
+    async with admin.runtime.database.read() as session:
+        found = await list_apis(session)
+    return Listed(items=[api_body(one, now) for one in found])
+
+
+@router.get("/ended-processes")
+async def list_ended_processes(caller: Caller, admin: Admin) -> Listed[EndedBody]:
+    """List processes that died in the last hour and have been reaped, the latest first; all in one page."""
+    del caller
+    since = await admin.now() - ENDED_WINDOW
+    async with admin.runtime.database.read() as session:
+        found = await list_ended(session, since=since)
+    return Listed(items=[EndedBody.model_validate(one, from_attributes=True) for one in found])
+
+
 def trainer_body(one: TrainerStanding, now: datetime) -> TrainerBody:
     """Return the body of a trainer's state."""
     return TrainerBody(
@@ -168,4 +227,17 @@ def pool_body(one: PoolStanding, now: datetime) -> PoolBody:
         state=one.state,
         claimed=one.claimed,
         in_flight=one.in_flight,
+    )
+
+
+def api_body(one: ApiStanding, now: datetime) -> ApiBody:
+    """Return the body of an API process's state."""
+    return ApiBody(
+        id=one.id,
+        host=one.host,
+        pid=one.pid,
+        started_at=one.started_at,
+        is_alive=one.expires_at > now,
+        lease_seconds=(one.expires_at - now).total_seconds(),
+        release=one.release,
     )

@@ -10,6 +10,7 @@ from api.admin.acts import record_operator
 from api.admin.bodies import Listed, Reason, operator_body
 from api.admin.services import Admin, Caller
 from api.wire.request_model import NO_NUL, PlainText, RequestModel
+from store.tables import ReplicaCondition
 from tenants.audit_actions import Action
 from tenants.replica_directives import ReplicaDirective, direct_replica, lift_directive
 from tenants.worker_standings import ReplicaStanding, list_replicas
@@ -21,7 +22,11 @@ ReplicaName = Annotated[str, Path(pattern=NO_NUL, max_length=200)]
 
 
 class ReplicaBody(BaseModel):
-    """A replica that draws samples now or that an operator has named. ``directive`` null: it works."""
+    """A replica, and the directive that an operator has given it; null: to work.
+
+    - ``condition``: as its sampling process, ``process``, tells it; null for one that no process has told of.
+    - ``is_alive``: false once that process is dead. ``adapters``: versions that were asked for on it since it started.
+    """
 
     base_model: str
     replica: str
@@ -29,6 +34,10 @@ class ReplicaBody(BaseModel):
     reason: str | None
     since: datetime | None
     in_flight: int
+    process: str | None
+    is_alive: bool
+    condition: ReplicaCondition | None
+    adapters: int | None
 
 
 class NewDirective(RequestModel):
@@ -43,10 +52,11 @@ class NewDirective(RequestModel):
 async def list_all_replicas(
     caller: Caller, admin: Admin, base_model: Annotated[str | None, Query(pattern=NO_NUL, max_length=500)] = None
 ) -> Listed[ReplicaBody]:
-    """List replicas that draw samples now, and those with a directive; all in one page. A replica without one works."""
+    """List the replicas of sampling processes, and those with a directive; all in one page."""
     del caller
+    now = await admin.now()
     async with admin.runtime.database.read() as session:
-        found = await list_replicas(session, base_model)
+        found = await list_replicas(session, base_model, now)
     return Listed(items=[replica_body(one) for one in found])
 
 
@@ -59,6 +69,7 @@ async def direct(
     body: Annotated[NewDirective, operator_body(NewDirective)],
 ) -> ReplicaBody:
     """Drain a replica (it gets no new samples, and finishes its own), or put it to sleep: then it frees its memory, too."""
+    now = await admin.now()
     async with admin.runtime.database.write() as transaction:
         await direct_replica(
             transaction, body.base_model, replica, body.directive, body.reason or None, admin.runtime.clock
@@ -67,7 +78,8 @@ async def direct(
         await record_operator(
             transaction, admin, request, caller, Action.REPLICA_DIRECT, replica, tenant=None, after=told
         )
-        (found,) = [one for one in await list_replicas(transaction, body.base_model) if one.replica == replica]
+        every = await list_replicas(transaction, body.base_model, now)
+    (found,) = [one for one in every if one.replica == replica]
     return replica_body(found)
 
 

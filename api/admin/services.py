@@ -13,6 +13,7 @@ from store.database_clock import clock_of
 from tenants.audit_tally import AuditTally
 from tenants.limits import Limits
 from tenants.operator_keys import Operator
+from tenants.request_rates import RequestRates
 from tenants.signed_tokens import TokenSigner
 
 
@@ -55,6 +56,8 @@ class AdminServices:
     authenticate: Authenticate
     housekeeper: Housekeeper
     audit_tally: AuditTally
+    request_rates: RequestRates | None = None
+    """Counts of tenants' requests, None where there are none: on the command line."""
 
     async def waits(self) -> Waits:
         """Return what tells why operations wait, by the database's time."""

@@ -25,16 +25,7 @@ from api.admin.bodies import (
 )
 from api.admin.notes import note_done
 from api.admin.services import Admin, AdminServices, Caller
-from api.budget_reports import (
-    AlertReport,
-    BudgetReport,
-    MoneyAlertReport,
-    MoneyBudgetReport,
-    money_alerts,
-    money_budgets,
-    token_alerts,
-    token_budgets,
-)
+from api.admin.standings import StandingBody, standing_body
 from api.key_records import MadeKey
 from api.wire.request_model import MapOf, PlainText, RequestModel
 from contracts.errors import NotFound, SequenceConflict
@@ -51,9 +42,8 @@ from tenants.keys import Repeatable, create_key, create_tenant
 from tenants.limits import Counted, hold_count, set_tenant
 from tenants.operator_keys import Operator
 from tenants.pages import page_of
-from tenants.rates import Meter
 from tenants.rights import KeyRights, Role, SuspendMode
-from tenants.standing import Standing, standing
+from tenants.standing import standing
 from tenants.suspensions import resume_tenant, suspend_tenant
 
 router = APIRouter(tags=["tenants"])
@@ -112,64 +102,6 @@ class NewSuspension(RequestModel):
 
     mode: SuspendMode = SuspendMode.HOLD
     reason: Reason = ""
-
-
-class LimitStandingBody(BaseModel):
-    """A limit. ``used`` is null for a limit of single requests."""
-
-    name: str
-    value: int
-    used: int | None
-    is_own: bool
-    is_reached: bool
-    reason: str
-
-
-class RateStandingBody(BaseModel):
-    """A rate. ``waiting`` tokens are charged and not worked off; ``remaining`` may run now; all are back in ``seconds``.
-
-    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
-    """
-
-    meter: Meter
-    per_minute: int
-    burst: int
-    waiting: int
-    remaining: int
-    seconds: float
-    key: int | None
-    project: str | None
-
-
-class ProjectLimitBody(BaseModel):
-    """A project's own limit. ``used`` is null for a limit of single requests."""
-
-    name: str
-    value: int
-    used: int | None
-    is_reached: bool
-
-
-class ProjectStandingBody(BaseModel):
-    """A project with limits of its own, which hold beside its tenant's."""
-
-    id: str
-    name: str
-    limits: list[ProjectLimitBody]
-
-
-class StandingBody(BaseModel):
-    """A tenant's share, the class whose factor is on it, its limits, rates, budgets, alerts, and projects with limits."""
-
-    share: float
-    service_class: ServiceClass
-    limits: list[LimitStandingBody]
-    rates: list[RateStandingBody]
-    budgets: list[BudgetReport]
-    money_budgets: list[MoneyBudgetReport]
-    alerts: list[AlertReport]
-    money_alerts: list[MoneyAlertReport]
-    projects: list[ProjectStandingBody]
 
 
 @router.get("/tenants")
@@ -321,22 +253,8 @@ async def show_standing(caller: Caller, admin: Admin, tenant_id: PathId) -> Stan
     del caller
     async with admin.runtime.database.read() as session:
         found = await find_row(session, tenant_id)
-        return standing_body(await standing(session, TenantId(found.id), admin.limits, await admin.now()))
-
-
-def standing_body(stands: Standing) -> StandingBody:
-    """Return the body of a standing."""
-    return StandingBody(
-        share=stands.share,
-        service_class=stands.service_class,
-        limits=[LimitStandingBody.model_validate(one, from_attributes=True) for one in stands.limits],
-        rates=[RateStandingBody.model_validate(one, from_attributes=True) for one in stands.rates],
-        budgets=token_budgets(stands.budgets),
-        money_budgets=money_budgets(stands.budgets),
-        alerts=token_alerts(stands.alerts),
-        money_alerts=money_alerts(stands.alerts),
-        projects=[ProjectStandingBody.model_validate(one, from_attributes=True) for one in stands.projects],
-    )
+        now, counted = await admin.now(), admin.request_rates
+        return standing_body(await standing(session, TenantId(found.id), admin.limits, now, requests=counted))
 
 
 def tenant_body(row: Tenant) -> TenantBody:
@@ -381,7 +299,7 @@ async def wake_workers(admin: AdminServices, transaction: AsyncSession) -> None:
     for row in rows:
         if row.kind == ProcessKind.TRAINER:
             topics.add(trainer_topic(row.id))
-        else:
+        elif row.kind == ProcessKind.POOL:
             topics |= {gates_topic(row.base_model), sampling_topic(row.base_model)}
 
     def announce() -> None:

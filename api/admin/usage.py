@@ -16,10 +16,9 @@ from api.admin.tenants import find_row
 from api.wire.request_model import UtcTime
 from contracts.ids import TenantId
 from tenants.audit_actions import Action
-from tenants.prices import currency_of
 from tenants.usage import usage
-from tenants.usage_documents import MEDIA_TYPES, Document, header, lines
-from tenants.usage_exports import usage_records
+from tenants.usage_documents import FINAL_BEFORE, MEDIA_TYPES, Document, header, lines
+from tenants.usage_exports import final_before, usage_records
 from tenants.usage_verification import verify_day
 
 router = APIRouter(tags=["usage"])
@@ -106,22 +105,23 @@ async def export_tenants_usage(
 ) -> StreamingResponse:
     """Return a tenant's usage of the hours from ``since`` on and before ``before`` for a bill: a record for each meter.
 
-    Hours that may still change are left out. ``focus`` is FOCUS 1.2 as CSV, ``cloudevents`` a CloudEvent a line. Raises
-    ``NotFound``.
+    Hours that may still change are left out; the header ``weft-final-before`` has the first of them. ``focus`` is FOCUS 1.2
+    as CSV, ``cloudevents`` a CloudEvent a line. Raises ``NotFound``.
     """
     database, now = admin.runtime.database, await admin.now()
     end = now if before is None else before
     async with database.write() as transaction:
         owner = TenantId((await find_row(transaction, tenant_id)).id)
-        currency = await currency_of(transaction)
         told = {"since": since, "before": end, "format": format}
         await record_operator(
             transaction, admin, request, caller, Action.USAGE_READ, "usage export", tenant=owner, after=told
         )
 
+        final = await final_before(transaction, now)
+
     async def made() -> AsyncIterator[str]:
         yield header(format)
-        async for page in usage_records(database, owner, since=since, before=end, now=now):
-            yield await asyncio.to_thread(lines, format, page, currency)
+        async for page in usage_records(database, owner, since=since, before=min(end, final)):
+            yield await asyncio.to_thread(lines, format, page)
 
-    return StreamingResponse(made(), media_type=MEDIA_TYPES[format])
+    return StreamingResponse(made(), media_type=MEDIA_TYPES[format], headers={FINAL_BEFORE: final.isoformat()})

@@ -48,6 +48,7 @@ class RepositoryInfo(BaseModel):
 
 
 @router.get("/api/models/{repository:path}/tree/{revision}/{folder:path}", response_class=JSONResponse)
+@bounded(is_counted=False)
 async def list_folder(_caller: AnyKey, services: Services, repository: PathId, folder: PathId) -> Response:
     """List the files of a repository's folder. Answers 404 for another folder than chat templates'."""
     found = _find(services, repository)
@@ -58,6 +59,7 @@ async def list_folder(_caller: AnyKey, services: Services, repository: PathId, f
 
 
 @router.get("/api/models/{repository:path}/tree/{revision}", response_class=JSONResponse)
+@bounded(is_counted=False)
 async def list_files(_caller: AnyKey, services: Services, repository: PathId) -> Response:
     """List the files of a repository. Answers 404 for another repository than the served base models'."""
     found = _find(services, repository)
@@ -67,12 +69,14 @@ async def list_files(_caller: AnyKey, services: Services, repository: PathId) ->
 
 
 @router.get("/api/models/{repository:path}/revision/{revision}", response_model=RepositoryInfo)
+@bounded(is_counted=False)
 async def get_revision(_caller: AnyKey, services: Services, repository: PathId) -> Response:
     """Describe a repository, as without a revision."""
     return _describe(services, repository)
 
 
 @router.get("/api/models/{repository:path}", response_model=RepositoryInfo)
+@bounded(is_counted=False)
 async def get_repository(_caller: AnyKey, services: Services, repository: PathId) -> Response:
     """Describe a repository: its commit and the names of its files."""
     return _describe(services, repository)
@@ -80,7 +84,7 @@ async def get_repository(_caller: AnyKey, services: Services, repository: PathId
 
 @router.head("/{repository:path}/resolve/{revision}/{file:path}", include_in_schema=False)
 @router.get("/{repository:path}/resolve/{revision}/{file:path}", response_class=FileResponse)
-@bounded(holding=Holding.STREAM)
+@bounded(holding=Holding.STREAM, is_counted=False)
 async def get_file(caller: AnyKey, services: Services, repository: PathId, file: PathId) -> Response:
     """Send a file, and break off if its key ends. ``HEAD`` tells of its size and, as ``ETag``, its content's SHA-256."""
     found = _find(services, repository)

@@ -1,14 +1,15 @@
 """Errors of OpenAI's endpoints, in the form that its clients read: ``{"error": {"message", "type", "param", "code"}}``."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
-from api.errors import retry_headers
+from api.errors import http_error, retry_headers, unknown_route
 from api.security_events import note_refusal
 from api.wire.request_model import describe_problems
 from contracts.errors import BudgetSpent, InvalidRequest, WeftError
@@ -42,6 +43,20 @@ class OpenAiRoute(APIRoute):
                 return _answer(InvalidRequest(describe_problems(error.errors())))
 
         return guarded
+
+
+def unknown_routes_under(prefix: str) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    """Return the handler of requests that FastAPI refuses: in OpenAI's form under ``prefix``, elsewhere in weft's."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        unknown = unknown_route(request, error) if request.url.path.startswith(f"{prefix}/") else None
+        if unknown is None:
+            return await http_error(request, error)
+        note_refusal(request, unknown)
+        return _answer(unknown)
+
+    return answer
 
 
 def _answer(error: WeftError) -> JSONResponse:

@@ -16,6 +16,7 @@ from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
 from tenants.checkpoints import list_checkpoints, newest_sampler_checkpoint, path_of
+from tenants.keys import tenant_name
 from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
 from tenants.samplers import version_published
@@ -91,11 +92,11 @@ async def list_models(caller: SampleReader, services: Services) -> dict[str, Any
         checkpoints, _ = await list_checkpoints(
             session, caller.reach, clock=services.runtime.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED
         )
+        owner = await tenant_name(session, caller.tenant)
     found = [_model(name, "weft", 0) for name in services.bases]
-    found += [_model(run.id, caller.tenant, int(run.created_at.timestamp())) for run in runs]
+    found += [_model(run.id, owner, int(run.created_at.timestamp())) for run in runs]
     found += [
-        _model(str(path_of(checkpoint)), caller.tenant, int(checkpoint.created_at.timestamp()))
-        for checkpoint in checkpoints
+        _model(str(path_of(checkpoint)), owner, int(checkpoint.created_at.timestamp())) for checkpoint in checkpoints
     ]
     return {"object": "list", "data": found}
 
@@ -104,7 +105,9 @@ async def list_models(caller: SampleReader, services: Services) -> dict[str, Any
 async def describe_model(caller: SampleReader, services: Services, name: PathId) -> dict[str, Any]:
     """Describe one model by its name. Raises ``NotFound``."""
     found = await named_model(services, caller, name)
-    return _model(found.name, "weft" if found.version is None else caller.tenant, 0)
+    async with services.runtime.database.read() as session:
+        owner = await tenant_name(session, caller.tenant)
+    return _model(found.name, "weft" if found.version is None else owner, 0)
 
 
 def _model(name: str, owner: str, created: int) -> dict[str, Any]:

@@ -108,7 +108,7 @@ async def usage_events(
             usage,
             storage,
             await _dollars(session, caller.tenant),
-            min(before, final_before(services.runtime.clock())),
+            min(before, await final_before(session, services.runtime.clock())),
             await key_names(session, caller.tenant),
             await metadata_of_sessions(session, caller.tenant, sessions),
         )

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from api.authentication import AnyKey
+from api.route_bounds import bounded
 from api.services import Services
 
 router = APIRouter(tags=["capabilities"])
@@ -27,6 +28,7 @@ class Capabilities(BaseModel):
 
 
 @router.get("/get_server_capabilities")
+@bounded(is_counted=False)
 async def get_server_capabilities(_caller: AnyKey, services: Services) -> Capabilities:
     """List the served base models by name."""
     return Capabilities(

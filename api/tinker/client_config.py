@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from api.authentication import AnyKey
+from api.route_bounds import bounded
 from api.services import Services
 from api.wire.sdk_version import exchanges_keys
 
@@ -42,6 +43,7 @@ class DynamicConfig(BaseModel):
 
 
 @router.post("/client/config")
+@bounded(is_counted=False)
 async def client_config(_caller: AnyKey, services: Services, request: Request) -> ClientConfig:
     """Return the SDK's flags. The SDK calls this first, so a wrong key gets its 401 here."""
     settings = services.runtime.settings
@@ -56,6 +58,7 @@ async def client_config(_caller: AnyKey, services: Services, request: Request) -
 
 
 @router.post("/client/dynamic_config")
+@bounded(is_counted=False)
 async def dynamic_config(_caller: AnyKey) -> DynamicConfig:
     """Return the flags that may change while a client lives."""
     return DynamicConfig()

@@ -39,7 +39,7 @@ class CreateCustomLossRequest(RequestModel):
 
 
 @router.post("/create_custom_loss", response_class=Response)
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, is_counted=False)
 async def create_custom_loss(
     caller: Trainer, services: Services, body: Annotated[CreateCustomLossRequest, json_body(CreateCustomLossRequest)]
 ) -> Response:
@@ -49,7 +49,7 @@ async def create_custom_loss(
     """
     caller.check_new_work()
     async with services.runtime.database.read() as session:
-        await live_session(session, caller.reach, body.session_id)
+        await live_session(session, caller.reach, body.session_id, services.runtime.clock())
     loss_id = await off_loop(services, caller.tenant, METADATA_BODY, _loss_id, body)
     return promise(RequestId(_PROMISE + loss_id))
 

@@ -32,7 +32,7 @@ class RetrieveRequest(RequestModel):
 
 
 @router.post("/retrieve_future", response_class=Response)
-@bounded(holding=Holding.POLL)
+@bounded(holding=Holding.POLL, is_counted=False)
 async def retrieve_future(
     caller: AnyKey,
     services: Services,
@@ -66,6 +66,7 @@ class CancelRequest(RequestModel):
 
 
 @router.post("/cancel_future", status_code=204)
+@bounded(is_counted=False)
 async def cancel_future(
     caller: Sampler, services: Services, body: Annotated[CancelRequest, json_body(CancelRequest)]
 ) -> None:

@@ -68,7 +68,7 @@ class Completions(BaseModel):
 
 
 @router.post("/retrieve_futures")
-@bounded(body=METADATA_BODY, holding=Holding.POLL)
+@bounded(body=METADATA_BODY, holding=Holding.POLL, is_counted=False)
 async def retrieve_futures(
     caller: AnyKey, services: Services, body: Annotated[RetrieveManyRequest, json_body(RetrieveManyRequest, DATA)]
 ) -> Completions:

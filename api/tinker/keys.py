@@ -6,6 +6,7 @@ from pydantic import BaseModel
 from api.acting import record_act
 from api.authentication import AnyKey
 from api.presented_key import presented_key
+from api.route_bounds import bounded
 from api.security_events import note_access
 from api.services import Services
 from contracts.errors import Unauthenticated
@@ -54,6 +55,7 @@ class ClientToken(BaseModel):
 
 
 @router.post("/auth/token")
+@bounded(is_counted=False)
 async def exchange_key(caller: AnyKey, services: Services, request: Request) -> ClientToken:
     """Return a token that may be sent in place of the key for an hour, or until the key is revoked.
 
@@ -67,6 +69,7 @@ async def exchange_key(caller: AnyKey, services: Services, request: Request) -> 
 
 
 @router.get("/auth/apikey/me")
+@bounded(is_counted=False)
 async def get_own_key(caller: AnyKey, services: Services) -> KeyInfo:
     """Describe the key that the request carries."""
     async with services.runtime.database.read() as session:
@@ -80,6 +83,7 @@ async def get_own_key(caller: AnyKey, services: Services) -> KeyInfo:
 
 
 @router.delete("/auth/apikey/me", status_code=204)
+@bounded(is_counted=False)
 async def revoke_own_key(caller: AnyKey, services: Services, request: Request) -> None:
     """Revoke the key that the request carries, and end its samples, at once; other keys stay."""
     runtime = services.runtime

@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import replace
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -33,12 +34,10 @@ from contracts.operations import (
 from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.audit_actions import Action
-from tenants.budgets import refusal, spent_of
-from tenants.limits import limits_of
-from tenants.reach import default_project
+from tenants.budgets import refusal
 from tenants.rights import Principal
-from tenants.runs import NewRun, create_run, get_run, run_id_for
-from tenants.sessions import get_session, live_session
+from tenants.runs import NewRun, get_run, insert_run, run_id_for
+from tenants.sessions import SessionStanding, get_session, session_standing
 
 router = APIRouter(tags=["models"])
 
@@ -93,7 +92,7 @@ class ModelInfo(BaseModel):
 
 
 @router.post("/create_model", response_class=Response)
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, is_counted=False)
 async def create_model(
     caller: Trainer, services: Services, body: Annotated[CreateModelRequest, json_body(CreateModelRequest)]
 ) -> Response:
@@ -122,27 +121,30 @@ async def open_run(
     caller.check_base(new.base_model)
     caller.check_rank(new.lora.rank)
     run_id = run_id_for(new.session_id, new.model_seq_id)
-    async with services.runtime.database.read() as session:
-        limits = await limits_of(session, caller.tenant, services.limits)
+    limits = services.limits_of(caller)
     size = check_metadata(new.user_metadata, limits, "user_metadata")
     services.admission.changes.count_metadata(caller.tenant, size)
 
     async def opening(transaction: AsyncSession) -> RequestId | None:
-        earlier = await earlier_opening(services, transaction, caller, run_id, new.session_id, identity)
-        if earlier is None:
-            caller.check_new_work()
-            await _check_paid(services, transaction, caller, new.session_id)
-            await live_session(transaction, caller.reach, new.session_id)
-            await create_run(transaction, caller.tenant, new, services.runtime.clock)
-            told = {
-                "base_model": new.base_model,
-                "rank": new.lora.rank,
-                "from": payload.path if isinstance(payload, LoadWeights) else None,
-            }
-            await record_act(
-                transaction, services, caller, Action.RUN_CREATE, run_id, session_id=new.session_id, after=told
-            )
-        return earlier
+        now = services.runtime.clock()
+        session = await session_standing(transaction, caller.reach, new.session_id, now)
+        # A repeat is answered whatever has become of its session, and only one finds the run there.
+        if not await insert_run(transaction, caller.tenant, new, services.runtime.clock):
+            earlier = await services.runtime.ledger.find(transaction, lane=run_id, seq_id=0, digest=identity)
+            if earlier is not None:
+                return earlier
+        caller.check_new_work()
+        _check_paid(caller, session, now)
+        session.check_open()
+        told = {
+            "base_model": new.base_model,
+            "rank": new.lora.rank,
+            "from": payload.path if isinstance(payload, LoadWeights) else None,
+        }
+        await record_act(
+            transaction, services, caller, Action.RUN_CREATE, run_id, session_id=new.session_id, after=told
+        )
+        return None
 
     operation_id = new_request_id()
     operation = NewOperation(
@@ -163,14 +165,9 @@ async def open_run(
     return promise(await services.runtime.ledger.payloads.recorded(operation, accepting), model_id=run_id)
 
 
-async def _check_paid(services: ApiServices, session: AsyncSession, caller: Principal, session_id: str) -> None:
+def _check_paid(caller: Principal, session: SessionStanding, now: datetime) -> None:
     """Raise ``BudgetSpent`` for a caller whose budget is spent, if its client can pause."""
-    now = services.runtime.clock()
-    found = await spent_of(session, caller.tenant, now) if caller.pauses_unpaid else None
-    if found is None:
-        return
-    project = (await get_session(session, caller.reach, session_id)).project or default_project(caller.tenant)
-    spent = refusal(found, caller.payer, project, now)
+    spent = refusal(session.spent_budgets, caller.payer, session.project, now) if caller.pauses_unpaid else None
     if spent is not None:
         raise spent
 
@@ -187,6 +184,7 @@ async def earlier_opening(
 
 
 @router.post("/get_info")
+@bounded(is_counted=False)
 async def get_info(
     caller: TrainReader, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
 ) -> ModelInfo:
@@ -204,6 +202,7 @@ async def get_info(
 
 
 @router.post("/unload_model", response_class=Response)
+@bounded(is_counted=False)
 async def unload_model(
     caller: Trainer, services: Services, body: Annotated[ModelRequest, json_body(ModelRequest)]
 ) -> Response:

@@ -52,6 +52,7 @@ class SamplerInfo(BaseModel):
 
 
 @router.post("/create_sampling_session")
+@bounded(is_counted=False)
 async def create_sampling_session(
     caller: Sampler,
     services: Services,
@@ -64,11 +65,10 @@ async def create_sampling_session(
     new = await _new_sampler(services, caller, body)
     caller.check_new_work()
     caller.check_base(new.base_model)
+    limits, clock = services.limits_of(caller), services.runtime.clock
     async with services.runtime.database.write() as transaction:
-        await live_session(transaction, caller.reach, body.session_id)
-        sampler_id = await create_sampler(
-            transaction, caller.tenant, new, services.runtime.clock, services.limits, actor=acting(caller)
-        )
+        await live_session(transaction, caller.reach, body.session_id, clock())
+        sampler_id = await create_sampler(transaction, caller.tenant, new, clock, limits, actor=acting(caller))
     return SamplingSessionCreated(sampling_session_id=sampler_id)
 
 
@@ -86,6 +86,7 @@ class SamplingSessionJoined(BaseModel):
 
 
 @router.post("/join_sampling_session")
+@bounded(is_counted=False)
 async def join_sampling_session(
     caller: Sampler,
     services: Services,
@@ -93,7 +94,7 @@ async def join_sampling_session(
 ) -> SamplingSessionJoined:
     """Return a number that no other copy of the sampler's client has. Raises ``NotFound``, and the reason of an ended session."""
     async with services.runtime.database.write() as transaction:
-        joined = await join_sampler(transaction, caller.reach, body.sampling_session_id)
+        joined = await join_sampler(transaction, caller.reach, body.sampling_session_id, services.runtime.clock())
     return SamplingSessionJoined(client_counter=joined)
 
 
@@ -122,6 +123,7 @@ async def _new_sampler(services: ApiServices, caller: Principal, body: CreateSam
 
 
 @router.get("/samplers/{sampler_id}")
+@bounded(is_counted=False)
 async def describe_sampler(caller: SampleReader, services: Services, sampler_id: PathId) -> SamplerInfo:
     """Describe the sampler: its base model and checkpoint. Raises ``NotFound``."""
     async with services.runtime.database.read() as session:
@@ -130,7 +132,7 @@ async def describe_sampler(caller: SampleReader, services: Services, sampler_id:
 
 
 @router.post("/asample", response_class=Response)
-@bounded(body=PROMPT_BODY)
+@bounded(body=PROMPT_BODY, is_counted=False)
 async def asample(
     caller: Sampler,
     services: Services,

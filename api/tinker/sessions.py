@@ -13,13 +13,12 @@ from api.long_lists import long_answer
 from api.metadata import check_metadata
 from api.paging import Page
 from api.route_bounds import METADATA_BODY, bounded
-from api.services import Services
+from api.services import ApiServices, Services
 from api.wire.request_model import ListOf, PlainJson, PlainText, RequestModel, text_values
 from contracts.errors import Forbidden
 from ledger.cancellation import OfSession, session_ended
 from tenants import sessions
 from tenants.audit_actions import Action
-from tenants.limits import limits_of
 from tenants.projects import assign_project, project_of_new
 from tenants.reach import default_project
 from tenants.rights import Principal, Scope
@@ -97,7 +96,7 @@ class SessionList(BaseModel):
 
 
 @router.post("/create_session")
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, is_counted=False)
 async def create_session(
     caller: AnyKey,
     services: Services,
@@ -110,9 +109,7 @@ async def create_session(
     the key is for. Raises ``Forbidden`` for a project that the key does not reach, ``InvalidRequest`` for too much metadata,
     and ``TooManySessions`` and ``OverRate``, on which the SDK sends the request again.
     """
-    async with services.runtime.database.read() as session:
-        limits = await limits_of(session, caller.tenant, services.limits)
-        project = await project_of_new(session, caller, body.project_id)
+    project, limits = await _project_of_new(services, caller, body.project_id), services.limits_of(caller)
     new = sessions.NewSession(
         tags=body.tags or [],
         user_metadata=body.user_metadata,
@@ -134,6 +131,14 @@ async def create_session(
             defaults=services.limits,
         )
     return SessionCreated(session_id=session_id)
+
+
+async def _project_of_new(services: ApiServices, caller: Principal, named: str | None) -> str | None:
+    """Return the project of a new session, as its row has it. Raises ``Forbidden``."""
+    if not named:
+        return caller.home_project
+    async with services.runtime.database.read() as session:
+        return await project_of_new(session, caller, named)
 
 
 async def _check_opened(session: AsyncSession, caller: Principal, session_id: str) -> None:
@@ -169,6 +174,7 @@ async def assign_session_project(
 
 
 @router.post("/session_heartbeat")
+@bounded(is_counted=False)
 async def session_heartbeat(
     caller: AnyKey, services: Services, body: Annotated[HeartbeatRequest, json_body(HeartbeatRequest)]
 ) -> HeartbeatNoted:
@@ -179,6 +185,7 @@ async def session_heartbeat(
 
 
 @router.post("/sessions/{session_id}/finish", status_code=204)
+@bounded(is_counted=False)
 async def finish_session(
     caller: AnyKey,
     services: Services,

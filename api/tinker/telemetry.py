@@ -27,7 +27,7 @@ class Accepted(BaseModel):
 
 
 @router.post("/telemetry")
-@bounded(body=TEXT_BODY)
+@bounded(body=TEXT_BODY, is_counted=False)
 async def telemetry(caller: AnyKey, services: Services, request: Request) -> Accepted:
     """Accept any body, and keep the unhandled exceptions of the caller's session that it tells. Raises ``PayloadTooLarge``.
 

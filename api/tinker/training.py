@@ -59,7 +59,7 @@ class OptimStepRequest(ModelKey):
 
 
 @router.post("/forward_backward", response_class=Response)
-@bounded(body=ANY_SIZE)
+@bounded(body=ANY_SIZE, is_counted=False)
 @reads(ForwardRequest)
 async def forward_backward(caller: Trainer, services: Services, request: Request) -> Response:
     """Run a batch forward and backward and add to the adapter's gradients; only forward with ``forward_only``.
@@ -79,7 +79,7 @@ async def forward_backward(caller: Trainer, services: Services, request: Request
 
 
 @router.post("/forward", response_class=Response)
-@bounded(body=JSON_DATA_BODY)
+@bounded(body=JSON_DATA_BODY, is_counted=False)
 @reads(ForwardRequest)
 async def forward(caller: Trainer, services: Services, request: Request) -> Response:
     """Run a batch forward, without gradients. The body is JSON, from SDKs up to 0.24."""
@@ -87,6 +87,7 @@ async def forward(caller: Trainer, services: Services, request: Request) -> Resp
 
 
 @router.post("/optim_step", response_class=Response)
+@bounded(is_counted=False)
 @reads(OptimStepRequest)
 async def optim_step(caller: Trainer, services: Services, request: Request) -> Response:
     """Apply the accumulated gradients with the run's optimizer, and clear them."""

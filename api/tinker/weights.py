@@ -120,7 +120,7 @@ class WeightsInfo(BaseModel):
 
 
 @router.post("/save_weights", response_class=Response)
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, is_counted=False)
 @reads(SaveWeightsRequest)
 async def save_weights(caller: Trainer, services: Services, request: Request) -> Response:
     """Save a training checkpoint: weights and optimiser state."""
@@ -140,7 +140,7 @@ async def save_weights(caller: Trainer, services: Services, request: Request) ->
 
 
 @router.post("/save_weights_for_sampler", response_class=Response)
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, is_counted=False)
 @reads(SaveWeightsForSamplerRequest)
 async def save_weights_for_sampler(caller: Trainer, services: Services, request: Request) -> Response:
     """Publish the run's weights for sampling, under a name or straight into a sampling session."""
@@ -161,7 +161,7 @@ async def save_weights_for_sampler(caller: Trainer, services: Services, request:
 
 
 @router.post("/save_weights_external", response_class=Response)
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, is_counted=False)
 @reads(SaveWeightsExternalRequest)
 async def save_weights_external(caller: Trainer, services: Services, request: Request) -> Response:
     """Save the weights as PEFT's files, for use elsewhere. With recipients, each file is encrypted to them by age."""
@@ -180,7 +180,7 @@ async def save_weights_external(caller: Trainer, services: Services, request: Re
 
 
 @router.post("/load_weights", response_class=Response)
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, is_counted=False)
 @reads(LoadIntoModelRequest, CreateByLoadRequest)
 async def load_weights(caller: Trainer, services: Services, request: Request) -> Response:
     """Load a training checkpoint, into an existing model or (with a session and no model) into a new one."""
@@ -206,6 +206,7 @@ async def load_weights(caller: Trainer, services: Services, request: Request) ->
 
 
 @router.post("/weights_info")
+@bounded(is_counted=False)
 async def weights_info(
     caller: TrainReader, services: Services, body: Annotated[WeightsInfoRequest, json_body(WeightsInfoRequest)]
 ) -> WeightsInfo:

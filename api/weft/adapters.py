@@ -176,6 +176,7 @@ async def pause(
 
 
 @router.post("/{run_id}/resume")
+@bounded(is_counted=False)
 async def resume(
     caller: GateKeeper, services: Services, run_id: PathId, body: Annotated[ResumeRequest, json_body(ResumeRequest)]
 ) -> GateState:

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from api.acting import record_act
+from api.acting import record_acts
 from api.authentication import CheckpointWriter, Reader
 from api.checkpoint_records import CheckpointInfo, CheckpointType, checkpoint_info, segment_of
 from api.json_body import json_body
@@ -104,14 +104,6 @@ async def delete_many(
     async with services.runtime.database.write() as transaction:
         missing = await delete_checkpoints(transaction, caller.reach, paths, services.runtime.clock)
         absent = set(missing)
-        for path in paths:
-            if path not in absent:
-                await record_act(
-                    transaction,
-                    services,
-                    caller,
-                    Action.CHECKPOINT_DELETE,
-                    str(path),
-                    session_id=session_of(path.run_id),
-                )
+        deleted = [(str(path), session_of(path.run_id)) for path in paths if path not in absent]
+        await record_acts(transaction, services, caller, Action.CHECKPOINT_DELETE, deleted)
     return DeletedCheckpoints(deleted=len(paths) - len(missing), missing=[str(path) for path in missing])

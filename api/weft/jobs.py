@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from api.acting import record_act
 from api.authentication import CheckpointWriter, JobReader
 from api.json_body import PathId, json_body
+from api.route_bounds import bounded
 from api.services import Services
 from api.wire.request_model import PlainText, RequestModel
 from contracts.errors import InvalidRequest
@@ -129,6 +130,7 @@ async def get_job(caller: JobReader, services: Services, job_id: PathId) -> JobI
 
 
 @router.delete("/jobs/{job_id}")
+@bounded(is_counted=False)
 async def cancel_job(caller: CheckpointWriter, services: Services, job_id: PathId) -> JobInfo:
     """Cancel a job: one that waits at once, one that runs within seconds. A finished job stays. Raises ``NotFound``."""
     async with services.runtime.database.write() as transaction:

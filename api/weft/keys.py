@@ -16,6 +16,7 @@ from api.acting import record_act
 from api.authentication import AnyKey, KeyAdmin
 from api.json_body import json_body
 from api.key_records import KeyBody, KeyNumber, MadeKey, NewKeyLimits, NewKeyRequest, RotateRequest, key_body
+from api.route_bounds import bounded
 from api.security_events import note_access
 from api.services import ApiServices, Services
 from contracts.errors import Forbidden, InvalidRequest
@@ -157,6 +158,7 @@ async def change_key_limits(
 
 
 @router.delete("/keys/{key_id}", status_code=204)
+@bounded(is_counted=False)
 async def revoke(caller: AnyKey, services: Services, request: Request, key_id: KeyNumber) -> None:
     """Revoke a key, and end its samples, at once. Every key may revoke itself. Raises ``NotFound``, ``Forbidden``."""
     runtime = services.runtime

@@ -1,12 +1,14 @@
 """Endpoint that lists a tenant's finished samples with their reports."""
 
+from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
 from api.authentication import SampleReader
+from api.long_lists import encoded_list, long_answer
 from api.services import Services
 from api.wire.request_model import NO_NUL
 from tenants.finished_samples import FinishedSample, list_samples
@@ -50,17 +52,33 @@ class SampleList(BaseModel):
     next: str | None
 
 
-@router.get("/samples")
+@router.get("/samples", response_model=SampleList)
 async def list_finished(
     caller: SampleReader,
     services: Services,
     limit: Annotated[int, Query(ge=1, le=MOST_SAMPLES)] = DEFAULT_SAMPLES,
     after: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
-) -> SampleList:
+) -> Response:
     """List the caller's samples that ended last, as long as their results are kept. Raises ``NotFound`` for a wrong ``after``."""
     async with services.runtime.database.read() as session:
         page = await list_samples(session, caller.reach, most=limit, after=after)
-    return SampleList(samples=[_summary(sample) for sample in page.samples], next=page.next)
+    return long_answer(samples=await encoded_list(_one_by_one(page.samples), _told), next=page.next)
+
+
+async def samples_page(caller: SampleReader, services: Services, *, most: int, after: str | None) -> SampleList:
+    """Return a page of the caller's samples that ended last as records. Raises ``NotFound`` for a wrong ``after``."""
+    async with services.runtime.database.read() as session:
+        found = await list_samples(session, caller.reach, most=most, after=after)
+    return SampleList(samples=[_summary(one) for one in found.samples], next=found.next)
+
+
+async def _one_by_one(samples: list[FinishedSample]) -> AsyncIterator[list[FinishedSample]]:
+    for sample in samples:
+        yield [sample]
+
+
+def _told(sample: FinishedSample) -> dict[str, Any]:
+    return _summary(sample).model_dump(mode="json")
 
 
 def _summary(sample: FinishedSample) -> SampleSummary:
@@ -78,8 +96,8 @@ def _summary(sample: FinishedSample) -> SampleSummary:
         sampled_tokens=sample.sampled_tokens,
         error_code=sample.error_code,
         error=sample.error_message,
-        stop_reasons=[one.stop_reason for one in report.sequences] if report else [],
-        versions=report.versions() if report else [],
+        stop_reasons=report.stop_reasons if report else [],
+        versions=report.versions if report else [],
         attempts=report.attempts if report else None,
         queue_seconds=report.queue_seconds if report else None,
         decode_seconds=report.decode_seconds if report else None,

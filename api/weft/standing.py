@@ -51,8 +51,22 @@ class RateReport(BaseModel):
     project: str | None
 
 
+class RequestRateReport(BaseModel):
+    """A rate of requests: ``used`` of the last minute; one more is answered in ``seconds``, 0 for now.
+
+    ``key``: the first of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
+    """
+
+    per_minute: int
+    used: int
+    remaining: int
+    seconds: int
+    key: int | None
+    project: str | None
+
+
 class ProjectLimitReport(BaseModel):
-    """A project's own limit. ``used`` is null for a limit of single requests."""
+    """A project's own limit. ``used`` is null for a limit of single requests, and for rates."""
 
     name: str
     value: int
@@ -75,6 +89,7 @@ class StandingReport(BaseModel):
     service_class: ServiceClass
     limits: list[LimitReport]
     rates: list[RateReport]
+    request_rates: list[RequestRateReport]
     budgets: list[BudgetReport]
     money_budgets: list[MoneyBudgetReport]
     alerts: list[AlertReport]
@@ -86,7 +101,8 @@ class StandingReport(BaseModel):
 async def usage_standing(caller: UsageReader, services: Services) -> StandingReport:
     """Report the caller's limits, rates and budgets with their use, as they are counted where they are enforced."""
     async with services.runtime.database.read() as session:
-        found = await standing(session, caller.tenant, services.limits, services.runtime.clock(), caller.reach)
+        now, counted = services.runtime.clock(), services.runtime.request_rates
+        found = await standing(session, caller.tenant, services.limits, now, caller.reach, counted)
     return StandingReport(
         share=found.share,
         service_class=found.service_class,
@@ -102,6 +118,7 @@ async def usage_standing(caller: UsageReader, services: Services) -> StandingRep
             for one in found.limits
         ],
         rates=[RateReport(**asdict(one)) for one in found.rates],
+        request_rates=[RequestRateReport(**asdict(one)) for one in found.request_rates],
         budgets=token_budgets(found.budgets),
         money_budgets=money_budgets(found.budgets),
         alerts=token_alerts(found.alerts),

@@ -3,16 +3,18 @@
 import csv
 import io
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Self
 
+import orjson
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from api.authentication import UsageReader
 from api.endable_response import EndableResponse
+from api.long_lists import long_answer
 from api.request_body import off_loop
 from api.security_events import note_read
 from api.services import ApiServices, Services
@@ -22,7 +24,7 @@ from tenants.audit_actions import Action
 from tenants.prices import told
 from tenants.rights import Principal
 from tenants.usage_costs import PricedLine, priced, priced_pages
-from tenants.usage_hours import BucketWidth, Dimension, usage_lines
+from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
 from tenants.usage_places import cursor_behind, line_before
 
 router = APIRouter(tags=["usage"])
@@ -86,7 +88,7 @@ async def read_usage(
     cursor: PlainText | None = None,
     offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     format: Literal["json", "csv"] = "json",
-) -> Usage | Response:
+) -> Response:
     """Return the caller's usage of the hours that begin from ``since`` on and before ``before``, by default all up to now.
 
     What has been answered is in it. CSV without a ``limit`` has every line; with one, the next page's cursor is in the header
@@ -97,31 +99,73 @@ async def read_usage(
     after = None if cursor is None else line_before(cursor, group_by)
     if format == "csv" and limit is None and after is None and not offset:
         return _whole(services, caller, since, end, group_by, bucket_width)
-    limit = limit or DEFAULT_LINES
-    async with services.runtime.database.read() as session:
-        found = await usage_lines(
-            session,
-            caller.reach,
-            since=since,
-            before=end,
-            by=group_by,
-            width=bucket_width,
-            limit=limit + 1,
-            offset=offset,
-            after=after,
-        )
-        currency, lines = await priced(session, caller.reach, found[:limit], by=group_by, width=bucket_width)
-    is_last = len(found) <= limit
-    following = None if is_last else cursor_behind(found[limit - 1], group_by)
-    further = None if is_last or after is not None else offset + limit
+    asked = _Asked(since, end, group_by, bucket_width, limit or DEFAULT_LINES, offset, after)
+    lines, currency, last = await _read(services, caller, asked)
+    following = None if last is None else cursor_behind(last, group_by)
+    further = None if last is None or after is not None else offset + asked.limit
     size = _BYTES_OF_A_LINE * len(lines)
     if format == "csv":
         told_next = {"x-next-cursor": following, "x-next-offset": None if further is None else str(further)}
         headers = {name: value for name, value in told_next.items() if value is not None}
         rows = await off_loop(services, caller.tenant, size, _rows_of, lines)
         return Response(_header() + rows, media_type="text/csv", headers=headers)
-    infos = await off_loop(services, caller.tenant, size, _infos, lines)
-    return Usage(lines=infos, currency=currency, next_cursor=following, next_offset=further)
+    told = await off_loop(services, caller.tenant, size, _json_of, lines)
+    return long_answer(lines=told, currency=currency, next_cursor=following, next_offset=further)
+
+
+async def usage_page(
+    caller: UsageReader,
+    services: ApiServices,
+    request: Request,
+    since: datetime,
+    *,
+    by: Sequence[Dimension],
+    width: BucketWidth,
+    limit: int,
+    cursor: str | None,
+) -> Usage:
+    """Return a page of the caller's usage from ``since`` on as records. Raises ``InvalidRequest`` for a wrong cursor."""
+    note_read(request, caller, Action.USAGE_READ)
+    after = None if cursor is None else line_before(cursor, by)
+    asked = _Asked(since, datetime.max.replace(tzinfo=UTC), by, width, limit, 0, after)
+    lines, currency, last = await _read(services, caller, asked)
+    following = None if last is None else cursor_behind(last, by)
+    infos = await off_loop(services, caller.tenant, _BYTES_OF_A_LINE * len(lines), _infos, lines)
+    return Usage(lines=infos, currency=currency, next_cursor=following, next_offset=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A page of usage that is asked for; ``after`` is the line that it begins behind."""
+
+    since: datetime
+    before: datetime
+    by: Sequence[Dimension]
+    width: BucketWidth
+    limit: int
+    offset: int
+    after: UsageLine | None
+
+
+async def _read(
+    services: ApiServices, caller: Principal, asked: _Asked
+) -> tuple[list[PricedLine], str | None, UsageLine | None]:
+    """Return the lines of a page, the currency of their costs, and the last line if another page comes behind it."""
+    async with services.runtime.database.read() as session:
+        found = await usage_lines(
+            session,
+            caller.reach,
+            since=asked.since,
+            before=asked.before,
+            by=asked.by,
+            width=asked.width,
+            limit=asked.limit + 1,
+            offset=asked.offset,
+            after=asked.after,
+        )
+        shown = found[: asked.limit]
+        currency, lines = await priced(session, caller.reach, shown, by=asked.by, width=asked.width)
+    return lines, currency, None if len(found) <= asked.limit else shown[-1]
 
 
 def _whole(
@@ -152,6 +196,10 @@ def _header() -> str:
 
 def _infos(lines: list[PricedLine]) -> list[UsageInfo]:
     return [UsageInfo.of(line) for line in lines]
+
+
+def _json_of(lines: list[PricedLine]) -> orjson.Fragment:
+    return orjson.Fragment(b"[" + b",".join(one.model_dump_json().encode() for one in _infos(lines)) + b"]")
 
 
 def _rows_of(page: list[PricedLine]) -> str:

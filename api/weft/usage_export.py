@@ -14,10 +14,9 @@ from api.services import Services
 from api.wire.request_model import UtcTime
 from contracts.errors import InvalidRequest
 from tenants.audit_actions import Action
-from tenants.prices import currency_of
-from tenants.usage_documents import MEDIA_TYPES, Document, header
+from tenants.usage_documents import FINAL_BEFORE, MEDIA_TYPES, Document, header
 from tenants.usage_documents import lines as lines_of
-from tenants.usage_exports import usage_records
+from tenants.usage_exports import final_before, usage_records
 
 router = APIRouter(tags=["usage"])
 
@@ -37,8 +36,8 @@ async def export_usage(
 ) -> Response:
     """Return the caller's usage of the hours from ``since`` on and before ``before`` for a bill: a record for each meter.
 
-    Hours that may still change are left out. ``focus`` is FOCUS 1.2 as CSV, ``cloudevents`` a CloudEvent a line. Raises
-    ``InvalidRequest`` for a window of more than 400 days.
+    Hours that may still change are left out; the header ``weft-final-before`` has the first of them. ``focus`` is FOCUS 1.2
+    as CSV, ``cloudevents`` a CloudEvent a line. Raises ``InvalidRequest`` for a window of more than 400 days.
     """
     note_read(request, caller, Action.USAGE_READ)
     now = services.runtime.clock()
@@ -47,16 +46,17 @@ async def export_usage(
         raise InvalidRequest(f"an export has at most {LONGEST_EXPORT.days} days; ask for fewer at once")
     database, owner = services.runtime.database, caller.reach
     async with database.read() as session:
-        currency = await currency_of(session)
-    records = usage_records(database, owner, since=since, before=end, now=now)
+        final = await final_before(session, now)
+    records = usage_records(database, owner, since=since, before=min(end, final))
 
     async def made() -> AsyncIterator[str]:
         yield header(format)
         async for page in records:
-            yield await off_loop(
-                services, caller.tenant, _BYTES_OF_A_RECORD * len(page), lines_of, format, page, currency
-            )
+            yield await off_loop(services, caller.tenant, _BYTES_OF_A_RECORD * len(page), lines_of, format, page)
 
-    headers = {"content-disposition": f'attachment; filename="usage.{_ENDINGS[format]}"'}
+    headers = {
+        "content-disposition": f'attachment; filename="usage.{_ENDINGS[format]}"',
+        FINAL_BEFORE: final.isoformat(),
+    }
     document = StreamingResponse(made(), media_type=MEDIA_TYPES[format], headers=headers)
     return EndableResponse(document, services.ended_keys.of(caller.key_id))

@@ -14,8 +14,15 @@ from contracts.errors import BodyTooSlow, InvalidRequest, PayloadTooLarge
 
 _WINDOW_LOG_MAX = 27
 """Largest window that a zstd frame may ask for: 128 MiB."""
-_PIECE = 1024
-"""Bytes expanded at once. zstd turns 4 bytes into a block of 128 KiB at most, so a piece grows to 32 MiB at worst."""
+_MOST_AT_ONCE = 1024
+"""Most bytes expanded at once. zstd turns 4 bytes into a block of 128 KiB at most, so a piece grows to 32 MiB at worst."""
+_LEAST_AT_ONCE = 16
+_USUAL_RATIO = 16
+"""Times that a body usually grows at most."""
+_USUAL_ROOM = 16 * 1024
+"""Bytes of room beside that, for small bodies."""
+_LARGE_PIECE = 256 * 1024
+"""Size of an expanded piece beyond which the next pieces are smaller: other threads stand still while a piece is copied."""
 SLOWEST_BYTES_A_SECOND = 4 * 1024
 """Slowest body that is read, beyond its first seconds."""
 KEPT_OF_TOO_LARGE = 64 * 1024
@@ -96,19 +103,28 @@ def expanded(raw: RawBody, limit: int) -> bytes:
 
 def _expand(body: bytes, limit: int, *, is_cut: bool) -> bytes:
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**_WINDOW_LOG_MAX).decompressobj()
-    # Its value is the buffer itself, not a copy: a body may take a large part of what a process may take.
-    expanded = BytesIO()
+    # Its value is the buffer itself, not a copy: a body may take a large part of what a process may take. The buffer takes memory
+    # as it is written. One that grew with the body would be copied each time, while other threads stand still. It grows once.
+    room = min(limit, _USUAL_RATIO * len(body) + _USUAL_ROOM)
+    expanded = BytesIO(bytes(room))
+    start, size = 0, _LEAST_AT_ONCE
     try:
-        for start in range(0, len(body), _PIECE):
-            if decompressor.eof:
-                break
-            expanded.write(decompressor.decompress(body[start : start + _PIECE]))
+        while start < len(body) and not decompressor.eof:
+            piece = decompressor.decompress(body[start : start + size])
+            start += size
+            size = max(_LEAST_AT_ONCE, size // 2) if len(piece) > _LARGE_PIECE else min(_MOST_AT_ONCE, 2 * size)
+            if room < min(limit, expanded.tell() + len(piece)):
+                expanded.truncate()
+                beginning, room, expanded = expanded.getvalue(), limit, BytesIO(bytes(limit))
+                expanded.write(beginning)
+            expanded.write(piece)
             if expanded.tell() > limit:
                 raise _oversized(limit, expanded.getvalue())
     except zstandard.ZstdError as error:
         raise InvalidRequest(
             "the body is not valid zstd; compress it again or send it without Content-Encoding"
         ) from error
+    expanded.truncate()
     if is_cut:
         raise _oversized(limit, expanded.getvalue())
     if not decompressor.eof:

@@ -19,7 +19,7 @@ from api.wire.token_ids import check_token_ids, joined
 from contracts.base_model import BaseModelFacts
 from contracts.custom_loss import LOSS_ID, TARGETS, CustomLoss, check_inputs, read_custom_loss
 from contracts.errors import InvalidRequest
-from contracts.losses import LOSS_RULES, SAMPLING_LOGPROBS, WITHOUT_ADAPTER, LossName
+from contracts.losses import CLIP_HIGH, CLIP_LOW, LOSS_RULES, SAMPLING_LOGPROBS, WITHOUT_ADAPTER, LossName
 from contracts.operations import Datum, LossSpec, TrainingBatch
 from contracts.provenance_spans import Provenance, Span
 from store.settings import Settings
@@ -369,4 +369,16 @@ def _loss_inputs(raw: RawDatum, field: str, loss: LossSpec, shape: tuple[int, ..
         if not np.isfinite(values).all():
             raise InvalidRequest(f"{field}.loss_fn_inputs.{name} has NaN or infinite values; send finite numbers")
         inputs[name] = values
+    if CLIP_LOW in known:
+        _check_thresholds(inputs, {**rule.config, **loss.config}, field)
     return inputs
+
+
+def _check_thresholds(inputs: Mapping[str, np.ndarray], config: Mapping[str, float], field: str) -> None:
+    """Refuse clipping between thresholds of which the low one is above the high one, for all tokens or for some."""
+    low, high = (np.asarray(inputs.get(name, config[name])) for name in (CLIP_LOW, CLIP_HIGH))
+    if (low > high).any():
+        raise InvalidRequest(
+            f"{field}: {CLIP_LOW} is above {CLIP_HIGH}, so that no ratio is between them; "
+            f"they are limits of the ratio itself, {config[CLIP_LOW]:g} and {config[CLIP_HIGH]:g} unless tokens bring their own"
+        )

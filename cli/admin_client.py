@@ -1,7 +1,7 @@
 """The admin API as commands call it: over HTTP, or in this process over the service's database. Both run the same endpoints."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +66,10 @@ class AdminClient:
         """Return what the service computes of many rows, however long that takes."""
         return model.model_validate_json(self._call("GET", path, query=query, timeout=None).content)
 
-    def pieces(self, path: str, **query: object) -> Iterator[str]:
-        """Yield a document piece by piece, as it comes."""
+    def pieces(self, path: str, *, heard: Callable[[httpx2.Headers], None], **query: object) -> Iterator[str]:
+        """Yield a document piece by piece, as it comes. ``heard`` gets the answer's headers first."""
         given = {name: _told(value) for name, value in query.items() if value is not None}
-        made = self._pieces(f"{ADMIN_PREFIX}{path}", given)
+        made = self._pieces(f"{ADMIN_PREFIX}{path}", given, heard)
         with self._explained():
             while (piece := self._runner.run(_next(made))) is not None:
                 yield piece
@@ -123,11 +123,14 @@ class AdminClient:
             raise _refusal(answer)
         return answer
 
-    async def _pieces(self, url: str, query: dict[str, str | list[str]]) -> AsyncIterator[str]:
+    async def _pieces(
+        self, url: str, query: dict[str, str | list[str]], heard: Callable[[httpx2.Headers], None]
+    ) -> AsyncIterator[str]:
         async with self._http.stream("GET", url, params=query) as answer:
             if answer.is_error:
                 await answer.aread()
                 raise _refusal(answer)
+            heard(answer.headers)
             async for piece in answer.aiter_text():
                 yield piece
 

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 from api.admin.app import by_key, create_admin_app
 from api.admin.services import AdminServices
-from api.dashboard.operators.app import with_operator_pages
+from api.dashboard.operators.app import create_operator_pages, with_operator_pages
+from api.route_building import build_routes
 from cli.address import address, bind_address
 from cli.housekeeper import ServiceHousekeeper
 from cli.http_protocol import protocol
@@ -39,8 +40,11 @@ async def serve_admin(runtime: Runtime, *, shared: bool = False) -> AsyncIterato
         authenticate=by_key(runtime.database, runtime.clock),
         housekeeper=ServiceHousekeeper(runtime),
         audit_tally=tally,
+        request_rates=runtime.request_rates,
     )
-    app = with_operator_pages(create_admin_app(services), services)
+    admin_app, pages = create_admin_app(services), create_operator_pages(services)
+    build_routes(admin_app.router, pages.router)
+    app = with_operator_pages(admin_app, pages)
     server = SignalFreeServer(server_config(app, settings, protocol(settings)))
     listener.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="admin API")

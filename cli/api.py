@@ -18,6 +18,7 @@ from store.settings import Settings
 from tenants.audit_tally import write_last_counts
 from workers.cluster.placements import PlacementAnnouncer
 from workers.housekeeping.presence import PresenceNotes
+from workers.leases.apis import told_while_alive
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ async def serve_api(settings: Settings) -> None:
         stack.callback(announcing.cancel)
         present = asyncio.create_task(PresenceNotes(runtime).run(), name="presence")
         stack.callback(present.cancel)
+        await stack.enter_async_context(told_while_alive(runtime))
         ended_keys = asyncio.create_task(services.ended_keys.run(), name="ended keys")
         stack.callback(ended_keys.cancel)
         uses = asyncio.create_task(services.key_uses.run(), name="uses of keys")

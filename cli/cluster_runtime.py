@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from celery import Celery
 
@@ -21,9 +22,11 @@ from store.database_clock import clock_of
 from store.settings import Settings
 from telemetry.readiness import NotReady, Readiness
 from telemetry.telemetry import open_telemetry
+from tenants.request_rates import RequestRates
 from workers.cluster.celery_app import make_celery
 from workers.cluster.publication import ClusterPublication
 from workers.cluster.redis_channel import open_redis
+from workers.cluster.redis_counts import RedisCounts
 from workers.cluster.redis_feed import RedisTokenFeed
 from workers.cluster.redis_wakeups import RedisWakeups
 
@@ -67,8 +70,10 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
     feed = RedisTokenFeed(redis, settings.redis_namespace)
     clock = await clock_of(database)
     publication = ClusterPublication(database, wakeups, clock, patience=_LOAD_PATIENCE)
-    telemetry, ready = open_telemetry(settings, process, clock), readiness(settings, database, bases)
+    telemetry, ready = open_telemetry(settings, process, clock), readiness(database, bases)
     data_folder = DataFolder(settings.data_dir)
+    counts = RedisCounts(settings.redis_url or "", settings.redis_namespace)
+    request_rates = RequestRates(counts.storage)
     runtime = Runtime(
         settings=settings,
         database=database,
@@ -79,6 +84,7 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
         data_folder=data_folder,
         clock=clock,
         telemetry=telemetry,
+        request_rates=request_rates,
     )
 
     async def redis_answers() -> None:
@@ -87,6 +93,8 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
 
     # Not needed: all processes lose Redis at once and go on without, so no other process could take over.
     ready.add("redis", redis_answers, is_needed=False)
+    if process == API:
+        ready.add("requests", partial(_requests_are_shared, request_rates), is_needed=False)
     tasks = [
         asyncio.create_task(wakeups.run(), name="wakeups"),
         asyncio.create_task(feed.run(), name="tokens"),
@@ -99,5 +107,12 @@ async def open_cluster(settings: Settings, process: str, bases: Collection[str])
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await counts.close()
         await redis.aclose()
         await database.close()
+
+
+async def _requests_are_shared(rates: RequestRates) -> None:
+    await rates.look()
+    if rates.counts_alone:
+        raise NotReady("Redis does not answer; each API process counts requests a minute by itself")

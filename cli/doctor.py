@@ -93,7 +93,7 @@ def _database(settings: Settings) -> Finding:
     try:
         asyncio.run(_connect(url))
         is_current, is_ahead = current_is_head(url), is_newer(url)
-    except (SQLAlchemyError, OSError) as error:
+    except (SQLAlchemyError, OSError, WeftError) as error:
         return Finding("database", False, f"{shown}: {error}; check WEFT_DATABASE_URL and that the server runs")
     if is_ahead:
         return Finding("database", True, f"{shown}, its schema newer than this version's")

@@ -27,7 +27,7 @@ _MOST_FOLDERS = 1000
 _MANY_MESSAGES = 30
 _LARGE_SKEW = timedelta(seconds=2)
 _KINDS = (ProcessKind.TRAINER, ProcessKind.POOL)
-_COMMANDS = {ProcessKind.TRAINER: "weft worker", ProcessKind.POOL: "weft pool"}
+_COMMANDS = {ProcessKind.TRAINER: "weft worker", ProcessKind.POOL: "weft pool", ProcessKind.API: "weft api"}
 
 
 def examine_cluster(settings: Settings, bases: Iterable[str], *, has_schema: bool) -> list[Finding]:
@@ -44,7 +44,11 @@ def examine_cluster(settings: Settings, bases: Iterable[str], *, has_schema: boo
                 _room(connection, settings, len({(one.host, one.pid) for one in processes if one.is_alive})),
                 _clock(connection),
                 _folders(connection, settings),
-                *_alive(processes, sorted({*bases, *(one.base_model for one in processes)}), settings.lease),
+                *_alive(
+                    processes,
+                    sorted({*bases, *(one.base_model for one in processes if one.base_model)}),
+                    settings.lease,
+                ),
             ]
     except SQLAlchemyError as error:
         return [*findings, Finding("database", False, f"cannot be asked: {type(error).__name__}; look at its log")]
@@ -106,9 +110,7 @@ def _room(connection: Connection, settings: Settings, alive: int) -> Finding:
     if fitting < 1:
         return Finding("connections", False, f"{told}: raise max_connections or lower WEFT_DATABASE_POOL")
     if fitting <= alive:
-        advice = (
-            f"{alive} trainers and pools are alive, besides APIs: raise max_connections or lower WEFT_DATABASE_POOL"
-        )
+        advice = f"{alive} processes are alive: raise max_connections or lower WEFT_DATABASE_POOL"
         return Finding("connections", True, f"{told}; {advice}", advises=True)
     return Finding("connections", True, told)
 
@@ -178,7 +180,8 @@ def _processes(connection: Connection) -> list[_Process]:
 
 
 def _alive(processes: Sequence[_Process], bases: Sequence[str], lease: timedelta) -> list[Finding]:
-    findings = []
+    apis = [one for one in processes if one.kind == ProcessKind.API]
+    findings = [_of_kind("API processes", ProcessKind.API, apis, lease)]
     for base_model in bases:
         for kind in _KINDS:
             own = [one for one in processes if (one.kind, one.base_model) == (kind, base_model)]

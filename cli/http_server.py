@@ -5,6 +5,7 @@ import signal
 import socket
 
 from api.app import create_app
+from api.route_building import build_routes
 from api.services import ApiServices
 from cli.address import bind_address
 from cli.http_protocol import protocol
@@ -22,7 +23,9 @@ class ApiServer(SignalFreeServer):
     """A server that answers held polls when the process is asked to end; the SDK polls again after the restart."""
 
     def __init__(self, services: ApiServices, settings: Settings, wakeups: Wakeups) -> None:
-        super().__init__(server_config(create_app(services), settings, protocol(settings)))
+        app = create_app(services)
+        build_routes(app.router, app.state.dashboard.router)
+        super().__init__(server_config(app, settings, protocol(settings)))
         self._wakeups = wakeups
 
     def end_on_signals(self) -> None:

@@ -195,8 +195,12 @@ def database_upgrade(data: DataOption = None) -> None:
     from migrations.upgrade import upgrade
 
     settings = load_settings(data=data)
-    open_private_folder(settings.data_dir)
-    upgrade(settings.resolved_database_url())
+
+    def bring_up_to_date() -> None:
+        open_private_folder(settings.data_dir)
+        upgrade(settings.resolved_database_url())
+
+    run_or_explain(bring_up_to_date)
     typer.echo("the schema is up to date")
 
 

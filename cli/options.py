@@ -1,5 +1,6 @@
 """Options that many subcommands share, and messages for wrong values."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from tomllib import TOMLDecodeError
@@ -32,12 +33,18 @@ def load_settings(
     host: str | None = None,
     port: int | None = None,
 ) -> "Settings":
-    """Return the settings: file and environment, overridden by the options given. Exit with 2 and a message for a wrong value."""
+    """Return the settings: file and environment, overridden by the options given. Exit with 2 and a message for a wrong value.
+
+    A variable that is misspelt has no effect, so it is told on standard error.
+    """
     # Imported late, so that `weft --help` stays quick.
     from pydantic import ValidationError
 
-    from store.settings import Settings
+    from store.settings import Settings, unknown_variables
 
+    for name, nearest in unknown_variables(os.environ).items():
+        meant = "" if nearest is None else f"; did you mean {nearest}?"
+        typer.echo(f"weft: {name} is no setting and has no effect{meant}", err=True)
     given: dict[str, Any] = {"data_dir": data, "base_models": base_models or None, "host": host, "port": port}
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})

@@ -3,20 +3,17 @@
 from collections.abc import Collection
 from functools import partial
 
-from alembic.script import ScriptDirectory
-
-from migrations.upgrade import alembic_config
+from migrations.upgrade import revisions
 from store.database import Database
 from store.database_health import TakesNoWrites, check_health
-from store.settings import Settings
 from telemetry.readiness import NotReady, Readiness
 
 _PROBE_SECONDS = 1.0
 
 
-def readiness(settings: Settings, database: Database, bases: Collection[str]) -> Readiness:
+def readiness(database: Database, bases: Collection[str]) -> Readiness:
     """Return the checks of database, schema and bases; each process adds checks of its own."""
-    script = ScriptDirectory.from_config(alembic_config(settings.resolved_database_url()))
+    script = revisions()
     older = frozenset(one.revision for one in script.walk_revisions()) - set(script.get_heads())
     found = Readiness()
     found.add("database", partial(_database, database, older))

@@ -7,6 +7,7 @@ import typer
 from api.admin.replicas import NewDirective, ReplicaBody
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Done, Shown, admin_command
+from store.tables import ReplicaCondition
 from tenants.replica_directives import ReplicaDirective
 
 app = typer.Typer()
@@ -39,11 +40,8 @@ def work(admin: AdminClient, replica: ReplicaArgument, base: BaseOption) -> Show
 def show(admin: AdminClient, base: BaseOption) -> Shown:
     """List the standing directives. A replica without one works."""
     found = admin.page("/replicas", ReplicaBody, base_model=base)
-    lines = [
-        f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}"
-        for one in found.items
-        if one.directive is not None
-    ]
+    found.items = [one for one in found.items if one.directive is not None]
+    lines = [f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}" for one in found.items]
     return Shown(found, lines)
 
 
@@ -51,10 +49,10 @@ def show(admin: AdminClient, base: BaseOption) -> Shown:
 def list_all(
     admin: AdminClient, base: Annotated[str | None, typer.Option(help="The base model; default: all.")] = None
 ) -> Shown:
-    """List replicas that draw samples now and those with a directive: base model, name, state, samples in flight."""
+    """List replicas: base model, name, state, samples in flight, the reason of a directive."""
     found = admin.page("/replicas", ReplicaBody, base_model=base)
     lines = [
-        f"{one.base_model}\t{one.replica}\t{one.directive or 'work'}\t{one.in_flight} in flight\t{one.reason or ''}"
+        f"{one.base_model}\t{one.replica}\t{_state(one)}\t{one.in_flight} in flight\t{one.reason or ''}"
         for one in found.items
     ]
     return Shown(found, lines)
@@ -64,3 +62,11 @@ def _direct(admin: AdminClient, replica: str, base: str, directive: ReplicaDirec
     asked = NewDirective(base_model=base, directive=directive, reason=reason)
     found = admin.send("PUT", f"/replicas/{segment(replica)}", ReplicaBody, asked)
     return Shown(found, [f"{replica}\t{directive}"])
+
+
+def _state(one: ReplicaBody) -> str:
+    if not one.is_alive:
+        return "dead"
+    if one.condition is ReplicaCondition.DOWN:
+        return "down"
+    return one.directive or "work"

@@ -29,6 +29,7 @@ from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
+from store.serving_lock import serving_alone
 from store.settings import Settings
 from telemetry.telemetry import open_telemetry
 from tenants.audit import Actor, Door, record, rights_told
@@ -38,6 +39,7 @@ from tenants.keys import create_key, create_tenant, list_tenants, named_key
 from tenants.login_codes import GREETING_LIFE, make_code
 from tenants.rights import KeyRights, Role
 from workers.embedded import EmbeddedRunner
+from workers.leases.apis import told_while_alive
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,11 @@ READY = "ready; Ctrl-C finishes the pass in hand and ends"
 
 async def serve(settings: Settings) -> None:
     """Run the embedded service until SIGINT or SIGTERM. Raises ``WeftError`` when it cannot start."""
+    with serving_alone(settings.data_dir):
+        await _serve_alone(settings)
+
+
+async def _serve_alone(settings: Settings) -> None:
     bases = read_base_models(settings)
     listener = bind(settings)
     await asyncio.to_thread(upgrade, settings.resolved_database_url())
@@ -58,7 +65,7 @@ async def serve(settings: Settings) -> None:
     database = Database(create_engine(settings.resolved_database_url(), pool_size=settings.database_pool))
     wakeups, feed, publication = Wakeups(), TokenFeed(), LocalPublication()
     data_folder = DataFolder(settings.data_dir)
-    telemetry, ready = open_telemetry(settings, PROCESS, utc_now), readiness(settings, database, bases)
+    telemetry, ready = open_telemetry(settings, PROCESS, utc_now), readiness(database, bases)
     ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(data_folder))
     runtime = Runtime(settings, database, ledger, wakeups, feed, publication, data_folder, utc_now, telemetry)
     runner = EmbeddedRunner(runtime, publication, bases, vocabularies)
@@ -69,6 +76,7 @@ async def serve(settings: Settings) -> None:
     await metrics.enter_async_context(serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True))
     await metrics.enter_async_context(serve_admin(runtime))
     await runner.start()
+    await metrics.enter_async_context(told_while_alive(runtime))
     ended_keys = asyncio.create_task(services.ended_keys.run(), name="ended keys")
     uses = asyncio.create_task(services.key_uses.run(), name="uses of keys")
     counting = asyncio.create_task(services.audit_tally.run(), name="counts of the audit log")

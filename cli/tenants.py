@@ -9,12 +9,11 @@ from api.admin.bodies import Listed
 from api.admin.budgets import NewBudget
 from api.admin.deletions import DeletionRequest, MarkedTenant
 from api.admin.shares import TenantShares
+from api.admin.standings import RateStandingBody, RequestRateBody, StandingBody
 from api.admin.tenants import (
     MadeTenant,
     NewSuspension,
     NewTenant,
-    RateStandingBody,
-    StandingBody,
     TenantBody,
     TenantChange,
 )
@@ -57,9 +56,16 @@ def create(admin: AdminClient, name: NameArgument) -> Shown:
 
 @admin_command(app, "list")
 def list_all(admin: AdminClient) -> Shown:
-    """List all tenants, oldest first: name, id, time of creation."""
+    """List all tenants, oldest first: name, id, time of creation, state."""
     found = sorted(admin.every("/tenants", TenantBody), key=lambda one: (one.created_at, one.id))
-    return Shown(Listed(items=found), [f"{one.name}\t{one.id}\t{one.created_at:%Y-%m-%d %H:%M}" for one in found])
+    return Shown(Listed(items=found), [_listed(one) for one in found])
+
+
+def _listed(one: TenantBody) -> str:
+    state = "works" if one.suspension is None else one.suspension.mode
+    if one.delete_at is not None:
+        state = f"deleted from {one.delete_at:%Y-%m-%d %H:%M} UTC on" if one.deleted_at is None else "deleted"
+    return f"{one.name}\t{one.id}\t{one.created_at:%Y-%m-%d %H:%M}\t{state}"
 
 
 @admin_command(app, "show")
@@ -106,6 +112,7 @@ def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
             lines.append(f"project\t{project.name}\t{own.name}\t{own.value}\t{used}")
     names = {project.id: project.name for project in found.projects}
     lines += [_rate_line(rate, names) for rate in found.rates]
+    lines += [_request_line(rate, names) for rate in found.request_rates]
     for budget in found.budgets:
         lines.append(_budget_line(budget, f"{budget.amount}", f"{budget.spent}"))
     for money in found.money_budgets:
@@ -115,11 +122,19 @@ def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
     return Shown(found, lines)
 
 
-def _rate_line(rate: RateStandingBody, projects: Mapping[str, str]) -> str:
+def _request_line(rate: RequestRateBody, projects: Mapping[str, str]) -> str:
+    bound = f"{rate.per_minute} a minute"
+    return f"rate\t{_whose(rate, projects)}\trequests\t{bound}\t{rate.remaining} may come now\t{rate.used} came"
+
+
+def _whose(rate: RateStandingBody | RequestRateBody, projects: Mapping[str, str]) -> str:
     whose = "tenant" if rate.key is None else f"key {rate.key}"
-    whose = whose if rate.project is None else f"project {projects.get(rate.project, rate.project)}"
+    return whose if rate.project is None else f"project {projects.get(rate.project, rate.project)}"
+
+
+def _rate_line(rate: RateStandingBody, projects: Mapping[str, str]) -> str:
     bound = f"{rate.per_minute} tokens a minute, {rate.burst} at once"
-    return f"rate\t{whose}\t{rate.meter}\t{bound}\t{rate.remaining} may run now\t{rate.waiting} wait"
+    return f"rate\t{_whose(rate, projects)}\t{rate.meter}\t{bound}\t{rate.remaining} may run now\t{rate.waiting} wait"
 
 
 def _budget_line(budget: BudgetReport | MoneyBudgetReport, amount: str, spent: str) -> str:

@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from api.admin.overview import Overview, TenantLoad
-from api.admin.processes import PoolBody, ProcessBody, TrainerBody
+from api.admin.processes import ApiBody, PoolBody, ProcessBody, TrainerBody
 from api.admin.queue import QueueLine
 from api.admin.replicas import ReplicaBody
+from store.tables import ReplicaCondition
 
 _BAR = 10
 """Characters of a bar of the whole service."""
@@ -84,9 +85,10 @@ def _processes(seen: Overview) -> RenderableType:
         table.add_row(*_named(trainer), state, _lease(trainer), _runs(trainer))
     for pool in seen.pools:
         table.add_row(*_named(pool), _state(pool, pool.state.value), _lease(pool), _samples(pool))
+    for api in seen.apis:
+        table.add_row(*_named(api), _state(api, "works"), _lease(api), "")
     for replica in seen.replicas:
-        wanted = "works" if replica.directive is None else replica.directive.value
-        state = Text(wanted, style="green" if replica.directive is None else "yellow")
+        state = _replica_state(replica)
         table.add_row(f"replica {replica.replica}", replica.base_model, "", state, "", _drawn(replica))
     return table
 
@@ -102,8 +104,14 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _named(one: ProcessBody) -> tuple[str, str, str]:
-    return one.id[:16], one.base_model, f"{one.host}:{one.pid}"
+def _named(one: TrainerBody | PoolBody | ApiBody) -> tuple[str, str, str]:
+    return one.id[:16], "" if isinstance(one, ApiBody) else one.base_model, f"{one.host}:{one.pid}"
+
+
+def _replica_state(one: ReplicaBody) -> Text:
+    if not one.is_alive or one.condition is ReplicaCondition.DOWN:
+        return Text("down" if one.is_alive else "dead", style="bold red")
+    return Text("works", style="green") if one.directive is None else Text(one.directive.value, style="yellow")
 
 
 def _state(one: ProcessBody, living: str) -> Text:

@@ -1,11 +1,11 @@
-"""``weft trainer`` and ``weft process``: an operator lists processes, has a trainer give up its runs, and take runs again."""
+"""``weft trainer`` and ``weft process``: list processes and those that died, drain a trainer, and have it take runs again."""
 
 from typing import Annotated
 
 import typer
 
 from api.admin.bodies import ReasonBody
-from api.admin.processes import DrainedTrainer, LastPassBody, PoolBody, TrainerBody
+from api.admin.processes import ApiBody, DrainedTrainer, EndedBody, LastPassBody, PoolBody, TrainerBody
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
 
@@ -63,6 +63,35 @@ def list_pools(admin: AdminClient) -> Shown:
         for one in found.items
     ]
     return Shown(found, lines)
+
+
+@admin_command(process_app, "apis")
+def list_apis(admin: AdminClient) -> Shown:
+    """List API processes: id, host and pid, state, version of weft."""
+    found = admin.page("/apis", ApiBody)
+    lines = [
+        f"{one.id}\t{one.host}:{one.pid}\t{'works' if one.is_alive else 'dead'}\t{one.release or '-'}"
+        for one in found.items
+    ]
+    return Shown(found, lines)
+
+
+@admin_command(process_app, "ended")
+def list_ended(admin: AdminClient) -> Shown:
+    """List processes that died in the last hour: id, base model, host and pid, time, and what others took over."""
+    found = admin.page("/ended-processes", EndedBody)
+    lines = [
+        f"{one.id}\t{one.base_model or '-'}\t{one.host}:{one.pid}\t{one.ended_at:%Y-%m-%d %H:%M:%S}\t{_taken_over(one)}"
+        for one in found.items
+    ]
+    return Shown(found, lines)
+
+
+def _taken_over(one: EndedBody) -> str:
+    told = [f"{part.runs} runs now with {part.trainer or 'no trainer'}" for part in one.taken_over]
+    if one.samples:
+        told.append(f"{one.samples} samples begun anew")
+    return ", ".join(told) or "nothing in hand"
 
 
 def _state(one: TrainerBody) -> list[str]:

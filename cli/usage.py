@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
+from httpx2 import Headers
 
 from api.admin.usage import UsageVerification
 from cli.acting import record_command
@@ -19,10 +20,9 @@ from store.clock import utc_now
 from store.database import Database
 from tenants.audit_actions import Action
 from tenants.keys import find_tenant as tenant_named
-from tenants.prices import currency_of
-from tenants.usage_documents import Document, header
+from tenants.usage_documents import FINAL_BEFORE, Document, header
 from tenants.usage_documents import lines as lines_of
-from tenants.usage_exports import usage_records
+from tenants.usage_exports import final_before, usage_records
 
 app = typer.Typer()
 
@@ -66,20 +66,31 @@ class _Asked:
         """Print what the service answers, as it comes."""
         owner = find_tenant(admin, self.tenant).id
         window = {"since": self.since.isoformat(), "before": self.before.isoformat()}
-        for piece in admin.pieces(f"/tenants/{segment(owner)}/usage/export", format=self.form, **window):
+        path = f"/tenants/{segment(owner)}/usage/export"
+        for piece in admin.pieces(path, heard=self._heard, format=self.form, **window):
             sys.stdout.write(piece)
 
     async def write(self, database: Database) -> None:
         """Print the database's records page by page: an answer of this process would be held whole."""
         async with database.read() as session:
             owner = await tenant_named(session, name=self.tenant)
-            currency = await currency_of(session)
+            final = await final_before(session, self.now)
+        self._tell(final)
         sys.stdout.write(header(self.form))
-        async for page in usage_records(database, owner, since=self.since, before=self.before, now=self.now):
-            sys.stdout.write(lines_of(self.form, page, currency))
+        async for page in usage_records(database, owner, since=self.since, before=min(self.before, final)):
+            sys.stdout.write(lines_of(self.form, page))
         async with database.write() as transaction:
             told = {"since": self.since, "before": self.before, "format": self.form}
             await record_command(transaction, Action.USAGE_READ, "usage export", tenant=owner, after=told)
+
+    def _heard(self, headers: Headers) -> None:
+        self._tell(datetime.fromisoformat(headers[FINAL_BEFORE]))
+
+    def _tell(self, final: datetime) -> None:
+        """Say beside the document which hours are missing in it because they may still change."""
+        if final < self.before:
+            left = f"{max(final, self.since).astimezone(UTC):%Y-%m-%dT%H:%MZ}"
+            typer.echo(f"hours from {left} on may still change and are left out", err=True)
 
 
 @admin_command(app, "verify")
@@ -95,7 +106,10 @@ def verify(
     lines = [
         f"{one.tenant}\t{one.table}\t{one.name}\t{one.told} told\t{one.counted} counted" for one in found.mismatches
     ]
-    counted = f"{found.operations} operations counted again from {found.since.astimezone(UTC):%Y-%m-%dT%H:%MZ} on"
+    since = found.since.astimezone(UTC)
+    counted = f"{found.operations} operations counted again from {since:%Y-%m-%dT%H:%MZ} on"
+    if since.date() > found.day:
+        counted = "no operation counted again, since none is surely kept (WEFT_RETENTION_OPERATIONS)"
     lines.append(f"{found.day}: {len(found.mismatches)} sums differ; {found.tenants} tenants, {counted}")
     if not found.has_all_hours:
         lines.append(f"{found.day}: not counted again from its hours, some of which have expired")

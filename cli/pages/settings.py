@@ -18,7 +18,8 @@ A setting is read from three places. The first that has it wins:
 `examples/weft.toml` is an example of such a file.
 
 Durations are ISO 8601 (`PT25S`) or seconds. Lists are JSON (`["org/name=/models/name"]`); in the file they are TOML's own.
-An unknown value stops the start with a message. `weft doctor` checks them all.
+An unknown value stops the start with a message, and so does an unknown name in the file. A variable of an unknown name is told on
+standard error. `weft doctor` checks them all.
 
 """
 

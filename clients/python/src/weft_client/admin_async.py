@@ -1,13 +1,12 @@
 """The client of operators with asyncio. ``admin_sync`` is made of this file (``clients/python/make_sync.py``)."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-import httpx
-
-from weft_client import admin_models as m
 from weft_client.admin_calls import call, listed, once, path, patient, sent_once
 from weft_client.admin_webhooks_async import AsyncTenantsWebhooks
 from weft_client.admin_work_async import (
@@ -15,7 +14,9 @@ from weft_client.admin_work_async import (
     AsyncAdminGates,
     AsyncAdminRuns,
     AsyncAdminSessions,
+    AsyncApis,
     AsyncBases,
+    AsyncEndedProcesses,
     AsyncHousekeeping,
     AsyncOperations,
     AsyncPools,
@@ -23,11 +24,19 @@ from weft_client.admin_work_async import (
     AsyncReplicas,
     AsyncTrainers,
 )
-from weft_client.calls import Call
-from weft_client.models import Period, PriceMeter, Role, ServiceClass, SuspendMode, UsageDocument
+from weft_client.call import Call
+from weft_client.modules import Later
 from weft_client.raw_responses import NotedResponses, RawResponse
 from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint
 from weft_client.transport_async import AsyncTransport
+
+if TYPE_CHECKING:
+    import httpx
+
+    from weft_client import admin_models as m
+    from weft_client.models import Period, PriceMeter, Role, ServiceClass, SuspendMode, UsageDocument
+else:
+    m = Later("weft_client.admin_models")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -315,6 +324,8 @@ class AsyncWeftAdmin:
         self.replicas = AsyncReplicas(self._transport)
         self.trainers = AsyncTrainers(self._transport)
         self.pools = AsyncPools(self._transport)
+        self.apis = AsyncApis(self._transport)
+        self.ended_processes = AsyncEndedProcesses(self._transport)
         self.queue = AsyncQueue(self._transport)
         self.housekeeping = AsyncHousekeeping(self._transport)
 

@@ -5,21 +5,25 @@ sends by itself. A change that names the state it changes (``If-Match``) is made
 as a conflict, so ``OutcomeUnknown`` is raised where its answer is lost.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from weft_client.admin_models import Page
-from weft_client.calls import Call
-from weft_client.models import Record
+from weft_client.call import Call
+
+if TYPE_CHECKING:
+    from weft_client.admin_models import Page
+    from weft_client.models import Record
 
 ADMIN = "/admin/v1"
 MOST_ROWS = 200
 """Most rows of a page."""
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound="Record")
 
 
 def path(*parts: str | int) -> str:

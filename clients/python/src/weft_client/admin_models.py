@@ -88,13 +88,13 @@ class DrainedTrainer(Record):
     """A trainer that gives up its runs. ``others``: trainers of its base model that take runs."""
 
     id: str
-    base_model: str
     host: str
     pid: int
     started_at: datetime
     is_alive: bool
     lease_seconds: float
     release: str | None = None
+    base_model: str
     drained_at: datetime | None = None
     reason: str | None = None
     runs: int
@@ -122,6 +122,18 @@ class GateBody(Record):
     expires_at: datetime | None = None
 
 
+class ApiBody(Record):
+    """A process that answers clients, for every base model."""
+
+    id: str
+    host: str
+    pid: int
+    started_at: datetime
+    is_alive: bool
+    lease_seconds: float
+    release: str | None = None
+
+
 class AuditEntryBody(Record):
     """An entry. ``tenant_id`` None: about the service itself."""
 
@@ -141,6 +153,31 @@ class AuditEntryBody(Record):
     address: str | None = None
     trace_id: str | None = None
     outcome: str
+
+
+class TakeOverBody(Record):
+    """Runs of a dead trainer that ``trainer`` has now; None: those that no trainer has."""
+
+    trainer: str | None = None
+    runs: int
+
+
+class EndedBody(Record):
+    """A process that died: its lease ended, or it was seen to exit. ``kind``: ``trainer``, ``pool`` or ``api``. ``runs``
+    and ``samples``: what it had in hand, which others took over. ``taken_over``: which trainers have those runs now.
+    """
+
+    id: str
+    kind: str
+    base_model: str
+    host: str
+    pid: int
+    release: str | None = None
+    started_at: datetime
+    ended_at: datetime
+    runs: int
+    samples: int
+    taken_over: list[TakeOverBody]
 
 
 class AheadInfo(Record):
@@ -235,13 +272,13 @@ class PoolBody(Record):
     """A sampling process: the samples that it has claimed, and of them those that replicas draw now."""
 
     id: str
-    base_model: str
     host: str
     pid: int
     started_at: datetime
     is_alive: bool
     lease_seconds: float
     release: str | None = None
+    base_model: str
     state: str
     claimed: int
     in_flight: int
@@ -287,7 +324,10 @@ class QueueLine(Record):
 
 
 class ReplicaBody(Record):
-    """A replica that draws samples now or that an operator has named. ``directive`` None: it works."""
+    """A replica, and the directive that an operator has given it; None: to work. - ``condition``: as its sampling process,
+    ``process``, tells it; None for one that no process has told of. - ``is_alive``: false once that process is dead.
+    ``adapters``: versions that were asked for on it since it started.
+    """
 
     base_model: str
     replica: str
@@ -295,6 +335,10 @@ class ReplicaBody(Record):
     reason: str | None = None
     since: datetime | None = None
     in_flight: int
+    process: str | None = None
+    is_alive: bool
+    condition: str | None = None
+    adapters: int | None = None
 
 
 class RunBody(Record):
@@ -409,13 +453,13 @@ class TrainerBody(Record):
     """
 
     id: str
-    base_model: str
     host: str
     pid: int
     started_at: datetime
     is_alive: bool
     lease_seconds: float
     release: str | None = None
+    base_model: str
     drained_at: datetime | None = None
     reason: str | None = None
     runs: int
@@ -526,6 +570,7 @@ class Overview(Record):
     queue: list[QueueLine]
     trainers: list[TrainerBody]
     pools: list[PoolBody]
+    apis: list[ApiBody]
     replicas: list[ReplicaBody]
 
 
@@ -617,6 +662,19 @@ class RateStandingBody(Record):
     project: str | None = None
 
 
+class RequestRateBody(Record):
+    """A rate of requests: ``used`` of the last minute; one more is answered in ``seconds``, 0 for now. ``key``: the first
+    of the keys that share it; ``project``: id of the project that has it. Without both it is the tenant's.
+    """
+
+    per_minute: int
+    used: int
+    remaining: int
+    seconds: int
+    key: int | None = None
+    project: str | None = None
+
+
 class BudgetReport(Record):
     """A budget in tokens, of the key with that number, of the project, or else of the whole tenant. ``resets_at`` is None
     for a total one.
@@ -671,7 +729,7 @@ class MoneyAlertReport(Record):
 
 
 class ProjectLimitBody(Record):
-    """A project's own limit. ``used`` is None for a limit of single requests."""
+    """A project's own limit. ``used`` is None for a limit of single requests, and for rates."""
 
     name: str
     value: int
@@ -688,12 +746,15 @@ class ProjectStandingBody(Record):
 
 
 class StandingBody(Record):
-    """A tenant's share, the class whose factor is on it, its limits, rates, budgets, alerts, and projects with limits."""
+    """A tenant's share, the class whose factor is on it, its limits, rates, budgets, alerts, and projects with limits.
+    ``request_rates`` is empty where requests are not counted: straight on the database.
+    """
 
     share: float
     service_class: str
     limits: list[LimitStandingBody]
     rates: list[RateStandingBody]
+    request_rates: list[RequestRateBody]
     budgets: list[BudgetReport]
     money_budgets: list[MoneyBudgetReport]
     alerts: list[AlertReport]

@@ -3,14 +3,13 @@
 ``clients/python/make_sync.py`` makes this file of ``weft_client.admin_async``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-import httpx
-
-from weft_client import admin_models as m
 from weft_client.admin_calls import call, listed, once, path, patient, sent_once
 from weft_client.admin_webhooks_sync import TenantsWebhooks
 from weft_client.admin_work_sync import (
@@ -18,7 +17,9 @@ from weft_client.admin_work_sync import (
     AdminGates,
     AdminRuns,
     AdminSessions,
+    Apis,
     Bases,
+    EndedProcesses,
     Housekeeping,
     Operations,
     Pools,
@@ -26,11 +27,19 @@ from weft_client.admin_work_sync import (
     Replicas,
     Trainers,
 )
-from weft_client.calls import Call
-from weft_client.models import Period, PriceMeter, Role, ServiceClass, SuspendMode, UsageDocument
+from weft_client.call import Call
+from weft_client.modules import Later
 from weft_client.raw_responses import NotedResponses, RawResponse
 from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint
 from weft_client.transport_sync import Transport
+
+if TYPE_CHECKING:
+    import httpx
+
+    from weft_client import admin_models as m
+    from weft_client.models import Period, PriceMeter, Role, ServiceClass, SuspendMode, UsageDocument
+else:
+    m = Later("weft_client.admin_models")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -316,6 +325,8 @@ class WeftAdmin:
         self.replicas = Replicas(self._transport)
         self.trainers = Trainers(self._transport)
         self.pools = Pools(self._transport)
+        self.apis = Apis(self._transport)
+        self.ended_processes = EndedProcesses(self._transport)
         self.queue = Queue(self._transport)
         self.housekeeping = Housekeeping(self._transport)
 

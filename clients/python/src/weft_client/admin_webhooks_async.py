@@ -1,11 +1,19 @@
 """Webhooks of tenants for operators, with asyncio. ``weft_client.admin_webhooks_sync`` is made of this file."""
 
-from collections.abc import AsyncIterator, Collection
+from __future__ import annotations
 
-from weft_client import admin_models as m
+from collections.abc import AsyncIterator, Collection
+from typing import TYPE_CHECKING
+
 from weft_client.admin_calls import call, listed, once, path
+from weft_client.bodies import webhook_state
+from weft_client.modules import Later
 from weft_client.transport_async import AsyncTransport
-from weft_client.webhook_models import webhook_state
+
+if TYPE_CHECKING:
+    from weft_client import admin_models as m
+else:
+    m = Later("weft_client.admin_models")
 
 
 class AsyncTenantsWebhooks:

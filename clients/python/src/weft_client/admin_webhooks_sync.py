@@ -3,12 +3,20 @@
 ``clients/python/make_sync.py`` makes this file of ``weft_client.admin_webhooks_async``.
 """
 
-from collections.abc import Collection, Iterator
+from __future__ import annotations
 
-from weft_client import admin_models as m
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
 from weft_client.admin_calls import call, listed, once, path
+from weft_client.bodies import webhook_state
+from weft_client.modules import Later
 from weft_client.transport_sync import Transport
-from weft_client.webhook_models import webhook_state
+
+if TYPE_CHECKING:
+    from weft_client import admin_models as m
+else:
+    m = Later("weft_client.admin_models")
 
 
 class TenantsWebhooks:

@@ -1,11 +1,19 @@
 """Runs, queues and processes for operators, with asyncio. ``admin_work_sync`` is made of this file."""
 
-from collections.abc import AsyncIterator
+from __future__ import annotations
 
-from weft_client import admin_models as m
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
 from weft_client.admin_calls import below_checkpoints, call, listed, once, path
-from weft_client.models import GateMode, GateOf, OperationState, ReplicaDirective
+from weft_client.modules import Later
 from weft_client.transport_async import AsyncTransport
+
+if TYPE_CHECKING:
+    from weft_client import admin_models as m
+    from weft_client.models import GateMode, GateOf, OperationState, ReplicaDirective
+else:
+    m = Later("weft_client.admin_models")
 
 
 class AsyncAdminRuns:
@@ -239,6 +247,30 @@ class AsyncPools:
     async def list(self) -> AsyncIterator[m.PoolBody]:
         """Yield the sampling processes."""
         async for one in self._transport.every(listed("/pools", m.Page[m.PoolBody])):
+            yield one
+
+
+class AsyncApis:
+    """API processes."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self) -> AsyncIterator[m.ApiBody]:
+        """Yield the API processes."""
+        async for one in self._transport.every(listed("/apis", m.Page[m.ApiBody])):
+            yield one
+
+
+class AsyncEndedProcesses:
+    """Processes that died in the last hour."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self) -> AsyncIterator[m.EndedBody]:
+        """Yield them, the latest first, with who has their runs now."""
+        async for one in self._transport.every(listed("/ended-processes", m.Page[m.EndedBody])):
             yield one
 
 

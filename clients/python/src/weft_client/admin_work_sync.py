@@ -3,12 +3,20 @@
 ``clients/python/make_sync.py`` makes this file of ``weft_client.admin_work_async``.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from weft_client import admin_models as m
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from weft_client.admin_calls import below_checkpoints, call, listed, once, path
-from weft_client.models import GateMode, GateOf, OperationState, ReplicaDirective
+from weft_client.modules import Later
 from weft_client.transport_sync import Transport
+
+if TYPE_CHECKING:
+    from weft_client import admin_models as m
+    from weft_client.models import GateMode, GateOf, OperationState, ReplicaDirective
+else:
+    m = Later("weft_client.admin_models")
 
 
 class AdminRuns:
@@ -240,6 +248,30 @@ class Pools:
     def list(self) -> Iterator[m.PoolBody]:
         """Yield the sampling processes."""
         for one in self._transport.every(listed("/pools", m.Page[m.PoolBody])):
+            yield one
+
+
+class Apis:
+    """API processes."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self) -> Iterator[m.ApiBody]:
+        """Yield the API processes."""
+        for one in self._transport.every(listed("/apis", m.Page[m.ApiBody])):
+            yield one
+
+
+class EndedProcesses:
+    """Processes that died in the last hour."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self) -> Iterator[m.EndedBody]:
+        """Yield them, the latest first, with who has their runs now."""
+        for one in self._transport.every(listed("/ended-processes", m.Page[m.EndedBody])):
             yield one
 
 

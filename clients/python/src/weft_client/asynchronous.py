@@ -1,20 +1,25 @@
 """The client with asyncio. ``weft_client.synchronous`` is made of this file (``clients/python/make_sync.py``)."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
-import httpx
-
-from weft_client import calls, models
+from weft_client import calls
 from weft_client.admin_async import AsyncWeftAdmin
-from weft_client.calls import Archive
+from weft_client.call import Archive
 from weft_client.raw_responses import NotedResponses, RawResponse
 from weft_client.sampling_async import AsyncClientExceptions, AsyncGates, AsyncOperations, AsyncSamples
 from weft_client.tenancy_async import AsyncAudit, AsyncKeys, AsyncProjects, AsyncUsage
 from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint
 from weft_client.transport_async import AsyncTransport
 from weft_client.webhooks_async import AsyncWebhooks
+
+if TYPE_CHECKING:
+    import httpx
+
+    from weft_client import models
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -230,6 +235,11 @@ class AsyncWeft:
         self.checkpoints = AsyncCheckpoints(self._transport)
         self.jobs = AsyncJobs(self._transport)
         self._admin: AsyncWeftAdmin | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Address of the service."""
+        return self._transport.base_url
 
     @property
     def admin(self) -> AsyncWeftAdmin:

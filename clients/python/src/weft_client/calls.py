@@ -3,42 +3,24 @@
 Every request of a tenant may be sent again: it reads, it sets a state, or it has an ``Idempotency-Key``.
 """
 
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from weft_client import models as m
-from weft_client.webhook_models import webhook_state
+from weft_client.bodies import webhook_state
+from weft_client.call import Archive, Call
+from weft_client.modules import Later
+
+if TYPE_CHECKING:
+    from weft_client import models as m
+else:
+    m = Later("weft_client.models")
 
 TINKER, WEFT = "/api/v1", "/api/weft/v1"
-
-R = TypeVar("R", bound=m.Record)
-Archive = bytes | Iterable[bytes] | AsyncIterable[bytes]
-
-
-@dataclass(frozen=True)
-class Call(Generic[R]):
-    """One request, and the record that its answer is read as; None for an answer without a body."""
-
-    method: str
-    path: str
-    answer: type[R] | None
-    query: Mapping[str, Any] = field(default_factory=dict)
-    body: Mapping[str, Any] | None = None
-    content: Archive | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    seconds: float | None = None
-    """Time that the service may take beyond the client's timeout."""
-    is_safe_twice: bool = True
-    """False if a repeat of the request, once it has taken effect, is answered as a mistake."""
-
-    @property
-    def is_repeatable(self) -> bool:
-        """True if the request can be sent again; a body that streams cannot."""
-        return self.content is None or isinstance(self.content, bytes)
 
 
 def runs(which: Mapping[m.RunFilter, str | None], *, recent: int, limit: int, cursor: str | None) -> Call[m.RunList]:

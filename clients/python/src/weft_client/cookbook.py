@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from itertools import islice
 from math import isfinite
 from typing import Any
+from urllib.parse import quote
 
 from weft_client.errors import WeftClientError
 from weft_client.synchronous import Weft
@@ -79,8 +80,8 @@ class WeftLogger:
         """Do nothing: metrics are recorded when they are logged."""
 
     def get_logger_url(self) -> str | None:
-        """Return None: weft has no page of a run."""
-        return None
+        """Return the address of the run's page on the dashboard, which asks for a login."""
+        return f"{self._weft.base_url}/ui/runs/{quote(self._run, safe=':')}"
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:

@@ -40,6 +40,7 @@ from weft_client.standing_models import (
     ProjectLimitReport as ProjectLimitReport,
     ProjectReport as ProjectReport,
     RateReport as RateReport,
+    RequestRateReport as RequestRateReport,
     StandingReport as StandingReport,
 )
 from weft_client.webhook_models import (

@@ -1,10 +1,13 @@
 """Answers as they came over HTTP, beside the records that the client reads from them."""
 
+from __future__ import annotations
+
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import httpx
+if TYPE_CHECKING:
+    import httpx
 
 R = TypeVar("R")
 

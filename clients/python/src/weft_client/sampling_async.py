@@ -1,13 +1,20 @@
 """Gates, samples and operations with asyncio. ``weft_client.sampling_sync`` is made of this file (``make_sync.py``)."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from weft_client import calls, models
+from weft_client import calls
+from weft_client.bodies import sample_body
 from weft_client.calls import TINKER
 from weft_client.errors import BadRequest
-from weft_client.streams import Event, sample_body
 from weft_client.transport_async import AsyncTransport
+
+if TYPE_CHECKING:
+    from weft_client import models
+    from weft_client.streams import Event
 
 _PAGE = 1000
 _PAGE_OF_WORK = 200

@@ -3,14 +3,21 @@
 ``clients/python/make_sync.py`` makes this file of ``weft_client.sampling_async``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from weft_client import calls, models
+from weft_client import calls
+from weft_client.bodies import sample_body
 from weft_client.calls import TINKER
 from weft_client.errors import BadRequest
-from weft_client.streams import Event, sample_body
 from weft_client.transport_sync import Transport
+
+if TYPE_CHECKING:
+    from weft_client import models
+    from weft_client.streams import Event
 
 _PAGE = 1000
 _PAGE_OF_WORK = 200

@@ -35,6 +35,19 @@ class RateReport(Record):
     project: str | None = None
 
 
+class RequestRateReport(Record):
+    """A rate of requests, of a key, of a project or else of the tenant: ``used`` came in the last minute, one more is answered in
+    ``seconds``.
+    """
+
+    per_minute: int
+    used: int
+    remaining: int
+    seconds: int
+    key: int | None = None
+    project: str | None = None
+
+
 class BudgetReport(Record):
     """A budget in tokens, of a key, of a project or else of the tenant; ``resets_at`` None for a total one."""
 
@@ -110,6 +123,7 @@ class StandingReport(Record):
     service_class: str
     limits: list[LimitReport]
     rates: list[RateReport]
+    request_rates: list[RequestRateReport] = []
     budgets: list[BudgetReport]
     money_budgets: list[MoneyBudgetReport] = []
     alerts: list[AlertReport]

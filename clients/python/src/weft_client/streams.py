@@ -50,28 +50,6 @@ _KINDS: Mapping[str, TypeAdapter[Any]] = {
 }
 
 
-def sample_body(
-    sampler: str,
-    prompt: list[int],
-    *,
-    seq_id: int,
-    num_samples: int,
-    max_tokens: int | None,
-    temperature: float,
-    seed: int | None,
-    stop: list[int] | None,
-) -> dict[str, Any]:
-    """Return the body of a streamed sample in Tinker's form."""
-    params = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stop": stop}
-    return {
-        "sampling_session_id": sampler,
-        "seq_id": seq_id,
-        "num_samples": num_samples,
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": prompt}]},
-        "sampling_params": {name: value for name, value in params.items() if value is not None},
-    }
-
-
 @dataclass
 class StreamReader:
     """Reader of a stream's lines. The same reader goes on with a stream that is begun again."""

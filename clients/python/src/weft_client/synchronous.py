@@ -3,21 +3,26 @@
 ``clients/python/make_sync.py`` makes this file of ``weft_client.asynchronous``.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
-import httpx
-
-from weft_client import calls, models
+from weft_client import calls
 from weft_client.admin_sync import WeftAdmin
-from weft_client.calls import Archive
+from weft_client.call import Archive
 from weft_client.raw_responses import NotedResponses, RawResponse
 from weft_client.sampling_sync import ClientExceptions, Gates, Operations, Samples
 from weft_client.tenancy_sync import Audit, Keys, Projects, Usage
 from weft_client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Endpoint
 from weft_client.transport_sync import Transport
 from weft_client.webhooks_sync import Webhooks
+
+if TYPE_CHECKING:
+    import httpx
+
+    from weft_client import models
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -233,6 +238,11 @@ class Weft:
         self.checkpoints = Checkpoints(self._transport)
         self.jobs = Jobs(self._transport)
         self._admin: WeftAdmin | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Address of the service."""
+        return self._transport.base_url
 
     @property
     def admin(self) -> WeftAdmin:

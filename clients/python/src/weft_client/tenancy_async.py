@@ -1,11 +1,16 @@
 """Usage, audit log, keys and projects of a tenant, with asyncio. ``weft_client.tenancy_sync`` is made of this file."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weft_client import calls, models
+from weft_client import calls
 from weft_client.transport_async import AsyncTransport
+
+if TYPE_CHECKING:
+    from weft_client import models
 
 _PAGE = 1000
 

@@ -3,12 +3,17 @@
 ``clients/python/make_sync.py`` makes this file of ``weft_client.tenancy_async``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weft_client import calls, models
+from weft_client import calls
 from weft_client.transport_sync import Transport
+
+if TYPE_CHECKING:
+    from weft_client import models
 
 _PAGE = 1000
 

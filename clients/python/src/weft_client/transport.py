@@ -1,16 +1,23 @@
 """Sending of calls, with and without asyncio: retries of what may be repeated, errors by their codes."""
 
+from __future__ import annotations
+
 import json
 import os
 import random
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import httpx
-
-from weft_client.calls import Call
+from weft_client.call import Call
 from weft_client.errors import OutcomeUnknown, ServiceUnavailable, WeftClientError, error_of
-from weft_client.models import Record
+from weft_client.modules import Later
+
+if TYPE_CHECKING:
+    import httpx
+
+    from weft_client.models import Record
+else:
+    httpx = Later("httpx")
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_RETRIES = 5
@@ -23,7 +30,7 @@ _NOT_SENT = "no_connection"
 _CREDENTIALS = Path("~/.tinker/credentials.json")
 """File of the ``tinker auth login`` command."""
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound="Record")
 
 
 class Endpoint:

@@ -1,21 +1,30 @@
 """The sender of calls with asyncio. ``weft_client.transport_sync`` is made of this file (``clients/python/make_sync.py``)."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx
-
-from weft_client.admin_models import Page
-from weft_client.calls import Call
+from weft_client.call import Call
 from weft_client.errors import WeftClientError
-from weft_client.models import Record
+from weft_client.modules import Later
 from weft_client.raw_responses import note_response
-from weft_client.streams import Event, StreamReader
 from weft_client.transport import Endpoint, read, unreachable
 
-R = TypeVar("R", bound=Record)
+if TYPE_CHECKING:
+    import httpx
+
+    from weft_client import streams
+    from weft_client.admin_models import Page
+    from weft_client.models import Record
+    from weft_client.streams import Event
+else:
+    httpx = Later("httpx")
+    streams = Later("weft_client.streams")
+
+R = TypeVar("R", bound="Record")
 
 
 class AsyncTransport:
@@ -24,6 +33,11 @@ class AsyncTransport:
     def __init__(self, endpoint: Endpoint, http: httpx.AsyncClient | None) -> None:
         self._endpoint = endpoint
         self._http = http or httpx.AsyncClient()
+
+    @property
+    def base_url(self) -> str:
+        """Address of the service, without a slash at its end."""
+        return self._endpoint.base_url
 
     async def send(self, call: Call[R]) -> R:
         """Return the record of the answer. Raises ``WeftClientError``."""
@@ -53,7 +67,7 @@ class AsyncTransport:
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Event]:
         """Yield the events of a stream; one that breaks off is begun again. Raises ``WeftClientError``."""
         call: Call[Record] = Call("POST", path, None, body=body)
-        reader, attempt = StreamReader(), 0
+        reader, attempt = streams.StreamReader(), 0
         while not reader.is_done:
             try:
                 request = self._endpoint.request(call)

@@ -1,6 +1,5 @@
 """Records of webhooks and their events. ``weft_client.models`` has them too."""
 
-from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -55,11 +54,3 @@ class WebhookEventList(Record):
 
     events: list[WebhookEventBody]
     next_before: int | None = None
-
-
-def webhook_state(
-    url: str | None, events: Collection[str] | None, note: str | None, is_enabled: bool | None = None
-) -> dict[str, Any]:
-    """Return what is given of a webhook's state, as a request has it."""
-    given = {"url": url, "events": None if events is None else [*events], "note": note, "is_enabled": is_enabled}
-    return {name: value for name, value in given.items() if value is not None}

@@ -1,9 +1,15 @@
 """Webhooks of a tenant, with asyncio. ``weft_client.webhooks_sync`` is made of this file."""
 
-from collections.abc import AsyncIterator, Collection
+from __future__ import annotations
 
-from weft_client import calls, models
+from collections.abc import AsyncIterator, Collection
+from typing import TYPE_CHECKING
+
+from weft_client import calls
 from weft_client.transport_async import AsyncTransport
+
+if TYPE_CHECKING:
+    from weft_client import models
 
 
 class AsyncWebhooks:

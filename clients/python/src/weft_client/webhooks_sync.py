@@ -3,10 +3,16 @@
 ``clients/python/make_sync.py`` makes this file of ``weft_client.webhooks_async``.
 """
 
-from collections.abc import Collection, Iterator
+from __future__ import annotations
 
-from weft_client import calls, models
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from weft_client import calls
 from weft_client.transport_sync import Transport
+
+if TYPE_CHECKING:
+    from weft_client import models
 
 
 class Webhooks:

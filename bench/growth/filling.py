@@ -59,7 +59,15 @@ FROM generate_series(0, {tenants} - 1) tenant, generate_series(1, 5 + {rows} / 1
 
 UPDATE operations SET created_at = created_at - interval '3 days', finished_at = finished_at - interval '3 days',
   pruned_at = pruned_at - interval '3 days' WHERE pruned_at IS NOT NULL;
+
+UPDATE operations SET state = 'failed', error_code = 'invalid_request', error_category = 'user', error_message = 'too large'
+WHERE position IN (SELECT position FROM operations
+  WHERE tenant_id = lpad(to_hex(1), 32, '0') AND state = 'done' AND pruned_at IS NULL ORDER BY position DESC LIMIT 60);
+
+UPDATE runs SET payloads_dropped_to = CASE state WHEN 'unloaded' THEN next_seq_id - 1 ELSE greatest(0, snapshot_seq_id - 40) END
+WHERE base_model = '{base_model}';
 """
+"""Rows of each table. A call has the same work at every size: a page of tenant1's failed operations, forty payloads of a run."""
 
 
 def fill(url: str, rows: int, *, tenants: int, base_model: str) -> None:

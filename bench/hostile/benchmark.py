@@ -52,8 +52,10 @@ _STORED_BYTES = 64 * 2**20
 """The attacker's own limit of stored bytes: so low that the attacks reach it."""
 _WARM_UP_SECONDS = 30.0
 """Seconds that the honest tenants get to begin; the SDK alone takes long to load."""
-_REST_SECONDS = 3.0
+_REST_SECONDS = 4.0
 """Seconds between two strikes, in which the attacker ends its sessions."""
+_SETTLED_SECONDS = 2.5
+"""Seconds after a strike by whose end the requests that were on their way have been answered."""
 _TOGETHER = "all at once"
 
 
@@ -149,6 +151,9 @@ def measure(service: ServiceProcess, keys: Sequence[str], settings: Settings, sc
             time.sleep(max(0.0, strike.end - time.monotonic()))
             stored.append(stored_bytes(settings, ATTACKER))
             on_database(settings, lambda database: cancel_backlog(database, settings, ATTACKER))
+            # Requests that were on their way have been accepted meanwhile.
+            time.sleep(max(0.0, strike.end + _SETTLED_SECONDS - time.monotonic()))
+            on_database(settings, lambda database: cancel_backlog(database, settings, ATTACKER))
         trained, sampled, probes, tallies = (process.result() for process in processes)
     reports = Reports(probes, trained, sampled, tallies)
     calm = reports.honest.felt(schedule.calm, schedule.strikes[0].begin)
@@ -170,13 +175,15 @@ def _verdict(
     stored: Sequence[int],
     settings: Settings,
 ) -> dict[str, Any]:
-    calm = max(one.rss_mib for one in meter.within(schedule.calm, schedule.strikes[0].begin))
-    most = max(one.rss_mib for one in meter.readings if one.at >= schedule.calm)
+    calm = max(meter.within(schedule.calm, schedule.strikes[0].begin), key=lambda one: one.rss_mib)
+    most = max((one for one in meter.readings if one.at >= schedule.calm), key=lambda one: one.rss_mib)
+    for name, rss in most.rss_of.items():
+        print(f"memory of {name}: {calm.rss_of.get(name, 0.0):.0f} MiB in the calm, {rss:.0f} when most was used")
     return {
         **figures.worst(rows),
         "honest_errors": reports.errors_count,
         "hung": reports.hung,
-        "rss_growth_mib": most - calm,
+        "rss_growth_mib": most.rss_mib - calm.rss_mib,
         "attacker_stored_bytes": max(stored),
         "attacker_stored_bytes_bound": bound(settings),
         "attacker_5xx": sum(count for one in rows for status, count in one.answers.items() if 500 <= int(status) < 600),

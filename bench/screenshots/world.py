@@ -5,11 +5,12 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+import httpx
 import tinker
 from tinker import types
 
@@ -65,6 +66,11 @@ def world(folder: Path) -> Iterator[World]:
         clients = [_trained(url, aurora, seed, steps=_STEPS) for seed in range(3)]
         clients.append(_trained(url, boreal, 9, steps=_STEPS // 2))
         held = _trained(url, cedar, 5, steps=4)
+        for client in clients[:3]:
+            _add_metrics(url, aurora, client.model_id)
+        for meter, amount in (("train", "0.40"), ("prompt", "0.10"), ("cached_prompt", "0.02"), ("sampled", "1.20")):
+            weft(data, "price", "add", f"{meter}_tokens", amount, "--base", BASE)
+        _fail(clients[0])
         weft(data, "tenant", "suspend", "cedar", "--reason", "the bill of October is open")
         pending = [held.forward_backward([_datum(_TEXTS[0])], "cross_entropy") for _ in range(_HELD)]
         weft(data, "replica", "drain", "spare-0", "--base", BASE, "--reason", "new driver")
@@ -100,6 +106,22 @@ def _trained(url: str, key: str, seed: int, *, steps: int) -> tinker.TrainingCli
     for _ in range(3):
         sampler.sample(prompt, num_samples=2, sampling_params=params).result()
     return run
+
+
+def _add_metrics(url: str, key: str, run: str) -> None:
+    """Add own metrics of a run, as a training script's logger does."""
+    points = [
+        {"step": step, "metrics": {"reward": 1 - 0.9 * 0.95**step, "eval/loss": 5 * 0.93**step + 0.2 * (step % 3)}}
+        for step in range(1, _STEPS + 1)
+    ]
+    address = f"{url}/api/weft/v1/runs/{run}/points"
+    httpx.post(address, json={"points": points}, headers={"X-API-Key": key}, timeout=_SECONDS).raise_for_status()
+
+
+def _fail(run: tinker.TrainingClient) -> None:
+    """Have an operation fail, so that the page of errors has one."""
+    with suppress(tinker.TinkerError):
+        run.load_state(f"tinker://{run.model_id}/weights/never-saved").result()
 
 
 def _keep_busy(run: tinker.TrainingClient, ended: Event) -> None:

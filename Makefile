@@ -52,6 +52,8 @@ lock: audit ## write requirements.lock anew: the image's dependencies with hashe
 test: export OMP_NUM_THREADS ?= 1
 # A child process that crashes says where.
 test: export PYTHONFAULTHANDLER ?= 1
+# Processes that start find their code compiled, also where the machine's environment says not to keep it.
+test: export PYTHONDONTWRITEBYTECODE =
 test: check vllm ## every check and every test, vLLM included
 	.ci/chromium
 	$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)

@@ -185,8 +185,16 @@ async def _contents(world: World) -> dict[str, list[tuple[Any, ...]]]:
 
 
 async def test_no_secret_of_a_test_is_in_the_table(world: World) -> None:
-    """Keys, tokens, links and what a user pastes into a note."""
+    """Keys, tokens, links, the path and query of a webhook, and what a user pastes into a note."""
     http = await world.client(ADMIN)
+    paths = ["aTeN0fThEfIrStReCeIvEr" * 2, "sEcReToFtHeSeCoNdOnE09" * 2]
+    for part in paths:
+        body = {"url": f"https://bell.example/hooks/{part}?token={part}"}
+        (await http.put("/api/weft/v1/webhooks/bell", json=body)).raise_for_status()
+    entries = (await http.get("/api/weft/v1/audit?resource=webhook")).json()["entries"]
+    assert [one["after"]["origin"] for one in entries] == ["https://bell.example"] * 2
+    assert entries[0]["before"]["url_sha256"] == entries[1]["after"]["url_sha256"] != entries[0]["after"]["url_sha256"]
+    (await http.delete("/api/weft/v1/webhooks/bell")).raise_for_status()
     pasted = "tml-abcdefabcdef-" + "q" * 50
     made = (await http.post("/api/weft/v1/keys", json={"note": f"was {pasted}"})).raise_for_status().json()
     rotated = (await http.post(f"/api/weft/v1/keys/{made['key_id']}/rotate", json={})).raise_for_status().json()
@@ -201,7 +209,7 @@ async def test_no_secret_of_a_test_is_in_the_table(world: World) -> None:
         hashes = list(await session.scalars(select(ApiKey.secret_hash)))
     told = "\n".join(str(tuple(row)) for row in rows)
     secrets = [made["secret"], rotated["secret"], http.headers["x-api-key"], world.tenant.key, pasted, token]
-    secrets += [link.split("/")[-2], *(found.hex() for found in hashes)]
+    secrets += [link.split("/")[-2], *(found.hex() for found in hashes), *paths]
     assert [secret for secret in secrets if secret in told or secret[20:] in told] == []
     assert {one.door for one in rows} == {"key", "token", "link"}
     assert [one.resource_id for one in rows if one.door == "link"] == [f"tinker://{world.own['run']}/weights/one"]

@@ -31,6 +31,16 @@ async def test_unknown_route_is_a_final_json_404(cats, method: str, path: str) -
     assert response.json()["retryable"] is False
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/embeddings"), ("DELETE", "/v1/models"), ("POST", "/v1/")])
+async def test_unknown_route_beside_openais_is_told_in_openais_form(cats, method: str, path: str) -> None:
+    response = await cats.http.request(method, f"{cats.service.url}{path}")
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("not_found_error", "not_implemented")
+    assert f"{method} {path}" in error["message"]
+    assert "detail" in (await cats.http.get(f"{cats.service.url}/v1x")).json(), "weft's own form elsewhere"
+
+
 async def test_a_refused_external_save_takes_its_seq_id_and_fails_as_a_future(cats, dogs, service) -> None:
     run = await cats.run()
     body = {"model_id": run, "path": "x", "seq_id": 1, "age_encryption_recipients": ["nobody"]}

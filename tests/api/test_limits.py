@@ -11,6 +11,7 @@ from contracts.operations import OptimStepped
 from store.settings import Settings
 from tenants.limits import set_tenant
 from tests.api.conftest import BASE, Service, Tenant
+from tests.api.test_back_pressure import ask, sampler
 
 
 @pytest.fixture
@@ -172,3 +173,29 @@ async def test_a_model_beyond_the_limit_is_accepted_and_told_why_it_waits(
     creation["session_id"] = await dogs.session()
     beside = await retrieve(dogs, await dogs.http.post("/create_model", json=creation))
     assert "no trainer" in beside["queue_state_reason"]
+
+
+async def test_limits_that_are_lowered_below_their_use_end_nothing_and_hold_back_what_is_new(
+    service: Service, cats: Tenant, dogs: Tenant
+) -> None:
+    runs = [await cats.run(), await cats.run()]
+    theirs = await dogs.run()
+    await cats.checkpoint(runs[0], "kept")
+    asked = [await step(cats, run, seq_id) for run in runs for seq_id in (1, 2)]
+    draws = await sampler(cats)
+    drawing = [await ask(cats, draws, seq_id) for seq_id in range(2)]
+    await limit(service, "cats", open_runs=1, sessions=1, pending_operations=1, pending_samples=1, stored_bytes=1)
+    assert (await step(cats, runs[0], 3)).status_code == 429
+    assert (await ask(cats, draws, 2)).status_code == 429
+    assert (await cats.http.post("/create_session", json={})).status_code == 429
+    assert (await step(dogs, theirs, 1)).status_code == 200
+    # Each was accepted before: it is there, waits for its turn, and ends well.
+    assert {(await retrieve(cats, one))["type"] for one in (*asked, *drawing)} == {"try_again"}
+    for _ in range(2):
+        await service.run_next(OptimStepped({}))
+    assert ["error" in await retrieve(cats, one) for one in asked] == [False] * 4
+    listed = (await cats.http.get(f"/training_runs/{runs[0]}/checkpoints")).json()["checkpoints"]
+    assert [one["checkpoint_id"] for one in listed] == ["weights/kept"]
+    assert [(await step(cats, run, 3)).status_code for run in runs] == [200, 429]
+    await service.run_next(OptimStepped({}))
+    assert (await step(cats, runs[1], 3)).status_code == 200

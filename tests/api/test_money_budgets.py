@@ -6,6 +6,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
+from contracts.waiting import WaitReason
 from store.tables import Operation
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
@@ -151,6 +152,8 @@ async def test_a_projects_budget_bounds_the_work_of_its_sessions_alone(
     held = [await ask(cats, mine, 2, **OLD_SDK), await train(cats, run, 1, **OLD_SDK)]
     assert [(await poll(cats, one))["queue_state"] for one in held] == ["paused_capacity"] * 2
     assert "this project's total budget" in (await poll(cats, held[1]))["queue_state_reason"]
+    weft = f"{service.url}/api/weft/v1/requests"
+    assert [(await cats.http.get(f"{weft}/{one}/waiting")).json()["reason"] for one in held] == [WaitReason.BUDGET] * 2
     stands = (await standing(cats))["budgets"]
     assert [(one["project"], one["project_name"], one["spent"]) for one in stands] == [(project, "paper", 10)]
     # Work follows its session: in the default project nothing holds it.

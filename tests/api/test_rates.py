@@ -181,6 +181,10 @@ async def test_work_of_a_spent_budget_is_answered_402_and_goes_on_once_it_is_rai
         assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (402, "budget_spent", True)
         assert "budget of the day in tokens is spent" in refused.json()["detail"]
     # Results, repeats of accepted work, and work without tokens go on.
+    kept = await cats.run(model_seq_id=9)
+    for seq_id, step in enumerate(("optim_step", "save_weights"), 1):
+        body = {"model_id": kept, "seq_id": seq_id, "path": "kept"}
+        assert (await cats.http.post(f"/{step}", json=body)).status_code == 200, step
     assert (await poll(cats, first))["status"] == 200
     assert (await ask(cats, mine, 0)).json() == first.json()
     assert (await ask(dogs, theirs, 0)).status_code == 200
@@ -216,7 +220,9 @@ async def test_an_sdk_that_knows_no_402_has_its_work_accepted_and_held(service: 
     await ask(cats, mine, 0)
     await finish_samples(service)
     held = [await ask(cats, mine, 1, **OLD_SDK), await train(cats, run, 1, **OLD_SDK)]
-    assert [answer.status_code for answer in held] == [200, 200]
+    creation = {"session_id": await cats.session(), "model_seq_id": 3, "base_model": BASE, "lora_config": {"rank": 4}}
+    made = [await cats.http.post("/create_model", json=creation, headers=headers) for headers in ({}, OLD_SDK)]
+    assert [answer.status_code for answer in (*held, *made)] == [200, 200, 402, 200]
     for answer in held:
         told = await poll(cats, answer)
         assert (told["status"], told["queue_state"]) == (408, "paused_capacity")

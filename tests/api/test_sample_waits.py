@@ -67,6 +67,15 @@ async def test_a_sample_tells_that_no_replica_works_and_then_that_it_waits_for_i
     await pool(service, PoolState.WORKING)
     state, found = await told(cats, request_id)
     assert (state, "its turn" in found) == ("active", True)
+    mine = await sampler(cats)
+    other = (await ask(cats, mine, 1)).json()["request_id"]
+    async with service.database.write() as transaction:
+        await transaction.execute(update(Operation).where(Operation.id == request_id).values(taken_by="pool-1"))
+    waiting = [
+        (await cats.http.get(f"{service.url}/api/weft/v1/requests/{one}/waiting")).json() for one in (request_id, other)
+    ]
+    assert [one["reason"] for one in waiting] == [WaitReason.CLAIMED, WaitReason.TURN]
+    assert "a sampling process has it" in (await told(cats, request_id))[1]
 
 
 async def test_a_paused_adapters_sample_tells_the_pause_and_its_neighbours_does_not(

@@ -4,7 +4,7 @@ import base64
 import csv
 import io
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 import pytest_asyncio
@@ -307,6 +307,9 @@ async def test_an_export_has_what_has_ended_and_nothing_of_another_tenant(cats, 
     cats.service.clock.move(hours=2)
     first = await cats.http.get(route, params=query)
     text = first.text
+    final = datetime.fromisoformat(first.headers["weft-final-before"])
+    now = cats.service.clock()
+    assert now - timedelta(hours=2) < final <= now - timedelta(hours=1)
     assert session in text
     assert other not in text
     if form == "focus":

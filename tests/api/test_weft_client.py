@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from urllib.parse import unquote
 
 import pytest
 import pytest_asyncio
@@ -133,8 +134,14 @@ async def test_the_client_without_asyncio_and_the_cookbooks_logger_record_alike(
             logger.log_metrics({"reward": 0.5, "text": "no number", "loss": float("nan")}, step=3)
             logger.log_metrics({"reward": 1.0})
             WeftLogger("none", client).log_metrics({"reward": 1.0})
+            pages.append(logger.get_logger_url() or "")
 
+    pages: list[str] = []
     await asyncio.to_thread(log)
+    page = await cats.http.get(pages[0])
+    # The page asks for a login; an address that is none is not found.
+    assert (page.status_code, page.headers["location"].partition("?")[0]) == (303, "/ui/login")
+    assert unquote(page.headers["location"]).endswith(f"next=/ui/runs/{run}")
     found = await weft.runs.metric(run, "reward")
     assert [(one.step, one.value) for one in found.values] == [(3, 0.5), (4, 1.0)]
     assert [one.value for one in (await weft.runs.metric(run, "loss")).values] == [None]

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from cli.readiness import readiness
 from migrations.upgrade import downgrade
 from store.database import Database, create_engine
-from store.settings import Settings
 
 Look = Callable[[str], Awaitable[str]]
 
@@ -25,13 +23,12 @@ async def opened(url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-def look(tmp_path: Path) -> Look:
+def look() -> Look:
     """Return a function that reports a starting process's readiness of the database at a URL."""
 
     async def looked(url: str) -> str:
-        settings = Settings(data_dir=tmp_path, database_url=url)
         async with opened(url) as database:
-            return (await readiness(settings, database, ["org/name"]).look()).parts["database"]
+            return (await readiness(database, ["org/name"]).look()).parts["database"]
 
     return looked
 

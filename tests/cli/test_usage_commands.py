@@ -1,5 +1,6 @@
 """``weft price`` and ``weft usage`` on a service's database: prices are added, a day is counted again, a bill is exported."""
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -29,3 +30,15 @@ def test_a_price_is_added_once_and_a_wrong_sum_makes_verify_exit_with_one(tmp_pa
     assert (wrong.returncode, "cats\tusage_days\ttokens\t5 told\t0 counted" in wrong.stdout) == (1, True)
     exported = weft(data, "usage", "export", "--tenant", "cats", "--since", str(day))
     assert (exported.returncode, exported.stdout[:10]) == (0, "BilledCost")
+    assert re.fullmatch(r"hours from \S+Z on may still change and are left out\n", exported.stderr), exported.stderr
+    past = weft(data, "usage", "export", "--tenant", "cats", "--since", str(day), "--before", f"{day}T01:00")
+    assert (past.returncode, past.stderr) == (0, ""), "nothing is left out"
+
+
+def test_verify_says_from_when_on_operations_are_counted_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    weft(data, "tenant", "create", "cats")
+    today = datetime.now(UTC).date()
+    assert "0 operations counted again from" in weft(data, "usage", "verify", "--day", str(today)).stdout
+    long_ago = weft(data, "usage", "verify", "--day", str(today - timedelta(days=90))).stdout
+    assert "no operation counted again, since none is surely kept" in long_ago

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 import pytest
 from weft_client import admin_models
 from weft_client.admin_async import AsyncWeftAdmin
-from weft_client.calls import Call
+from weft_client.call import Call
 from weft_client.transport_async import AsyncTransport
 
 from cli.pages.admin_routes import admin_document
@@ -78,6 +78,8 @@ METHODS: dict[str, Callable[[AsyncWeftAdmin], Any]] = {
     "drain": lambda weft: weft.trainers.drain("w", reason="x"),
     "undrain": lambda weft: weft.trainers.work("w"),
     "list_all_pools": lambda weft: weft.pools.list(),
+    "list_all_apis": lambda weft: weft.apis.list(),
+    "list_ended_processes": lambda weft: weft.ended_processes.list(),
     "show_queue": lambda weft: weft.queue.lines(),
     "list_placements": lambda weft: weft.queue.placements(base_model="b"),
     "show_housekeeping": lambda weft: weft.housekeeping.steps(),

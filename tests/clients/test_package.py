@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from weft_client import calls, models
-from weft_client.calls import Call
+from weft_client.call import Call
 
 from cli.pages.routes import openapi_document
 from tests.conftest import ROOT
@@ -181,8 +181,13 @@ def test_the_half_without_asyncio_is_made_of_the_other() -> None:
         assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(committed)), "run clients/python/make_sync.py"
 
 
-def test_the_import_loads_no_library() -> None:
-    program = "import sys, weft_client; print(sorted({'httpx', 'pydantic', 'torch', 'tinker'} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    "used", ["Weft", "AsyncWeft", "WeftAdmin", "AsyncWeftAdmin", "WeftClientError", "cookbook.WeftLogger"]
+)
+def test_a_clients_import_loads_no_library_and_no_records(used: str) -> None:
+    place, _, name = f"weft_client.{used}".rpartition(".")
+    heavy = "{'httpx', 'pydantic', 'torch', 'tinker', 'weft_client.models', 'weft_client.admin_models'}"
+    program = f"import sys; from {place} import {name}; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE / "src"
     )

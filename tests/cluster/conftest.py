@@ -44,6 +44,7 @@ class Cluster:
     base: BaseModel
     metrics_port: int
     """Metrics port of the first process; the others' follow it."""
+    admin_port: int
 
     def tenant_key(self, name: str) -> str:
         """Make a tenant and return its key."""
@@ -91,7 +92,13 @@ class Cluster:
 
     def misses_redis(self) -> bool:
         """Return whether a process reports that Redis does not answer."""
-        return any(answer.json()["parts"]["redis"] != "ok" for answer in self._readiness())
+        parts = [answer.json()["parts"] for answer in self._readiness()]
+        return any(one["redis"] != "ok" or one.get("requests", "ok") != "ok" for one in parts)
+
+    def counts_requests_apart(self) -> bool:
+        """Return whether both API processes report that each counts requests by itself."""
+        told = [answer.json()["parts"].get("requests", "") for answer in self._readiness()]
+        return sum("by itself" in one for one in told) == 2
 
     def _readiness(self) -> list[httpx.Response]:
         return [
@@ -122,7 +129,9 @@ def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path
     folder = tmp_path_factory.mktemp("cluster")
     need_redis()
     need_postgres()
-    facts, metrics_port = read_base_model_facts(BASE, tiny_model_dir, None), free_ports(PROCESSES)
+    facts = read_base_model_facts(BASE, tiny_model_dir, None)
+    metrics_port = free_ports(PROCESSES + 1)
+    admin_port = metrics_port + PROCESSES
     with ExitStack() as stack:
         url = make_url(stack.enter_context(throwaway_database()))
         proxy = stack.enter_context(TcpProxy(url.host or "127.0.0.1", url.port or 5432))
@@ -138,13 +147,14 @@ def whole_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path
                     "WEFT_SNAPSHOT_OPERATIONS": "16",
                     "WEFT_LEASE": f"PT{LEASE_SECONDS}S",
                     "WEFT_METRICS_PORT": str(metrics_port),
+                    "WEFT_ADMIN_PORT": str(admin_port),
                     "OMP_NUM_THREADS": "1",
                     # One poll for all samples of a client, so that every fault strikes these polls, too.
                     "WEFT_SDK_JOINT_POLLS": "true",
                 },
             )
         )
-        yield Cluster(process, redis, proxy, folder / "data", BaseModel.load(facts), metrics_port)
+        yield Cluster(process, redis, proxy, folder / "data", BaseModel.load(facts), metrics_port, admin_port)
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ def trainer_of(cluster: Cluster, tenant: str) -> tuple[str, psutil.Process]:
 
 def test_runs_are_divided_among_the_trainers(cluster: Cluster) -> None:
     cats, dogs = names()
+    held = "SELECT id FROM runs WHERE trainer_id IS NOT NULL"
+    cluster.until(lambda: not cluster.process.query(held), "no run of a test before counts for a trainer")
     with at_work(cluster, cats, dogs):
         assert trainer_of(cluster, cats)[0] != trainer_of(cluster, dogs)[0]
 
@@ -168,6 +170,7 @@ def test_a_redis_that_stands_still_is_an_outage_and_no_loss(cluster: Cluster) ->
         cluster.redis.freeze()
         try:
             cluster.until(cluster.misses_redis, "Redis is missed")
+            cluster.until(cluster.counts_requests_apart, "requests are counted by each process")
             assert cluster.is_ready(), "work goes on without Redis, so nobody is taken out of service"
             assert recovered(tenants, time.monotonic())
             assert time.monotonic() - stopped < 60

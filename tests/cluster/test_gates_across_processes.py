@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.cluster.conftest import Cluster
@@ -54,8 +55,15 @@ def test_a_pause_cuts_in_every_pool_and_outlives_an_api(pair: tuple[Speaker, Spe
     cluster.process.kill_child(cluster.process.children("api")[0])
     survivor = RawClient(cluster.process.base_url, cat.client.key)
     cluster.until(lambda: len(cluster.process.children("api")) == 2, "the API is started again")
-    answer = survivor.post(f"/adapters/{cat.run}/resume")
-    assert answer.status_code == 200, answer.text
+
+    def is_open() -> bool:
+        try:
+            return survivor.post(f"/adapters/{cat.run}/resume").status_code == 200
+        except httpx.TransportError:
+            # The connection was one that the killed API had not accepted yet.
+            return False
+
+    cluster.until(is_open, "an API opens the gate")
     for request in requests:
         made = survivor.wait(request).json()["sequences"][0]
         assert text(made["tokens"]).startswith("meow meow")

@@ -10,7 +10,7 @@ from store.settings import Settings
 from testing.tenants import new_key
 from tests.cluster.conftest import BASE, Cluster, at_work
 from tests.cluster.test_faults import names, trainer_of
-from tests.cluster.test_operators import command, run_of, trainers
+from tests.cluster.test_operators import keep_apart, run_of, trainers
 
 
 def key_of(cluster: Cluster, tenant: str) -> str:
@@ -18,15 +18,6 @@ def key_of(cluster: Cluster, tenant: str) -> str:
     settings = Settings(data_dir=cluster.data, database_url=cluster.process.database_url)
     key: str = on_database(settings, lambda database: new_key(database, tenant))
     return key
-
-
-def keep_apart(cluster: Cluster, tenant: str, trainer: str) -> None:
-    """Have another trainer than ``trainer`` train the tenant's run."""
-    if trainer_of(cluster, tenant)[0] != trainer:
-        return
-    other = next(str(one) for one, _ in cluster.living("trainer") if one != trainer)
-    command(cluster, "run", "move", run_of(cluster, tenant), "--to", other, "--reason", "room")
-    cluster.until(lambda: trainers(cluster, tenant) == [(other,)], "the run is moved")
 
 
 def test_the_run_of_a_frozen_trainer_says_so_until_another_has_it(cluster: Cluster) -> None:

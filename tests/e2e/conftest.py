@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from testing.operator_command import weft
 from testing.service_process import ServiceProcess
 from tests.conftest import ROOT, missing_service
 
@@ -47,26 +48,12 @@ class Service:
 
 def make_tenant(data: Path, name: str) -> str:
     """A tenant's key, by the admin command."""
-    command = [sys.executable, "-m", "cli.main", "tenant", "create", name, "--data", str(data)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return weft(data, "tenant", "create", name).strip()
 
 
 def make_key(data: Path, tenant: str, *, role: str) -> str:
     """Another key of a tenant, by the admin command."""
-    command = [
-        sys.executable,
-        "-m",
-        "cli.main",
-        "key",
-        "create",
-        "--tenant",
-        tenant,
-        "--role",
-        role,
-        "--data",
-        str(data),
-    ]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return weft(data, "key", "create", "--tenant", tenant, "--role", role).strip()
 
 
 @pytest.fixture(scope="package")

@@ -2,8 +2,8 @@
 
     python sdk_cookbook.py BASE_URL API_KEY BASE_MODEL
 
-The package itself needs more than its tests could have installed. The calls are those of ``checkpoint_utils``,
-``supervised.train``, ``distillation.train_off_policy`` and ``scripts.save_audit_log``. Prints one JSON line.
+The calls are those of ``checkpoint_utils``, ``supervised.train``, ``distillation.train_off_policy`` and
+``scripts.save_audit_log``. Prints one JSON line.
 """
 
 import sys

@@ -55,8 +55,9 @@ def main(base_url: str, keys: list[str], base_model: str) -> dict[str, object]:
         beside = neighbours.forward_backward([plain], "cross_entropy")
         seen[loss] = dict(ours.forward_backward([datum(**inputs)], loss, config).result().metrics)
         seen["beside"] += [beside.result().metrics["loss:sum"]]  # type: ignore[operator]
+    seen["unmarked"] = dict(ours.forward_backward([datum(**policy)], "gspo").result().metrics)
     try:
-        ours.forward_backward([datum(**policy)], "gspo").result()
+        ours.forward_backward([datum(logprobs=policy["logprobs"])], "gspo").result()
     except tinker.TinkerError as error:
         seen["refused"] = str(error)
     seen["custom"] = custom(services, [ours, neighbours], base_model, policy)

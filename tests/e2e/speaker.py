@@ -57,6 +57,10 @@ class Speaker:
         found: dict[str, Any] = answer.json()
         return found
 
+    def has_ended(self, stream: SampleStream) -> bool:
+        """Ask whether the sample has ended, whatever of its stream was read."""
+        return self.client.http.get(f"/samples/{stream.request_id}").status_code == 200
+
     def until_in_flight(self, count: int) -> None:
         """Ask until so many of the adapter's samples are in flight."""
         deadline = time.monotonic() + DEADLINE_SECONDS

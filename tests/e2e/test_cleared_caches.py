@@ -1,11 +1,10 @@
 """A pause keeps what a real vLLM server has cached of prompts, and clears it when it is asked to, of that adapter alone."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
+from testing.operator_command import weft
 from tests.e2e.conftest import BASE_NAME, Service
 from tests.e2e.raw_client import RawClient
 
@@ -76,8 +75,7 @@ def test_a_pause_keeps_the_cache_by_default_and_clears_it_when_asked(readers: tu
 
 def test_an_operator_clears_the_cache_of_a_whole_base(vllm_service: Service, readers: tuple[Reader, Reader]) -> None:
     def gate(action: str, *options: str) -> None:
-        command = [sys.executable, "-m", "cli.main", "gate", action, "--pool", BASE_NAME, *options]
-        subprocess.run([*command, "--data", str(vllm_service.data)], check=True, capture_output=True)
+        weft(vllm_service.data, "gate", action, "--pool", BASE_NAME, *options)
 
     cached = readers[0].hits()
     gate("pause")

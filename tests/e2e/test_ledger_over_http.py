@@ -10,6 +10,8 @@ from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.raw_client import RawClient, pass_message
 
 TOKENS = [72, 101, 108, 108, 111]
+ROUNDING = 4e-7
+"""Relative difference of a loss that is computed beside other rows, by the page of fairness."""
 
 
 @pytest.fixture
@@ -154,9 +156,10 @@ class TestRestart:
         late = client.wait(early).json()["metrics"]["loss:sum"]
         last = client.result(client.step(restarted, 10, learning_rate=1e-3))
         assert losses(other, neighbour, first=5, steps=2) == expected[2:4]
-        assert client.result(second)["metrics"]["loss:sum"] == late == expected[3]
-        # The passes at 8 and 9 come before one step, and compute the same loss.
-        assert curve(client, restarted) == [*expected[:3], 2 * late]
+        # The passes at 8 and 9 come before one step and compute the same loss, two rows at once, which may round otherwise.
+        both = [client.result(second)["metrics"]["loss:sum"], late]
+        assert both == pytest.approx([expected[3]] * 2, rel=ROUNDING)
+        assert curve(client, restarted) == [*expected[:3], pytest.approx(sum(both), rel=ROUNDING)]
         assert client.points(restarted)[-1]["grad_norm"] == last["metrics"]["grad_norm:max"]
         assert curve(client, undisturbed) == expected
         for raw in (client, other):

@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
+from testing.operator_command import weft
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 
 SCRIPT = Path(__file__).with_name("sdk_limits.py")
 SECONDS = 240
 LIMITS = {"open_runs": 1, "pending_operations": 3, "pending_samples": 2, "checkpoints": 1}
-
-
-def weft(service: Service, *words: str) -> str:
-    """The output of a ``weft`` command on the running service's database."""
-    command = [sys.executable, "-m", "cli.main", *words, "--data", str(service.data)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def story(service: Service, key: str) -> dict[str, Any]:
@@ -49,7 +44,7 @@ def story(service: Service, key: str) -> dict[str, Any]:
 def test_a_client_that_knows_no_limits_gets_all_its_work_done(service: Service) -> None:
     bounded, free = make_tenant(service.data, "bounded"), make_tenant(service.data, "free")
     options = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
-    weft(service, "tenant", "set", "bounded", *options, "--share", "2", "--class", "batch")
+    weft(service.data, "tenant", "set", "bounded", *options, "--share", "2", "--class", "batch")
     seen, theirs = story(service, bounded), story(service, free)
     # Requests that waited, or were sent again, took effect in order and once.
     assert seen["losses"] == theirs["losses"]
@@ -61,7 +56,8 @@ def test_a_client_that_knows_no_limits_gets_all_its_work_done(service: Service) 
     assert "refused" not in theirs
     assert seen["second_waited"]
     lines = {
-        line.split("\t")[0]: line.split("\t")[1:] for line in weft(service, "tenant", "limits", "bounded").splitlines()
+        line.split("\t")[0]: line.split("\t")[1:]
+        for line in weft(service.data, "tenant", "limits", "bounded").splitlines()
     }
     assert lines["share"] == ["2"]
     assert lines["class"] == ["batch"]

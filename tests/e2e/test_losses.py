@@ -51,6 +51,11 @@ def test_gspo_clips_a_sequence_by_its_one_ratio(seen: dict[str, Any]) -> None:
     assert seen["gspo"]["loss:sum"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_gspo_without_a_mask_takes_the_sampled_tokens(seen: dict[str, Any]) -> None:
+    """The cookbook's ``rl.train`` sends none."""
+    assert seen["unmarked"] == pytest.approx(seen["gspo"], rel=1e-6)
+
+
 def test_stable_reinforce_adds_its_divergence(seen: dict[str, Any]) -> None:
     """No ratio reaches the cap of 2."""
     expected = 0.5 * (RATIO - 1 - DRIFT) - RATIO * seen["logp"] * ADVANTAGES
@@ -67,7 +72,7 @@ def test_policy_metrics_leave_the_prompt_out(seen: dict[str, Any], loss: str) ->
 
 
 def test_a_loss_that_lacks_its_input_is_refused_by_name(seen: dict[str, Any]) -> None:
-    assert "gspo needs sequence_ratio_mask" in seen["refused"]
+    assert "gspo needs advantages" in seen["refused"]
 
 
 def test_the_other_tenants_losses_are_its_own(seen: dict[str, Any]) -> None:

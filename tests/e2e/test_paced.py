@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from testing import operator_command
 from testing.service_process import ServiceProcess
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.led_client import led
@@ -28,6 +28,8 @@ RATES = {
     "sample_tokens_per_minute": 180,
     "sample_tokens_burst": 9,
 }
+REQUESTS = "requests_per_minute"
+SEQUENCE_TOKENS = 9
 SDKS = ("0.38.0", "0.18.2")
 BUDGETS = ("tokens", "money")
 LEAST_SECONDS = 8.5
@@ -36,10 +38,14 @@ LEAST_SECONDS = 8.5
 
 @pytest.fixture(scope="module")
 def paced(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[Service]:
-    """Another service on the same base, whose polls are answered soon."""
+    """Another service on the same base, whose polls are answered soon and whose passes have room for one sequence.
+
+    A processor may round a sequence otherwise beside another one: alone, the stories' weights can be equal to the bit.
+    """
     data = tmp_path_factory.mktemp("paced") / "data"
     bases = [f"{BASE_NAME}={service.model}"]
-    with ServiceProcess(data=data, base_models=bases, environment={"WEFT_POLL_HOLD": "PT1S"}) as process:
+    environment = {"WEFT_POLL_HOLD": "PT1S", "WEFT_PASS_TOKEN_BUDGET": str(SEQUENCE_TOKENS)}
+    with ServiceProcess(data=data, base_models=bases, environment=environment) as process:
         one = replace(service, process=process, data=data)
         for meter in ("train_tokens", "prompt_tokens", "sampled_tokens"):
             # A millionth of a dollar for a token.
@@ -49,19 +55,19 @@ def paced(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterato
 
 def weft(service: Service, *words: str) -> str:
     """The output of a ``weft`` command on the running service's database."""
-    command = [sys.executable, "-m", "cli.main", *words, "--data", str(service.data)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return operator_command.weft(service.data, *words)
 
 
 def story(service: Service, tenant: str, sdk: str, budget: str | None = None) -> dict[str, Any]:
     """Return the script's findings, and a digest of its weights.
 
     With ``budget`` the tenant has a rate, then a budget in that; with one in money the rate is its key's.
+    All the while its rate of requests is used up.
     """
     bounded = budget is not None
     key = make_tenant(service.data, tenant)
     command = [sys.executable, str(SCRIPT), service.base_url, key, BASE_NAME, "bounded" if bounded else "free"]
-    rates = [word for name, value in RATES.items() for word in ("--limit", f"{name}={value}")]
+    rates = [word for name, value in {**RATES, REQUESTS: 1}.items() for word in ("--limit", f"{name}={value}")]
     free = [word for name in RATES for word in ("--limit", f"{name}=default")]
     paced = ("key", "set", key) if budget == "money" else ("tenant", "set", tenant)
     orders = {
@@ -73,8 +79,13 @@ def story(service: Service, tenant: str, sdk: str, budget: str | None = None) ->
     def obey(word: str) -> None:
         for order in orders[word] if bounded else ():
             weft(service, *order)
+        if bounded and word == "rate":
+            # From here on every request that counts is refused.
+            assert [listed(service, key) for _ in range(2)] == [200, 429]
 
     seen = led(command, sdk, obey=obey, seconds=SECONDS)
+    if bounded:
+        weft(service, *paced, "--limit", f"{REQUESTS}=default")
     return {**seen, "weights": weights(service, key, seen["path"])}
 
 
@@ -83,6 +94,11 @@ def _amounts(budget: str | None, *, spent: bool) -> list[str]:
     if budget == "money":
         return ["--currency", "USD", "--total", "0.00001" if spent else "1000"]
     return ["--total", "10", "--day", "1000000"] if spent else ["--total", "1000000"]
+
+
+def listed(service: Service, key: str) -> int:
+    """Return the status of a request that counts."""
+    return httpx.get(f"{service.base_url}/api/v1/training_runs", headers={"X-API-Key": key}, timeout=60).status_code
 
 
 def weights(service: Service, key: str, path: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from testing.operator_command import weft
 from tests.e2e.conftest import BASE_NAME, Service, make_key, make_tenant
 
 SCRIPT = Path(__file__).with_name("sdk_sharing.py")
@@ -21,9 +22,8 @@ def seen(either: Service) -> dict[str, Any]:
     """Findings of the script, on the sampler in process and on vLLM."""
     owner, other = (make_tenant(either.data, f"sharing-{name}") for name in ("cats", "dogs"))
     viewer = make_key(either.data, "sharing-cats", role="viewer")
-    make = [sys.executable, "-m", "cli.main", "project", "create", "shared", "--tenant", "sharing-dogs"]
-    made = subprocess.run([*make, "--data", str(either.data)], check=True, capture_output=True, text=True)
-    command = [sys.executable, str(SCRIPT), either.base_url, BASE_NAME, owner, viewer, other, made.stdout.strip()]
+    project = weft(either.data, "project", "create", "shared", "--tenant", "sharing-dogs").strip()
+    command = [sys.executable, str(SCRIPT), either.base_url, BASE_NAME, owner, viewer, other, project]
     environment = {**os.environ, "TINKER_TELEMETRY": "0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,12 +1,12 @@
 """The unmodified SDK under every mode of suspension, with a viewer's key and with a project's."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testing import operator_command
 from tests.e2e.conftest import BASE_NAME, Service, make_tenant
 from tests.e2e.led_client import led
 
@@ -18,8 +18,7 @@ AT_ONCE = 15.0
 
 def weft(service: Service, *words: str) -> str:
     """The output of a ``weft`` command on the running service's database."""
-    command = [sys.executable, "-m", "cli.main", *words, "--data", str(service.data)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return operator_command.weft(service.data, *words).strip()
 
 
 def story(service: Service, tenant: str, sdk: str, *, suspends: bool) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
+from playwright.sync_api import Page, expect, sync_playwright
 
 from testing.cluster_process import started_service
 from testing.operator_command import weft
@@ -22,10 +24,15 @@ from tests.conftest import missing_service, need_postgres, need_redis
 from tests.e2e.conftest import BASE_NAME, FLOW_SECONDS, VLLM_PYTHON, Service
 from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, Speaker, teach
+from tests.e2e.test_observability import free_port
+from tests.ui.browser import chromium_path, launched, watched_context
 from tests.unix_http import unix_client
 
 REPLICAS = ("pool-0/vllm-0", "pool-0/vllm-1")
 RESTART_SECONDS = 150.0
+LEASE_SECONDS = 10.0
+RED_SECONDS = LEASE_SECONDS + 10.0
+"""Longest time until the operators' page, which looks every two seconds, has a dead server in red, on a slow machine, too."""
 MOST_KL = 1e-6
 """Nats a token, of a trained adapter's samples in float32."""
 BLOCK = 128
@@ -44,7 +51,12 @@ def service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> I
     need_redis()
     need_postgres()
     data = tmp_path_factory.mktemp("two") / "data"
-    environment = {"WEFT_VLLM_REPLICAS": str(len(REPLICAS)), "WEFT_DATABASE_POOL": "4"}
+    environment = {
+        "WEFT_VLLM_REPLICAS": str(len(REPLICAS)),
+        "WEFT_DATABASE_POOL": "4",
+        "WEFT_ADMIN_PORT": str(free_port()),
+        "WEFT_LEASE": str(LEASE_SECONDS),
+    }
     base_models = [f"{BASE_NAME}={tiny_model_dir}"]
     tenants = ("first", "second")
     with started_service(
@@ -74,6 +86,26 @@ def server_of(service: Service, replica: str) -> psutil.Process:
 def send_directive(service: Service, action: str, replica: str) -> None:
     """Send a replica directive by the admin command."""
     weft(service.data, "replica", action, replica, "--base", BASE_NAME, environment=service.process.environment)
+
+
+@contextmanager
+def replicas_page(service: Service) -> Iterator[Page]:
+    """Open the operators' page of replicas in Chromium, which ends with the block: Playwright holds the thread's event loop."""
+    key = weft(service.data, "operator", "create", "--note", "tests", environment=service.process.environment).strip()
+    if chromium_path() is None:
+        missing_service("Chromium", "`chromium` is not on the path; `.ci/chromium` installs Debian's")
+    with sync_playwright() as playwright:
+        url = f"http://127.0.0.1:{service.process.environment['WEFT_ADMIN_PORT']}"
+        browser = launched(playwright)
+        with watched_context(browser, url) as (context, _):
+            page = context.new_page()
+            page.goto("/ops")
+            page.get_by_label("Operator's key").fill(key)
+            page.get_by_role("button", name="Log in").click()
+            expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+            page.goto("/ops/replicas")
+            yield page
+        browser.close()
 
 
 def sampled_on(speaker: Speaker, replica: str) -> list[int]:
@@ -114,7 +146,15 @@ def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
     for stream in (*streams[0], *streams[1]):
         stream.until_tokens(5)
     victim = next(iter(pair[0].gate()["versions"]))
-    os.killpg(server_of(service, victim).pid, signal.SIGKILL)
+    (other,) = set(REPLICAS) - {victim}
+    server = server_of(service, victim)
+    with replicas_page(service) as page:
+        ill, well = (page.locator(f'tr[data-replica="{name}"]') for name in (victim, other))
+        for row in (ill, well):
+            expect(row.locator(".badge-good")).to_be_visible()
+        os.killpg(server.pid, signal.SIGKILL)
+        expect(ill.locator(".badge-bad")).to_have_text("down", timeout=1000 * RED_SECONDS)
+        expect(well.locator(".badge-good")).to_be_visible()
     moved = 0
     for speaker, tokens, mine in zip(pair, expected, streams, strict=True):
         for stream in mine:
@@ -125,7 +165,6 @@ def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
             assert report["replicas"][-1] != victim
     assert moved
     # Started again it knows no adapter, and gets each at its first sample; with the other drained, all come to it.
-    (other,) = set(REPLICAS) - {victim}
     send_directive(service, "drain", other)
     for speaker, tokens in zip(pair, expected, strict=True):
         assert sampled_on(speaker, victim) == tokens

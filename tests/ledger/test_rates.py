@@ -128,7 +128,7 @@ async def test_training_over_the_rate_is_accepted_and_waits_in_line(limited: lis
         told = (await holds_of(session, [last.id], utc_now()))[last.id]
     assert told.reason is WaitReason.RATE_LIMIT
     assert "your rate of 600 tokens of training a minute" in told.told
-    assert 25 < (told.until - utc_now()).total_seconds() <= 30  # type: ignore[operator]
+    assert 15 < (told.until - utc_now()).total_seconds() <= 30  # type: ignore[operator]
 
 
 async def test_samples_sent_thrice_are_charged_once_and_what_they_do_not_take_goes_back(limited: list[Process]) -> None:
@@ -195,10 +195,10 @@ async def test_a_raised_rate_lets_waiting_work_run_and_without_one_nothing_waits
         return max(op.seconds for op in waiting[cats])
 
     # 700 tokens too many.
-    assert 65 < await longest() <= 70
+    assert 55 < await longest() <= 70
     async with limited[2].database.write() as transaction:
         await set_tenant(transaction, name="cats", limits={"sample_tokens_per_minute": 6000})
-    assert 5 < await longest() <= 7
+    assert 3 < await longest() <= 7
     async with limited[2].database.write() as transaction:
         await set_tenant(transaction, name="cats", limits={"sample_tokens_per_minute": None})
     assert await longest() == 0

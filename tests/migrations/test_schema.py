@@ -43,6 +43,17 @@ def test_downgrade_to_nothing_and_up_again(url: str) -> None:
     assert current_is_head(url)
 
 
+def test_a_newest_schema_is_left_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command beside a service reads the revision: it waits for nobody who changes the schema, and runs no migration."""
+    upgrade(url)
+    with monkeypatch.context() as patch:
+        patch.setattr("migrations.upgrade.command.upgrade", lambda *_: pytest.fail("Alembic ran"))
+        upgrade(url)
+    downgrade(url, "-1")
+    upgrade(url)
+    assert current_is_head(url)
+
+
 def test_payloads_that_outlived_their_results_are_known_after_the_upgrade(url: str) -> None:
     upgrade(url, "0004")
     engine = create_engine(sync_url(url))

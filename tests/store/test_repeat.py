@@ -1,11 +1,12 @@
 """Periodic loops and waits: no wake-up is lost, a stop reaches every loop, a failure ends none."""
 
 import asyncio
+from time import monotonic
 
 import pytest
 
 from contracts.errors import Unavailable
-from store.repeat import repeat, wait_for, wait_for_any
+from store.repeat import LONGEST_REST_SECONDS, repeat, wait_for, wait_for_any
 
 DEADLINE = 20.0
 NEVER = 3600.0
@@ -76,3 +77,34 @@ async def test_a_wait_says_whether_the_event_came() -> None:
     event.set()
     assert await wait_for(event, NEVER)
     assert not event.is_set()
+
+
+async def test_very_many_wake_ups_take_a_part_of_the_time_and_one_after_a_pause_is_answered_at_once() -> None:
+    stopping, wake, rounds, again = asyncio.Event(), asyncio.Event(), 0, asyncio.Event()
+    took, rest, seconds = 0.01, 4.0, 0.6
+
+    async def work() -> None:
+        nonlocal rounds
+        rounds += 1
+        again.set()
+        await asyncio.sleep(took)
+
+    async with asyncio.timeout(DEADLINE):
+        loop = asyncio.create_task(repeat(work, seconds=NEVER, stopping=stopping, wake=wake, failed="work", rest=rest))
+        ends = monotonic() + seconds
+        while monotonic() < ends:
+            wake.set()
+            await asyncio.sleep(0.001)
+        assert 2 <= rounds <= seconds / (took * (1 + rest)) + 2
+        waits = []
+        for _ in range(10):
+            await asyncio.sleep(2 * LONGEST_REST_SECONDS)
+            again.clear()
+            began = monotonic()
+            wake.set()
+            await again.wait()
+            waits.append(monotonic() - began)
+        # The quickest, since the machine may be busy: each of them would have waited.
+        assert min(waits) < took * rest, "the first wake-up after a pause waited for a rest"
+        stopping.set()
+        await loop

@@ -99,3 +99,12 @@ def test_the_docs_and_the_rules_have_the_same_alerts() -> None:
     counts = {one for one in told if one.startswith("count(weft_process_info")}
     assert told - counts == {alert.expression for alert in ALERTS}
     assert all(alert.text in page for alert in ALERTS)
+
+
+def test_each_figure_of_how_far_the_sampling_policy_is_has_an_alert_by_base_model() -> None:
+    """Series are kept apart by base model, so that one sampler does not hide behind another base's."""
+    figures = {family.name for family in metric_families() if family.name.startswith("weft_policy_")}
+    assert len(figures) == 3
+    for figure in figures:
+        (alert,) = (one for one in ALERTS if f"{figure}_bucket" in one.expression)
+        assert "by (le, base)" in alert.expression

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from contracts.ids import TenantId
 from store.database import Database, create_engine
 from store.tables import AuditDigest, AuditEntry
-from tenants.audit import Actor, Door, bounded, record
+from tenants.audit import Actor, Door, bounded, record, record_many
 from tenants.audit_actions import Action
 from tenants.audit_digests import (
     Verification,
@@ -28,6 +28,9 @@ from tenants.audit_digests import (
     verify,
 )
 from tenants.audit_log import AuditFilter, read_entries
+from tenants.keys import create_tenant
+from tenants.projects import create_project
+from tenants.sessions import NewSession, create_session
 
 FIRST = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -120,6 +123,38 @@ async def test_an_entry_tells_who_did_what_to_which_thing(log: Log) -> None:
     assert (entry.action, entry.resource, entry.resource_id, entry.outcome) == ("key_create", "key", "tml-1", "done")
     assert (entry.at, entry.day, entry.address, entry.trace_id) == (FIRST, FIRST.date(), "10.0.0.1", "0" * 32)
     assert (entry.tenant_id, entry.before, entry.after) == ("cats", None, {"note": "tml-1"})
+
+
+async def test_many_entries_are_as_those_written_one_by_one(log: Log) -> None:
+    """More than one statement writes, in order, of an open and of a closed day; one session has a project, the other none."""
+    async with log.database.write() as transaction:
+        tenant = await create_tenant(transaction, name="cats", clock=lambda: FIRST)
+        project = await create_project(transaction, tenant, "paper", lambda: FIRST)
+        sessions = [
+            await create_session(transaction, tenant, NewSession([], None, "", of, None), lambda: FIRST)
+            for of in (project.id, None)
+        ]
+    resources = [(f"{number}", session) for number in range(101) for session in (*sessions, "unknown")]
+    await log.write(FIRST, "a day")
+    await log.digest(FIRST + DAY)
+    for at in (FIRST, FIRST + DAY):
+        written = []
+        for is_many in (True, False):
+            async with log.database.write() as transaction:
+                if is_many:
+                    await record_many(transaction, ADA, Action.CHECKPOINT_DELETE, resources, tenant=tenant, now=at)
+                else:
+                    for name, session in resources:
+                        more = {"tenant": tenant, "now": at, "session_id": session}
+                        await record(transaction, ADA, Action.CHECKPOINT_DELETE, name, **more)  # type: ignore[arg-type]
+            async with log.database.read() as reading:
+                rows = (await reading.scalars(select(AuditEntry).order_by(AuditEntry.id))).all()
+            names = [column.name for column in AuditEntry.__table__.c if column.name != "id"]
+            written.append([[getattr(row, name) for name in names] for row in rows[-len(resources) :]])
+        assert written[0] == written[1]
+        assert {row.day for row in rows[-len(resources) :]} == {FIRST.date() + DAY}
+        assert [row.project for row in rows[-3:]] == [project.id, tenant, None]
+    assert (await log.verified()).problems == []
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, TenantId
-from migrations.upgrade import upgrade
 from store.database import Database, create_engine
 from tenants.gates import (
     Dispatch,
@@ -105,13 +103,9 @@ class Gates:
             return await in_flight(session, key)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def gates(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Gates]:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'weft.db'}"
-    if request.param == "postgresql":
-        url = request.getfixturevalue("postgres_url")
-    await asyncio.to_thread(upgrade, url)
-    database = Database(create_engine(url))
+@pytest.fixture
+async def gates(database_url: str) -> AsyncIterator[Gates]:
+    database = Database(create_engine(database_url))
     now = datetime(2026, 11, 1, tzinfo=UTC)
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name="one", clock=lambda: now)

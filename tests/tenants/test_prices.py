@@ -1,7 +1,9 @@
 """Prices: a cost is a quantity at the price of its hour, exactly, and no past cost ever changes."""
 
 import asyncio
-from datetime import timedelta
+import csv
+import io
+from datetime import datetime, timedelta
 from decimal import Decimal, localcontext
 from typing import get_type_hints
 
@@ -14,6 +16,7 @@ from store.tables.prices import Amount, Price
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter, PriceLine, Tariff, tariff, told
 from tenants.usage_costs import PricedLine, priced
+from tenants.usage_documents import Document, header, lines
 from tenants.usage_exports import UsageRecord, final_before, usage_records
 from tenants.usage_hours import BucketWidth, Dimension
 from tests.tenants.usage_books import NOON, Books
@@ -148,13 +151,8 @@ async def test_an_export_of_hours_that_have_ended_is_the_same_each_time(books: B
     await books.ended(0, NOON + HOUR)
     await books.ended(1, NOON)
     later = NOON + HOUR + timedelta(minutes=30)
-
-    async def exported() -> list[UsageRecord]:
-        pages = usage_records(books.database, books.tenants[0], since=MIDNIGHT, before=later, now=later)
-        return [record async for page in pages for record in page]
-
-    first = await exported()
-    assert final_before(later) == NOON + HOUR
+    await books.metered(later)
+    first = await exported(books, 0, later)
     assert {(one.meter, one.quantity) for one in first} == {
         (Meter.TRAIN_TOKENS, 10),
         (Meter.PROMPT_TOKENS, 2),
@@ -164,4 +162,52 @@ async def test_an_export_of_hours_that_have_ended_is_the_same_each_time(books: B
     assert len({one.id for one in first}) == 4
     await price(books, Meter.TRAIN_TOKENS, "7", since=NOON + HOUR, now=later)
     await books.prune(later)
-    assert await exported() == first
+    assert await exported(books, 0, later) == first
+
+
+async def exported(books: Books, who: int, now: datetime) -> list[UsageRecord]:
+    """Return the records of an export that is made ``now``."""
+    async with books.database.read() as session:
+        final = await final_before(session, now)
+    pages = usage_records(books.database, books.tenants[who], since=MIDNIGHT, before=min(now, final))
+    return [record async for page in pages for record in page]
+
+
+async def test_an_hour_is_exported_once_its_storage_was_read(books: Books) -> None:
+    """Housekeeping may be late: an export that left out the storage would differ from the next one."""
+    for who in (0, 1):
+        await books.ended(who, NOON)
+        await books.ended(who, NOON + HOUR)
+    await books.stored(0, 7)
+    await books.metered(NOON + HOUR)
+    late, on_time = NOON + 4 * HOUR, NOON + HOUR + timedelta(minutes=5)
+    assert [await exported(books, who, on_time) for who in (0, 1)] == [[], []]
+    before = [await exported(books, who, late) for who in (0, 1)]
+    assert [(one.meter, one.start) for one in before[0]] == [(Meter.TRAIN_TOKENS, NOON), (Meter.STORAGE, NOON)]
+    assert [(one.meter, one.start) for one in before[1]] == [(Meter.TRAIN_TOKENS, NOON)]
+    await books.metered(late)
+    for who in (0, 1):
+        after = await exported(books, who, late)
+        assert after[: len(before[who])] == before[who]
+        assert {one.start for one in after} > {one.start for one in before[who]}
+
+
+async def test_a_price_changes_no_byte_of_the_hours_before_it(books: Books) -> None:
+    """Nor does the first one, with which the service gets its currency."""
+    for who in (0, 1):
+        await books.ended(who, NOON)
+        await books.ended(who, NOON + HOUR)
+    later = NOON + 2 * HOUR + timedelta(minutes=30)
+    await books.metered(NOON + HOUR)
+    before = {form: lines(form, await exported(books, 0, later)) for form in Document}
+    await price(books, Meter.TRAIN_TOKENS, "1", since=NOON + HOUR, now=later - HOUR, currency="EUR")
+    assert {form: lines(form, await exported(books, 0, later)) for form in Document} == before
+    await books.metered(later)
+    for who in (0, 1):
+        told_as = [one["BillingCurrency"] for one in rows_of(await exported(books, who, later))]
+        assert told_as == ["USD", "EUR"]
+
+
+def rows_of(records: list[UsageRecord]) -> list[dict[str, str]]:
+    """Return the records as rows of FOCUS."""
+    return list(csv.DictReader(io.StringIO(header(Document.FOCUS) + lines(Document.FOCUS, records))))

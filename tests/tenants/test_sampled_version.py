@@ -12,7 +12,6 @@ from contracts.errors import NotFound
 from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
 from contracts.operations import LoraSettings
 from contracts.paths import Segment
-from migrations.upgrade import upgrade
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.tables import Checkpoint
@@ -70,9 +69,8 @@ async def record(transaction: AsyncSession, tenant: TenantId, run: RunId) -> Che
 
 
 @pytest.fixture
-async def live(postgres_url: str) -> AsyncIterator[LiveRun]:
-    await asyncio.to_thread(upgrade, postgres_url)
-    database = Database(create_engine(postgres_url))
+async def live(migrated_postgres_url: str) -> AsyncIterator[LiveRun]:
+    database = Database(create_engine(migrated_postgres_url))
     async with database.write() as transaction:
         tenant = await create_tenant(transaction, name="one", clock=utc_now)
         session: SessionId = await create_session(transaction, tenant, NewSession([], None, "", None, None), utc_now)

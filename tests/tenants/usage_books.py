@@ -7,9 +7,15 @@ from sqlalchemy import insert
 
 from contracts.ids import SessionId, TenantId
 from contracts.ledger_records import OperationState
+from contracts.operations import LoraSettings
+from contracts.paths import Segment
 from ledger.pruning import prune
 from store.database import Database
 from store.tables import Operation
+from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
+from tenants.presence import note_presence
+from tenants.runs import NewRun, create_run
+from tenants.storage_hours import begin_walk, meter_storage
 from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
 
 NOON = datetime(2030, 1, 2, 12, tzinfo=UTC)
@@ -54,6 +60,24 @@ class Books:
             return await usage_lines(
                 session, self.tenants[who], since=NOON - day, before=NOON + day, by=by, width=width, limit=100
             )
+
+    async def stored(self, who: int, nbytes: int) -> None:
+        """Record a checkpoint of so many bytes."""
+        async with self.database.write() as transaction:
+            new = NewRun(self.sessions[who], 0, "tiny", LoraSettings(rank=8, seed=1), None)
+            run = await create_run(transaction, self.tenants[who], new, lambda: NOON)
+            id = new_checkpoint_id()
+            saved = NewCheckpoint(
+                id, run, Segment.WEIGHTS, "one", nbytes, ttl_seconds=None, listed=True, user_metadata=None
+            )
+            await record_checkpoint(transaction, self.tenants[who], saved, lambda: NOON)
+
+    async def metered(self, now: datetime) -> None:
+        """Read what everybody stores, as housekeeping does ``now``."""
+        async with self.database.write() as transaction:
+            await note_presence(transaction, now=now, session_timeout=timedelta(hours=1))
+            walk = await begin_walk(transaction, now)
+            assert (await meter_storage(transaction, walk, most=100))[1] is None
 
     async def prune(self, before: datetime) -> None:
         async with self.database.write() as transaction:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from testing.operator_command import weft
 from testing.service_process import ServiceProcess
 from tests.conftest import missing_service
 from tests.e2e.conftest import BASE_NAME, make_key, make_tenant
@@ -19,7 +20,6 @@ from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, WOOF, Speaker, teach
 from tests.e2e.test_observability import free_port
 from tests.ui.browser import SECONDS, Watched, check_accessible, chromium_path, launched, log_in, watched_context
-from tests.ui.commands import weft
 
 _WHOLE_SECRET = re.compile(rb"tml-[0-9a-f]{12}-[A-Za-z0-9_-]{20,}|__Host-weft[a-z-]*=[A-Za-z0-9_-]{20,}")
 
@@ -152,3 +152,21 @@ def browse(chromium: Browser, ui_service: UiService, watched: list[Watched]) -> 
 def axe() -> Callable[[Page], None]:
     """The check of a page's accessibility."""
     return check_accessible
+
+
+@pytest.fixture
+def operate(chromium: Browser, ui_service: UiService, watched: list[Watched]) -> Iterator[Callable[..., Page]]:
+    """Give pages that are logged in as an operator."""
+    with ExitStack() as stack:
+
+        def opened(**options: object) -> Page:
+            context, one = stack.enter_context(watched_context(chromium, ui_service.ops_url, **options))
+            watched.append(one)
+            page = context.new_page()
+            page.goto("/ops")
+            page.get_by_label("Operator's key").fill(ui_service.operator_key)
+            page.get_by_role("button", name="Log in").click()
+            expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+            return page
+
+        yield opened

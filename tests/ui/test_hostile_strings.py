@@ -15,7 +15,7 @@ from tests.e2e.raw_client import RawClient, pass_message
 from tests.ui.conftest import UiTenant
 from tests.ui.hostile_rows import ELEMENT, SUM, columns_without, make_hostile
 from tests.ui.stored import write_rows
-from tests.ui.test_operators import id_of, operate  # noqa: F401 - a fixture
+from tests.ui.test_operators import id_of
 
 MOST_PAGES = 70
 _SAME_KIND = re.compile(r"[0-9a-f]{8}[0-9a-f-]*(:train:\d+)?|%[0-9A-F]{2}[^/?&]*|\d+|W+")
@@ -170,7 +170,7 @@ def test_a_tenants_pages_show_hostile_texts_as_texts(browse, hostile, ui_service
         assert ELEMENT not in other.content()
 
 
-def test_operators_pages_show_hostile_texts_as_texts(operate, hostile, watched) -> None:  # noqa: F811
+def test_operators_pages_show_hostile_texts_as_texts(operate, hostile, watched) -> None:
     page = operate(viewport={"width": 390, "height": 800})
     watched[0].expected.append("404")
     opened, seen = _crawl(page, "/ops", "/ops")

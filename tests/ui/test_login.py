@@ -5,6 +5,8 @@ import re
 import httpx
 from playwright.sync_api import expect
 
+from testing.operator_command import weft
+
 
 def test_a_key_becomes_a_session_and_stays_nowhere_in_the_browser(browse, axe, ui_service) -> None:
     page = browse(None)
@@ -24,6 +26,22 @@ def test_a_key_becomes_a_session_and_stays_nowhere_in_the_browser(browse, axe, u
     )
     assert ui_service.cats.key not in kept + page.content() + ui_service.process.log_tail(10**6)
     assert ui_service.cats.key.split("-")[2] not in str(cookies)
+
+
+def test_a_link_with_a_code_logs_in_once_also_where_the_login_is_open_already(browse, watched, ui_service) -> None:
+    """The address then changes in its fragment alone, and no page is loaded."""
+    page = browse(None)
+    link = weft(ui_service.data, "ui", "open", ui_service.dogs.key).split()[0]
+    page.goto("/ui/login")
+    page.evaluate("(fragment) => { location.hash = fragment; }", link.partition("#")[2])
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert "code" not in page.url
+    watched[0].expected.append("401")
+    other = browse(None)
+    watched[1].expected.append("401")
+    other.goto(f"/ui/login#{link.partition('#')[2]}")
+    expect(other.get_by_role("alert")).to_contain_text("was used before")
+    assert "code=" not in other.url
 
 
 def test_a_wrong_key_is_told_alike_whatever_is_wrong(browse, watched, ui_service) -> None:

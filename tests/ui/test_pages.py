@@ -77,7 +77,7 @@ def test_a_project_and_its_entry_in_the_audit_log(browse, ui_service) -> None:
     expect(page.get_by_role("cell", name="whiskers")).to_be_visible()
     page.goto("/ui/audit?action=project_create")
     row = page.get_by_role("row").nth(1)
-    expect(row).to_contain_text("project_create")
+    expect(row).to_contain_text("project create")
     expect(row).to_contain_text("ui")
 
 

@@ -3,7 +3,7 @@
 import json
 from urllib.parse import quote
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e.conftest import BASE_NAME
 from tests.e2e.speaker import MEOW, WOOF
@@ -45,6 +45,12 @@ def tokens_of(page: Page, number: int = 0) -> list[int]:
     return found
 
 
+def colours(shown: Locator) -> list[str]:
+    """Return the class of each element that gives it the colour and the underline of a version."""
+    found: list[str] = shown.evaluate_all("all => all.map((one) => one.classList[1])")
+    return found
+
+
 def test_a_swap_in_mid_stream_shows_two_colours_as_the_report_tells(browse, axe, ui_service, speakers, cat) -> None:
     beside = speakers[1].stream(tokens=300).until_tokens(3)
     page = fill(browse(ui_service.cats), cat.run, tokens=LONG)
@@ -62,9 +68,13 @@ def test_a_swap_in_mid_stream_shows_two_colours_as_the_report_tells(browse, axe,
     expect(pane(page).locator(".legend li")).to_have_count(2)
     expect(pane(page).locator(".legend")).to_contain_text("woof · step 4")
     assert pane(page).locator(".tok.first").evaluate_all("all => all.map((one) => one.dataset.letter)") == ["A", "B"]
+    by_span = [f"v{place}" for place, span in enumerate(spans) for _ in range(span["start"], span["end"])]
+    assert colours(pane(page).locator(".tok")) == by_span
+    assert colours(pane(page).locator(".legend .chip")) == ["v0", "v1"]
     axe(page)
     page.goto(f"/ui/samples/{report['request_id']}")
-    assert page.locator(".tok.v1").count() == spans[1]["end"] - spans[1]["start"]
+    assert colours(page.locator(".tok")) == by_span
+    assert colours(page.locator(".legend .chip")) == ["v0", "v1"]
     axe(page)
     beside.finish()
     assert speakers[1].report(beside)["attempts"] == 1

@@ -1,6 +1,7 @@
 """Promises of single pages in a browser: usage to the token, one row a failure, too many guesses, processes that end, a flood."""
 
 import re
+import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,7 +18,6 @@ from tests.e2e.conftest import BASE_NAME, make_key, make_tenant
 from tests.e2e.raw_client import RawClient, pass_message
 from tests.ui.conftest import UiService, UiTenant
 from tests.ui.stored import write_rows
-from tests.ui.test_operators import operate  # noqa: F401 - a fixture
 
 LEASE = 4.0
 """Seconds of a made-up process's lease."""
@@ -124,7 +124,7 @@ def process_of(kind: str, ends: datetime) -> WorkerProcess:
 
 
 @pytest.mark.parametrize("kind", ["trainer", "pool"])
-def test_a_process_that_ends_is_told_within_its_lease_and_the_others_work_on(operate, ui_service, kind) -> None:  # noqa: F811
+def test_a_process_that_ends_is_told_within_its_lease_and_the_others_work_on(operate, ui_service, kind) -> None:
     async def add(database: Database, ends: datetime) -> None:
         async with database.write() as transaction:
             transaction.add(process_of(kind, ends))
@@ -147,7 +147,7 @@ def test_a_process_that_ends_is_told_within_its_lease_and_the_others_work_on(ope
     write_rows(ui_service.data, remove)
 
 
-def test_a_flood_is_one_band_of_its_tenant(operate, ui_service, speakers, cat) -> None:  # noqa: F811
+def test_a_flood_is_one_band_of_its_tenant(operate, ui_service, speakers, cat) -> None:
     dog = speakers[1]
     cat.gate("pause", timeout_seconds=0)
     dog.gate("pause", timeout_seconds=0)
@@ -160,6 +160,12 @@ def test_a_flood_is_one_band_of_its_tenant(operate, ui_service, speakers, cat) -
     expect(legend).to_have_count(2)
     expect(legend.first).to_have_text(re.compile(r"cats\s+90\s%"))
     expect(legend.last).to_have_text(re.compile(r"dogs\s+10\s%"))
+    with sqlite3.connect(ui_service.data / "weft.db") as database:
+        in_sql = database.execute(
+            "SELECT t.name, count(*) FROM operations o JOIN tenants t ON t.id = o.tenant_id "
+            "WHERE o.state = 'pending' AND o.kind = 'sample' GROUP BY t.name ORDER BY t.name"
+        ).fetchall()
+    assert in_sql == [("cats", len(flood)), ("dogs", len(beside))]
     widths = line.locator("svg.bands rect[class^=band]").evaluate_all(
         "all => all.map((one) => Number(one.getAttribute('width')))"
     )

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from store.tables import Run, RunPoint
 from tenants.run_points import LossPer
 from testing.service_process import ServiceProcess
 from tests.e2e.conftest import BASE_NAME, make_key, make_tenant
+from tests.e2e.raw_client import RawClient
 from tests.ui.browser import SECONDS, log_in, watched_context
 from tests.ui.stepping import stepping
 from tests.ui.stored import write_rows
@@ -63,6 +65,57 @@ def test_a_curve_grows_by_a_point_a_step_with_the_sdks_losses(browse, axe, ui_se
         assert "onerror" not in str(page.evaluate("() => [...document.images].map((one) => one.outerHTML)"))
 
 
+def test_a_run_that_waits_tells_why_until_it_goes_on_and_a_pause_leaves_marks(browse, axe, ui_service) -> None:
+    with (
+        closing(RawClient(ui_service.url, ui_service.cats.key)) as client,
+        closing(RawClient(ui_service.url, ui_service.dogs.key)) as other,
+    ):
+        run, theirs = client.model(BASE_NAME), other.model(BASE_NAME)
+        page = browse(ui_service.cats)
+        page.goto(f"/ui/runs/{run}")
+        waiting = page.locator("#waiting")
+        expect(page.locator("#curve")).to_have_attribute("data-live", "open")
+        expect(waiting).to_be_hidden()
+        late = client.step(run, 2)
+        expect(waiting).to_be_visible()
+        expect(waiting).to_have_attribute("data-reason", "missing_seq_id")
+        expect(waiting.locator("[data-field=reason]")).to_have_text("an earlier request is missing")
+        expect(waiting.locator("[data-field=text]")).to_contain_text("seq_id 1")
+        expect(waiting.locator("[data-field=since]")).to_be_visible()
+        axe(page)
+        # Another tenant's run goes on, and has nothing to tell.
+        other.result(other.step(theirs, 1))
+        beside = browse(ui_service.dogs)
+        beside.goto(f"/ui/runs/{theirs}")
+        expect(beside.locator("#waiting")).to_be_hidden()
+        client.result(client.step(run, 1))
+        client.result(late)
+        expect(waiting).to_be_hidden()
+        for action, kind in (("pause", "paused"), ("resume", "resumed")):
+            assert client.post(f"/adapters/{run}/{action}").status_code == 200
+            expect(page.locator(f'#marks tr[data-kind="{kind}"]')).to_have_count(1)
+        expect(beside.locator("#marks tr[data-kind=paused]")).to_have_count(0)
+
+
+def test_the_moving_average_is_that_of_the_points_with_the_weight_that_was_chosen(browse, ui_service) -> None:
+    page = browse(ui_service.cats)
+    with stepping(ui_service.url, ui_service.cats.key) as client:
+        client.step(5)
+        page.goto(f"/ui/runs/{client.run}")
+        expect_points(page, 5)
+        for weight in ("0.9", "0.6"):
+            page.locator("#weight").select_option(weight)
+            keep, total, weights = float(weight), 0.0, 0.0
+            for mean in client.means:
+                total, weights = keep * total + (1 - keep) * mean, keep * weights + 1 - keep
+            plot = page.locator("#loss-plot .u-over")
+            width = (plot.bounding_box() or {"width": 0})["width"]
+            plot.hover(position={"x": width - 2, "y": 20})
+            expect(page.locator("[data-say=step]")).to_have_text("5")
+            shown = float(page.locator("[data-say=average]").inner_text())
+            assert shown == pytest.approx(total / weights, rel=1e-3)
+
+
 @pytest.fixture
 def own_service(tmp_path: Path, tiny_model_dir: Path) -> Iterator[tuple[ServiceProcess, str, str]]:
     """A service that the test may kill, on a port that stays, with keys of two tenants."""
@@ -77,7 +130,7 @@ def own_service(tmp_path: Path, tiny_model_dir: Path) -> Iterator[tuple[ServiceP
         yield process, *keys
 
 
-def test_a_curve_has_no_gap_and_no_point_twice_over_a_killed_service(own_service, chromium) -> None:
+def test_a_curve_has_no_gap_and_no_point_twice_over_a_killed_and_a_stopped_service(own_service, chromium) -> None:
     """The service computes, too: its end is that of the API and of the trainer."""
     process, cats, dogs = own_service
     with (
@@ -105,6 +158,9 @@ def test_a_curve_has_no_gap_and_no_point_twice_over_a_killed_service(own_service
         for one in (page, front):
             expect(one.get_by_text("The service does not answer")).to_be_hidden()
         expect(front.locator(f'tr[data-run="{client.run}"] td.number').first).to_have_text("4")
+        assert process.stop() == 0, "an open stream keeps the service from no orderly end"
+        expect(page.locator("#curve")).to_have_attribute("data-live", "closed")
+        process.start()
         client.step(2)
         other.step()
         expect_points(page, 6)

@@ -11,6 +11,7 @@ from tests.e2e.conftest import BASE_NAME, make_key, make_tenant
 from tests.ui.conftest import UiService, UiTenant
 from tests.ui.stepping import stepping
 from tests.ui.stored import write_rows
+from tests.ui.test_metrics import add_metrics
 
 RUNS = 10_000
 
@@ -93,6 +94,19 @@ def test_curves_are_drawn_over_each_other(browse, axe: Callable[[Page], None], m
     expect(page.locator("#compare")).to_have_attribute("data-points", "40 40 40 40")
     expect(page.locator("#loss-plot canvas")).to_be_visible()
     axe(page)
+
+
+def test_runs_are_compared_by_any_metric_that_one_of_them_has(browse, ui_service: UiService) -> None:
+    url, key, page = ui_service.url, ui_service.dogs.key, browse(ui_service.dogs)
+    with stepping(url, key) as one, stepping(url, key) as other:
+        one.step()
+        add_metrics(url, key, one.run, {3: {"reward": 0.5}, 4: {"reward": 0.75}})
+        page.goto(f"/ui/runs/compare?run={one.run}&run={other.run}")
+        expect(page.locator("#compare")).to_have_attribute("data-points", "1 0")
+        page.get_by_label("Series").select_option("metric:reward")
+        expect(page.locator("#compare")).to_have_attribute("data-series", "metric:reward")
+        expect(page.locator("#compare")).to_have_attribute("data-points", "2 0")
+        expect(page.locator(".legend [data-value]")).to_have_text(["0.75", "–"])
 
 
 def test_a_tenant_without_runs_is_told_how_one_begins(browse, axe, ui_service: UiService) -> None:

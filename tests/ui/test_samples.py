@@ -2,6 +2,7 @@
 
 from playwright.sync_api import expect
 
+from api.dashboard.rendering import duration
 from tests.e2e.speaker import MEOW, WOOF
 
 
@@ -14,14 +15,19 @@ def test_a_sample_is_listed_and_shown_as_its_report_tells(browse, axe, ui_servic
     report = cat.report(mine)
     page = browse(ui_service.cats, role="viewer")
     page.goto("/ui/samples")
-    row = page.locator("tr", has_text=mine.request_id)
+    row = page.locator("tr", has=page.get_by_title(mine.request_id))
     cells = row.locator("td").all_inner_texts()
     assert cells[3].split() == ["5", "+", "800"]
     assert (cells[4].strip(), cells[5]) == ("length", str(report["attempts"]))
     expect(row).to_contain_text("2 versions")
+    seconds = [duration(report["queue_seconds"]), duration(report["decode_seconds"])]
+    assert report["decode_seconds"] > 0
+    expect(row.locator("td.number").filter(has_text="s")).to_have_text(seconds)
     axe(page)
     assert theirs.request_id not in page.content()
     row.get_by_role("link").click()
+    for name, shown in zip(("queued", "decoded"), seconds, strict=True):
+        expect(page.locator("li", has=page.get_by_text(name, exact=True)).locator("b")).to_have_text(shown)
     for number, sequence in enumerate(report["sequences"]):
         pane = page.locator(".pane").nth(number)
         expect(pane.locator(".tok")).to_have_count(400)

@@ -96,7 +96,7 @@ async def test_each_change_makes_its_entries_with_the_operators_key(admin: Admin
         ("PUT", "/bases/test/tiny", {"fingerprint": "0" * 64}),
         ("DELETE", f"/checkpoints/{run}/weights/one", None),
         ("PUT", f"/runs/{run}/weight", {"weight": 3.0}),
-        ("PUT", bell, {"url": "https://bell.example/"}),
+        ("PUT", bell, {"url": "https://bell.example/hooks/T0000000000000000000000"}),
         ("POST", f"{bell}/secret", None),
         ("POST", f"{bell}/test", None),
         ("DELETE", bell, None),
@@ -115,7 +115,9 @@ async def test_each_change_makes_its_entries_with_the_operators_key(admin: Admin
     birds = next(one.tenant_id for one in every if one.action == "tenant_create")
     assert {one.tenant_id for one in every} == {cats.id, birds, None}
     assert [one for one in await _entries(admin) if one.tenant_id == dogs.id] == []
-    assert admin.key.secret not in str([(one.before, one.after) for one in every])
+    told = str([(one.before, one.after) for one in every])
+    assert admin.key.secret not in told
+    assert ("https://bell.example" in told, "T0000000000000000000000" in told) == (True, False)
 
 
 async def test_a_tenant_is_told_no_operators_name_or_address_whatever_the_door(admin: Admin, cats, dogs) -> None:

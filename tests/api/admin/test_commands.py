@@ -17,6 +17,7 @@ from contracts.operations import OperationKind
 from store.clock import utc_now
 from store.settings import Settings
 from store.tables import Placement, UsageHour, WorkerProcess
+from tenants.ended_processes import note_ended
 from tenants.keys import create_key
 from tenants.limits import Limits
 from tenants.webhooks import WebhookSpec, send_test, set_webhook
@@ -43,6 +44,8 @@ READS = (
     ("replica", "show", "--base", BASE),
     ("trainer", "list"),
     ("process", "list"),
+    ("process", "apis"),
+    ("process", "ended"),
     ("price", "list"),
     ("price", "list", "--tenant", "{tenant}"),
     ("audit", "list", "--tenant", "{tenant}", "--action", "tenant_suspend"),
@@ -177,9 +180,10 @@ async def side(admin: Admin, tenant: Tenant, name: str) -> Side:
     trainer = f"trainer-of-{name}"
     async with admin.service.database.write() as transaction:
         key = await create_key(transaction, tenant=tenant.id, note="of commands", clock=utc_now)
-        for one in (process("trainer", trainer), process("pool", f"pool-of-{name}")):
+        for one in (process("trainer", trainer), process("pool", f"pool-of-{name}"), process("api", f"api-of-{name}")):
             transaction.add(one)
             await transaction.flush()
+        await note_ended(transaction, [f"api-of-{name}"], now=utc_now())
         placed = await transaction.get(Placement, run)
         assert placed is not None
         spec = WebhookSpec("https://bell.example/", ["job.finished"])
@@ -248,7 +252,8 @@ async def test_every_route_has_a_command_that_says_the_same_in_both_ways(
             assert over_http.plain(told) == on_data.plain(same), arguments
     export = ("usage", "export", "--tenant", "{tenant}", "--since", "2025-12-01", "--format", "cloudevents")
     told, same = await weft(*door, *over_http.fill(export)), await weft(*on_data.fill(export), *data)
-    assert told.count("\n") == same.count("\n") == 1
+    # The document has one line; beside it, both doors tell of the hours that are left out.
+    assert told.count("\n") == same.count("\n") == 2
     told, same = told.replace(cats.id, "<id>"), same.replace(dogs.id, "<id>")
     assert re.sub(r'"id": "\w+"', "", told) == re.sub(r'"id": "\w+"', "", same)
     for arguments in HTTP_ONLY:
@@ -285,6 +290,30 @@ async def test_a_command_over_http_is_refused_what_is_not_there(admin: Admin, ca
     ended = await asyncio.to_thread(CliRunner().invoke, app, ["tenant", "show", "nobody"], env=environment)
     assert (ended.exit_code, ended.output) == (1, "weft: no tenant is named 'nobody'; `weft tenant list` shows them\n")
     assert json.loads(await weft("tenant", "show", "cats", "--json", environment=environment))["id"] == cats.id
+
+
+async def test_the_list_of_tenants_tells_who_is_suspended_and_who_is_deleted(
+    admin: Admin, cats: Tenant, dogs: Tenant
+) -> None:
+    environment = {"WEFT_ADMIN_URL": admin.url, "WEFT_ADMIN_KEY": admin.key.secret}
+
+    async def states() -> dict[str, str]:
+        told = await weft("tenant", "list", environment=environment)
+        return {line.split("\t")[0]: line.split("\t")[3] for line in told.splitlines()}
+
+    seen = [await states()]
+    for order in (
+        ("suspend", "cats", "--mode", "read_only"),
+        ("delete", "cats", "--grace", "30d"),
+        ("restore", "cats"),
+        ("resume", "cats"),
+    ):
+        await weft("tenant", *order, environment=environment)
+        seen.append(await states())
+    ends = utc_now() + timedelta(days=30)
+    assert seen[2].pop("cats").startswith(f"deleted from {ends:%Y-}")
+    assert [one.get("cats") for one in seen] == ["works", "read_only", None, "read_only", "works"]
+    assert {one["dogs"] for one in seen} == {"works"}
 
 
 @pytest.mark.parametrize("arguments", HERE_ONLY, ids=lambda given: " ".join(given[:2]))

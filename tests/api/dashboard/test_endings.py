@@ -3,7 +3,8 @@
 from datetime import timedelta
 
 from tenants.sessions import end_silent_sessions
-from tests.api.dashboard.visits import visitor
+from tests.api.conftest import BASE
+from tests.api.dashboard.visits import key_of, visitor
 
 
 async def test_the_overview_tells_checkpoints_that_expire_within_a_day(service, cats, dogs) -> None:
@@ -42,3 +43,12 @@ async def test_sessions_that_went_silent_are_among_the_errors(service, cats, dog
         of_run = (await http.get("/ui/errors", params={"run": run})).text
         assert (of_run.count("data-lost="), f'data-lost="{run.partition(":")[0]}"' in of_run) == (1, True)
         assert theirs.partition(":")[0] not in told
+
+
+async def test_the_overview_names_the_base_models_that_the_key_may_use(service, cats) -> None:
+    bound = await key_of(service, cats, base_models=frozenset({"weft/elsewhere"}))
+    async with visitor(service, cats.key) as http, visitor(service, bound.secret) as other:
+        assert f"serves <strong>{BASE}</strong>" in (await http.get("/ui")).text
+        told = (await other.get("/ui")).text
+    assert f"<strong>{BASE}</strong>" not in told
+    assert "no base model that this key may use" in told

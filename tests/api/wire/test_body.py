@@ -108,3 +108,36 @@ async def test_damaged_zstd_is_refused(body: bytes) -> None:
 async def test_other_encodings_are_refused(encoding: str) -> None:
     with pytest.raises(InvalidRequest, match="Content-Encoding"):
         await read_body(request_of(b"x", encoding=encoding), LIMIT)
+
+
+@pytest.mark.parametrize("body", [bytes(64_000_000), bytes(range(256)) * 1_000 + bytes(40_000_000)])
+async def test_a_bomb_expands_in_pieces_for_whose_copies_nobody_waits_long(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads stand still while bytes are copied, so the pieces are small, and the whole does not grow by copies."""
+    sizes: list[int] = []
+    make = zstandard.ZstdDecompressor
+
+    class Watched:
+        """Decompressor that notes the sizes of its pieces."""
+
+        def __init__(self, **options: int) -> None:
+            self._inner = make(**options).decompressobj()
+
+        def decompressobj(self) -> "Watched":
+            return self
+
+        def decompress(self, piece: bytes) -> bytes:
+            found = self._inner.decompress(piece)
+            sizes.append(len(found))
+            return found
+
+        @property
+        def eof(self) -> bool:
+            return self._inner.eof
+
+    packed = compressed(body, level=19)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Watched)
+    found = await read_body(request_of(packed, encoding="zstd"), 64_000_000)
+    assert found == body
+    assert max(sizes) <= 8 * 2**20

@@ -190,10 +190,16 @@ class TestRefusals:
             ("", None, POLICY, [*LossName]),
             ("ppo", {"beta": 1.0}, POLICY, ["'beta'", "ppo", "clip_low_threshold, clip_high_threshold"]),
             ("cross_entropy", {"beta": 1.0}, {}, ["'beta'", "none"]),
-            ("gspo", None, POLICY, ["gspo needs sequence_ratio_mask"]),
+            ("gspo", None, {"logprobs": [0.0] * 3}, ["gspo needs advantages"]),
             ("stable_reinforce", None, {}, ["stable_reinforce needs logprobs, advantages"]),
             ("stable_reinforce", {"ratio_cap": 0.5}, POLICY, ["ratio_cap must be 1 to 10000; got 0.5"]),
             ("stable_reinforce", {"kl_coeff": -1.0}, POLICY, ["kl_coeff must be 0 or more"]),
+            *(
+                (loss, {"clip_low_threshold": 1.3}, POLICY, ["data[0]", "is above", "1.3 and 1.2"])
+                for loss in ("ppo", "cispo", "gspo")
+            ),
+            ("ppo", None, {**POLICY, "clip_low_threshold": [0.8, 1.3, 0.8]}, ["data[0]", "is above"]),
+            ("cispo", None, {**POLICY, "clip_high_threshold": [1.2, 1.2, 0.7]}, ["data[0]", "is above"]),
             ("dro", {"beta": NAN}, POLICY, ["loss_fn_config.beta", "finite"]),
             ("dro", {"beta": "0.5"}, POLICY, ["loss_fn_config.beta", "number"]),
             ("ppo", None, {"logprobs": [0.0] * 3}, ["data[0]", "advantages"]),

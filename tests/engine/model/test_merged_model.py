@@ -140,3 +140,14 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     base, _ = make(tmp_path, "untied")
     with pytest.raises(InvalidRequest, match="does not fit"):
         MergeSource(base, adapter)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_base_that_is_not_there_is_named(tmp_path: Path, made: bool) -> None:
+    base, adapter = make(tmp_path, "untied")
+    wrong = tmp_path / "wrong"
+    if made:
+        wrong.mkdir()
+    with pytest.raises(InvalidRequest, match=f"{wrong} holds no config.json"):
+        MergeSource(wrong, adapter)
+    MergeSource(base, adapter)

@@ -3,6 +3,7 @@
 Rank 0 runs the scenario, which the tests also run in one process, and saves what came out.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -185,6 +186,15 @@ def main(scenario: str, model: Path, results: Path) -> None:
             lead(group, base, scenario, results)
         else:
             group.follow()
+
+
+def run_rank(scenario: str, model: Path, results: Path, environment: dict[str, str]) -> None:
+    """Run a rank in this process, which writes to the rank's log."""
+    os.environ.update(environment)
+    with (results / f"{environment['RANK']}.log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    main(scenario, model, results)
 
 
 def lead(group: TrainerGroup, base: BaseModel, scenario: str, results: Path) -> None:

@@ -3,6 +3,7 @@
 Tolerance: 1e-5 relative to the largest value of the tensor compared.
 """
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from time import monotonic
 
@@ -22,13 +24,16 @@ from transformers import AutoModelForCausalLM, MptConfig, OPTConfig, PretrainedC
 from engine.model.base import BaseModel
 from engine.training.trainer import Trainer
 from tests.conftest import ROOT
-from tests.engine.training.group_rank import SCENARIOS, TIMEOUT_SECONDS, TOKENS, Found, failing, other_facts
+from tests.engine.training.group_rank import SCENARIOS, TIMEOUT_SECONDS, TOKENS, Found, failing, other_facts, run_rank
 
 DEADLINE_SECONDS = 120.0
 """Deadline of a group that starts, works and ends; the machine may be busy."""
 TOLERANCE = 1e-5
 LOSS_TOLERANCE = 5e-5
 """A loss is a sum whose terms partly cancel, so its relative error is larger than theirs."""
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.engine.training.group_rank"])
+"""Ranks are forked from a process that has imported what they need: the imports take longer than all they do."""
 _SIZES = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 OTHERS: dict[str, PretrainedConfig] = {
     "flattened rows, no backbone call": OPTConfig(
@@ -47,13 +52,15 @@ OTHERS: dict[str, PretrainedConfig] = {
 class Ranks:
     """Two ranks under way."""
 
-    processes: list[subprocess.Popen[str]]
+    processes: list[ForkServerProcess]
     results: Path
 
-    def wait(self, deadline_seconds: float = DEADLINE_SECONDS) -> list[int]:
-        """Their exit statuses, by rank."""
+    def wait(self, deadline_seconds: float = DEADLINE_SECONDS) -> list[int | None]:
+        """Their exit statuses, by rank; None for a rank that goes on."""
         ends_at = monotonic() + deadline_seconds
-        return [process.wait(timeout=max(0.0, ends_at - monotonic())) for process in self.processes]
+        for process in self.processes:
+            process.join(max(0.0, ends_at - monotonic()))
+        return [process.exitcode for process in self.processes]
 
     def log(self, rank: int) -> str:
         """Output of the rank."""
@@ -66,7 +73,7 @@ def ranks(scenario: str, model: Path, results: Path) -> Iterator[Ranks]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     processes = []
     for rank in range(2):
-        environment = os.environ | {
+        environment = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": "2",
@@ -75,15 +82,14 @@ def ranks(scenario: str, model: Path, results: Path) -> Iterator[Ranks]:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "tests.engine.training.group_rank", scenario, str(model), str(results)]
-        with (results / f"{rank}.log").open("w") as log:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, text=True))
+        processes.append(_FORKS.Process(target=run_rank, args=(scenario, model, results, environment)))
+        processes[-1].start()
     try:
         yield Ranks(processes, results)
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.join()
 
 
 def results_of(scenario: str, model: Path, results: Path) -> Found:
@@ -177,7 +183,7 @@ def test_a_rank_that_is_gone_ends_the_group(tiny_model_dir: Path, tmp_path: Path
     """Killed in the middle of passes: the rank that is left says so and ends, before the timeout."""
     with ranks("endless", tiny_model_dir, tmp_path) as group:
         wait_for_file(tmp_path / "passing", group)
-        group.processes[victim].send_signal(signal.SIGKILL)
+        group.processes[victim].kill()
         statuses = group.wait(TIMEOUT_SECONDS)
         assert statuses[victim] == -signal.SIGKILL
         assert statuses[1 - victim] == 1
@@ -188,8 +194,9 @@ def test_an_idle_group_outlives_its_timeout_and_a_silent_rank_0_does_not(tiny_mo
     """Rank 0 has no work for longer than the timeout, then hangs: stopped, it holds its connections and says nothing."""
     with ranks("idle", tiny_model_dir, tmp_path) as group:
         wait_for_file(tmp_path / "passing", group)
-        group.processes[0].send_signal(signal.SIGSTOP)
-        assert group.processes[1].wait(timeout=DEADLINE_SECONDS) == 1
+        os.kill(group.processes[0].pid or 0, signal.SIGSTOP)
+        group.processes[1].join(DEADLINE_SECONDS)
+        assert group.processes[1].exitcode == 1
         assert "GroupLost" in group.log(1)
 
 
@@ -206,6 +213,6 @@ def wait_for_file(path: Path, group: Ranks) -> None:
     """Wait until rank 0 has made ``path``; fail the test if rank 0 ends before."""
     ends_at = monotonic() + DEADLINE_SECONDS
     while not path.exists():
-        with pytest.raises(subprocess.TimeoutExpired):
-            group.processes[0].wait(timeout=0.05)
+        group.processes[0].join(0.05)
+        assert group.processes[0].is_alive(), group.log(0)
         assert monotonic() < ends_at, group.log(0)

@@ -146,6 +146,24 @@ def test_gspo_weighs_a_sequence_by_itself_bit_for_bit(trainer: Trainer) -> None:
     assert torch.equal(parts[1], expected), "no marked token: the ratio is 1"
 
 
+def test_gspo_without_a_mask_marks_the_sampled_tokens() -> None:
+    """Beside a sequence that has a mask, and alone."""
+    batch = make_batch(6, LossName.GSPO, (9, 9))
+    inputs = {**batch.data[0].inputs}
+    del inputs["sequence_ratio_mask"]
+    for name in ("logprobs", "advantages"):
+        inputs[name] = np.where(np.arange(9) < 3, 0, inputs[name]).astype(np.float32)
+    marked = replace(batch.data[0], inputs={**inputs, "sequence_ratio_mask": (np.arange(9) >= 3).astype(np.float32)})
+    unmarked = replace(batch.data[0], inputs=inputs)
+    for beside in ([], [batch.data[1]]):
+        logp = torch.from_numpy(np.concatenate([datum.inputs["logprobs"] for datum in (marked, *beside)])) + 0.1
+        terms = [
+            loss_terms(batch.loss, logp, as_tensors(flat_inputs(batch.loss, [first, *beside])))
+            for first in (marked, unmarked)
+        ]
+        assert torch.equal(*terms)
+
+
 def as_tensors(inputs: dict[str, np.ndarray]) -> dict[str, Tensor]:
     """The inputs as a micro-batch has them."""
     return {name: torch.from_numpy(values) for name, values in inputs.items()}
@@ -153,10 +171,10 @@ def as_tensors(inputs: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("loss", POLICY_LOSSES)
 def test_policy_losses_tell_how_far_the_sampling_policy_is(trainer: Trainer, loss: LossName) -> None:
-    """Two of six sampled tokens are off by more than a tenth; the prompt's three tokens count nowhere."""
+    """Two of six sampled tokens are just outside 0.9 to 1.1, and two just within; the prompt's three count nowhere."""
     trainer.create(RUN, settings())
     trainer.create(NEIGHBOUR, settings(seed=3))
-    drift = np.array([0, 0, 0, 0.05, -0.05, 0.2, -0.3, 0.01, 0.0])
+    drift = np.log([1, 1, 1, 1.09, 0.91, 1.11, 0.89, 1.01, 1])
     blank = make_batch(9, loss, (9,))
     (now,) = output(trainer.run_pass([PassItem(RUN, blank, False)])[0]).logprobs
     is_prompt = np.arange(9) < 3
@@ -173,7 +191,7 @@ def test_policy_losses_tell_how_far_the_sampling_policy_is(trainer: Trainer, los
     metrics = output(ours).metrics
     assert metrics["sampled_tokens:sum"] == 6
     assert metrics["ratio_outside:mean"] == pytest.approx(2 / 6)
-    assert metrics["ratio:max"] == pytest.approx(np.exp(0.2), rel=1e-5)
+    assert metrics["ratio:max"] == pytest.approx(1.11, rel=1e-5)
     sampled = drift[3:]
     assert metrics["sampling_kl:mean"] == pytest.approx(float(np.mean(np.exp(sampled) - 1 - sampled)), rel=1e-3)
     assert set(output(beside).metrics) == {"loss:sum", "tokens:sum"}

@@ -17,7 +17,6 @@ from contracts.errors import Unavailable
 from contracts.weight_jobs import JobState, MergeRequest
 from engine.model.base import BaseModel
 from engine.model.merged_model import MergeSource
-from migrations.upgrade import upgrade
 from store.database import Database, after_commit, create_engine
 from store.tables import Checkpoint, WeightJob
 from tenants import taken_jobs, weight_jobs
@@ -39,10 +38,9 @@ def base(tiny_model_dir: Path) -> BaseModel:
 
 
 @pytest_asyncio.fixture
-async def shop(base: BaseModel, postgres_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
+async def shop(base: BaseModel, migrated_postgres_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
     """A service whose connections are whole."""
-    await asyncio.to_thread(upgrade, postgres_url)
-    made, database = Shop(base), Database(create_engine(postgres_url))
+    made, database = Shop(base), Database(create_engine(migrated_postgres_url))
     made.runtime = make_runtime(database, tmp_path / "data", made.clock)
     yield made
     await database.close()
@@ -63,10 +61,10 @@ async def count(shop: Shop, table: type[Checkpoint] | type[WeightJob]) -> int:
 
 
 async def test_a_request_that_was_recorded_without_an_answer_makes_one_job(
-    shop: Shop, base: BaseModel, postgres_url: str, tmp_path: Path
+    shop: Shop, base: BaseModel, migrated_postgres_url: str, tmp_path: Path
 ) -> None:
     (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
-    with losing(postgres_url, KEY) as (url, proxy):
+    with losing(migrated_postgres_url, KEY) as (url, proxy):
         database = Database(create_engine(url))
 
         async def ask() -> str:
@@ -86,13 +84,13 @@ async def test_a_request_that_was_recorded_without_an_answer_makes_one_job(
 
 @pytest.mark.parametrize("lost", ["taken", "recorded"])
 async def test_a_job_whose_commit_was_not_answered_is_done_once(
-    shop: Shop, base: BaseModel, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+    shop: Shop, base: BaseModel, migrated_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     monkeypatch.setattr(runner_module, "_RETRY_SECONDS", 0.05)
     (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
     mine, theirs = await shop.ask(cats, path, NAME), await shop.ask(dogs, other, "theirs")
     # The name stands in the transaction that records what was made, the id also in the one that takes the job.
-    with losing(postgres_url, mine if lost == "taken" else NAME) as (url, proxy):
+    with losing(migrated_postgres_url, mine if lost == "taken" else NAME) as (url, proxy):
         worker, database = Shop(base), Database(create_engine(url))
         worker.runtime = make_runtime(database, tmp_path / "data", shop.clock)
         runner = worker.runner()
@@ -128,7 +126,7 @@ def counted_merges(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
-    shop: Shop, postgres_url: str, tmp_path: Path, base: BaseModel, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, migrated_postgres_url: str, tmp_path: Path, base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The statement's time runs out while the lock stands, and so does the time of the first lease. Another worker looks on."""
     monkeypatch.setattr("store.database.COMMAND_SECONDS", 0.5)
@@ -136,7 +134,7 @@ async def test_a_job_whose_record_waits_for_a_lock_is_kept_and_not_done_again(
         monkeypatch.setattr(runner_module, name, 0.05)
     (cats, path), (dogs, other) = await shop.tenant("cats"), await shop.tenant("dogs")
     mine, theirs = await shop.ask(cats, path, NAME), await shop.ask(dogs, other, "theirs")
-    impatient, database = Shop(base), Database(create_engine(postgres_url))
+    impatient, database = Shop(base), Database(create_engine(migrated_postgres_url))
     impatient.runtime = make_runtime(database, tmp_path / "data", shop.clock)
     runner, renewed = impatient.runner(), asyncio.Event()
     renew = runner_module.renew_job

@@ -20,15 +20,27 @@ from ledger.sample_claims import claim_samples
 from ledger.wakeups import Wakeups, operation_topic
 from store.database import Database, create_engine
 from store.database_clock import database_now
-from store.tables import Operation, Placement, ProcessKind, Run, RunState, VersionCommand, WorkerProcess
+from store.tables import (
+    EndedProcess,
+    Operation,
+    Placement,
+    ProcessKind,
+    Run,
+    RunState,
+    VersionCommand,
+    WorkerProcess,
+)
 from telemetry.telemetry import Telemetry
+from tenants.ended_processes import EndedStanding, TakeOver, list_ended
 from tenants.gates import Dispatch, Entry, in_flight, make_gates, mark_in_flight, pool_gate
 from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
-from workers.leases.processes import WorkerIdentity, new_identity, renew
+from workers.housekeeping.schedule import StepName
+from workers.housekeeping.steps import HousekeepingSteps
+from workers.leases.processes import WorkerIdentity, new_identity, remove_processes, renew
 from workers.leases.reaper import reap_forsaken
 from workers.leases.runs import RunLeases
 
@@ -207,3 +219,50 @@ async def test_a_trainer_may_declare_others_dead_once_it_has_lived_for_a_whole_l
         await leases.look()
         assert monotonic() - began < 10.0
     assert monotonic() - began >= lease.total_seconds() / 2
+
+
+async def ended(house: House) -> dict[str, EndedStanding]:
+    """Return the processes of which is told that they died."""
+    async with house.database.read() as session:
+        return {one.id: one for one in await list_ended(session, since=house.now - timedelta(hours=1))}
+
+
+async def test_the_dead_are_told_with_what_they_held_and_who_has_it_now(house: House) -> None:
+    await house.end(GONE, ago=11 * LEASE)
+    await house.sweep()
+    gone, kept = house.bases[GONE], house.bases[KEPT]
+    told = await ended(house)
+    assert told.keys() == {gone.trainer.id, gone.pool.id}
+    assert (told[gone.trainer.id].runs, told[gone.trainer.id].taken_over) == (1, [TakeOver(None, 1)])
+    assert (told[gone.pool.id].samples, told[gone.pool.id].taken_over) == (1, ())
+    async with house.database.write() as transaction:
+        await transaction.execute(update(Run).where(Run.id == gone.run).values(trainer_id=kept.trainer.id))
+    assert (await ended(house))[gone.trainer.id].taken_over == [TakeOver(kept.trainer.id, 1)]
+
+
+async def test_a_process_that_dies_twice_is_told_once_and_ends_in_order_untold(house: House) -> None:
+    gone = house.bases[GONE]
+    for _ in range(2):
+        await house.end(GONE, ago=11 * LEASE)
+        await house.sweep()
+        async with house.database.write() as transaction:
+            await renew(transaction, gone.trainer, lease=LEASE, clock=house.clock)
+    assert (await ended(house))[gone.trainer.id].runs == 0
+    async with house.database.write() as transaction:
+        await remove_processes(transaction, [house.bases[KEPT].trainer.id])
+    assert house.bases[KEPT].trainer.id not in await ended(house)
+
+
+async def test_old_deaths_are_forgotten_and_late_ones_stay(house: House) -> None:
+    for base_model in (GONE, KEPT):
+        await house.end(base_model, ago=11 * LEASE)
+    await house.sweep()
+    old = house.bases[GONE].trainer.id
+    async with house.database.write() as transaction:
+        long_ago = house.now - timedelta(days=31)
+        await transaction.execute(update(EndedProcess).where(EndedProcess.id == old).values(ended_at=long_ago))
+    steps = HousekeepingSteps(house.runtime, lambda: True)
+    await steps.by_name[StepName.FORGET_EVENTS].work(None)
+    async with house.database.read() as session:
+        left = set(await session.scalars(select(EndedProcess.id)))
+    assert (old in left, len(left)) == (False, 3)

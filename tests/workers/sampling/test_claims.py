@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, update
 from sqlalchemy.engine import Connection
 
 from contracts.base_model import read_base_model_facts
@@ -24,15 +24,17 @@ from engine.sampling.vllm.settings import VllmSettings
 from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.database import Database, create_engine
-from store.tables import PoolState, ProcessKind
+from store.database_clock import database_now
+from store.tables import PoolState, ProcessKind, ReplicaCondition, WorkerProcess
 from tenants.gates import GateMode, Pause, pause_gate, resume_gate
 from tenants.keys import create_tenant
 from tenants.limits import set_tenant
+from tenants.worker_standings import list_replicas
 from tests.ledger_heads import pending_samples
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
 from workers.leases.pools import PoolHeartbeat
-from workers.leases.processes import new_identity
+from workers.leases.processes import new_identity, remove_processes
 from workers.sampling.claims import SampleClaims
 from workers.sampling.gate_cache import GateCache
 from workers.sampling.router import Router
@@ -272,3 +274,32 @@ async def test_samples_fail_after_the_stated_time_only_if_no_process_has_a_repli
     await pools.two.claims.tell_state()
     await pools.two.claims.tell_state()
     assert await pools.waiting() == []
+
+
+async def test_replicas_are_told_when_they_change_and_again_by_a_process_that_was_reaped(pools: Pools) -> None:
+    async def told() -> list[tuple[str | None, ReplicaCondition | None, bool]]:
+        async with pools.runtime.database.read() as session:
+            found = await list_replicas(session, BASE, await database_now(session, pools.runtime.clock))
+        return [(one.process, one.condition, one.is_alive) for one in found]
+
+    claims, router = pools.one.claims, pools.one.router
+    (routed,), process = router.replicas, pools.one.claims.heartbeat.identity.id
+    await claims.tell_state()
+    assert await told() == [(process, ReplicaCondition.WORKS, True)]
+    router.mark(routed, is_alive=False)
+    assert await claims.tell_state()
+    assert await told() == [(process, ReplicaCondition.DOWN, True)]
+    router.mark(routed, is_alive=True)
+    router.drain(routed, is_draining=True)
+    await claims.tell_state()
+    assert await told() == [(process, ReplicaCondition.DRAINING, True)]
+    async with pools.runtime.database.write() as transaction:
+        await transaction.execute(update(WorkerProcess).values(expires_at=datetime(2000, 1, 1, tzinfo=UTC)))
+    assert await told() == [(process, ReplicaCondition.DRAINING, False)]
+    async with pools.runtime.database.write() as transaction:
+        await remove_processes(transaction, [process])
+    claims.heartbeat._heartbeat._renewed = claims.heartbeat._heartbeat._unbroken_since = float("-inf")
+    await claims.heartbeat.look()
+    assert await told() == []
+    await claims.tell_state()
+    assert await told() == [(process, ReplicaCondition.DRAINING, True)]

@@ -259,9 +259,8 @@ def _compose(
     token_budget: int,
     **options: int | timedelta | None,
 ) -> Rig:
-    settings = Settings(
-        data_dir=folder, lease=LEASE, adapter_memory_bytes=memory_bytes, pass_token_budget=token_budget, **options
-    )
+    told = {"lease": LEASE} | options
+    settings = Settings(data_dir=folder, adapter_memory_bytes=memory_bytes, pass_token_budget=token_budget, **told)
     database = Database(create_engine(url))
     telemetry = Telemetry.of("test", utc_now)
     feed, publication, data_folder = TokenFeed(), LocalPublication(), DataFolder(folder)

@@ -1,6 +1,5 @@
 """Completions that the database refuses: the run is rebuilt from the ledger, another tenant's run goes on."""
 
-import asyncio
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +10,6 @@ from contracts.losses import LossName
 from contracts.operations import ForwardBackwardOutput, OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
 from engine.training.adapter_state import AdapterState
-from migrations.upgrade import upgrade
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
 
@@ -130,11 +128,10 @@ async def test_a_completion_refused_for_ever_holds_nobody_else_up(new_rig: NewRi
 
 
 async def test_a_connection_dropped_in_the_middle_of_a_write_costs_no_result(
-    new_rig: NewRig, base: BaseModel, postgres_url: str
+    new_rig: NewRig, base: BaseModel, migrated_postgres_url: str
 ) -> None:
     """PostgreSQL ends the session three times. Operations that were not committed are computed and written again, once."""
-    await asyncio.to_thread(upgrade, postgres_url)
-    rig = new_rig(url=postgres_url)
+    rig = new_rig(url=migrated_postgres_url)
     async with rig.running():
         client, other = await rig.clients("client", "other")
         await arm_postgres(rig, client.run, drops=3)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import torch
 from sqlalchemy import select
@@ -129,7 +130,8 @@ async def _has(rig: Rig, client: Client, kind: RunEventKind) -> bool:
 async def two_trainers(new_rig: NewRig, url: str) -> AsyncIterator[tuple[Rig, Rig]]:
     """Run two trainers of one base model on a fresh database."""
     wakeups = Wakeups()
-    one, two = new_rig(url=url, wakeups=wakeups), new_rig(url=url, wakeups=wakeups)
+    # Nobody is to be lost here, on a busy machine neither.
+    one, two = (new_rig(url=url, wakeups=wakeups, lease=timedelta(seconds=20)) for _ in range(2))
     async with one.running(), two.running():
         for rig in (one, two):
             await until(lambda rig=rig: _is_listed(rig))  # type: ignore[misc]

@@ -13,7 +13,6 @@ from contracts.losses import LossName
 from contracts.operations import OptimStep, OptimStepped, TrainingBatch
 from engine.model.base import BaseModel
 from ledger.wakeups import operation_topic
-from migrations.upgrade import upgrade
 from testing.commit_proxy import CommitProxy
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
@@ -61,12 +60,11 @@ def restore_after_the_commit(rig: Rig, proxy: CommitProxy) -> None:
 
 @pytest.mark.parametrize("commits_late", [False, True])
 async def test_a_step_whose_commit_was_not_answered_takes_effect_once(
-    new_rig: NewRig, base: BaseModel, postgres_url: str, commits_late: bool
+    new_rig: NewRig, base: BaseModel, migrated_postgres_url: str, commits_late: bool
 ) -> None:
     """Both tenants' steps follow in the same rounds. Late: the lane is read before the commit, the adapter after it."""
-    await asyncio.to_thread(upgrade, postgres_url)
-    (client, other), requests = await trained(new_rig(url=postgres_url))
-    server = make_url(postgres_url)
+    (client, other), requests = await trained(new_rig(url=migrated_postgres_url))
+    server = make_url(migrated_postgres_url)
     lost = requests[client.run][0]
     with CommitProxy(server.host or "", server.port or 5432, lost, holds=commits_late) as proxy:
         url = server.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)

@@ -3,12 +3,14 @@
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.turn_bounds import Queue, expected_tokens, own_tokens_before, passes_until_served
+from engine.weighted_order import in_weighted_order, tags_now
 from tests.workers.training.test_scheduler import Service, pieces
 
 ROUNDING = 1 + 1e-9
@@ -95,6 +97,15 @@ def test_a_run_gains_nothing_by_leaving_and_coming_back() -> None:
         if number % 2:
             got = {run: world.served[run] - before[run] for run in ("cats:steady", "cats:leaves")}
             assert got["cats:leaves"] <= got["cats:steady"] / 2 + 40 * 1.5
+
+
+def test_a_run_that_comes_as_another_leaves_begins_with_those_that_are_there() -> None:
+    """The run that left was behind: what it had not taken is nobody's head start."""
+    there, comes = SimpleNamespace(run="there", cost=40), SimpleNamespace(run="comes", cost=40)
+    tags = tags_now([comes, there], {"left": 0.0, "there": 160.0})
+    assert tags == {"there": 160.0, "comes": 160.0}
+    drawn = in_weighted_order([comes, comes, there, there], tags, {})
+    assert [one.run for one in drawn] == ["comes", "there", "comes", "there"]
 
 
 # --- what is told of a wait -------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from engine.model.base import BaseModel
 from engine.model.device import DeviceFailed, SelfTest
 from engine.training.pass_operation import PassPiece
 from engine.training.trainer import ComputedPass
-from migrations.upgrade import upgrade
 from store.tables import Operation, Run, WorkerProcess
 from tests.conftest import ROOT
 from tests.engine.training.conftest import make_batch
@@ -170,12 +169,11 @@ async def test_a_service_whose_device_hangs_ends_with_its_status(
     assert await count(rig, WorkerProcess.id.is_not(None)) == 0
 
 
-async def test_a_trainer_without_progress_does_not_renew_its_lease(new_rig: NewRig, postgres_url: str) -> None:
+async def test_a_trainer_without_progress_does_not_renew_its_lease(new_rig: NewRig, migrated_postgres_url: str) -> None:
     """A trainer that makes progress renews. PostgreSQL: a process that is alone with its database renews nothing."""
-    await asyncio.to_thread(upgrade, postgres_url)
     stuck, working, release, begun = (
-        new_rig(url=postgres_url, stall_limit=1),
-        new_rig(url=postgres_url),
+        new_rig(url=migrated_postgres_url, stall_limit=1),
+        new_rig(url=migrated_postgres_url),
         Event(),
         Event(),
     )

@@ -242,7 +242,7 @@ async def test_a_model_that_comes_while_the_only_trainer_ends_says_that_it_is_no
         assert await told(again, late.created) == [None]
 
 
-async def test_a_class_and_a_runs_weight_that_are_set_are_in_force_with_the_next_pass(
+async def test_a_share_a_class_and_a_runs_weight_that_are_set_are_in_force_with_the_next_pass(
     new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing new has come meanwhile: the work that waits is shared out anew."""
@@ -266,7 +266,7 @@ async def test_a_class_and_a_runs_weight_that_are_set_are_in_force_with_the_next
             for _, request in waiting:
                 await until_told(rig, request, WaitReason.TURN)
             async with rig.database.write() as transaction:
-                await set_tenant(transaction, name="cats", limits={}, service_class=ServiceClass.INTERACTIVE)
+                await set_tenant(transaction, name="cats", limits={}, share=2.0, service_class=ServiceClass.INTERACTIVE)
                 await set_tenant(transaction, name="dogs", limits={}, service_class=ServiceClass.BATCH)
                 await weigh_run(transaction, await get_run(transaction, cats.tenant, cats.run), 3.0)
             planned.clear()
@@ -275,7 +275,7 @@ async def test_a_class_and_a_runs_weight_that_are_set_are_in_force_with_the_next
             await client.result(request)
     shared = [shares for shares in planned if {cats.tenant, dogs.tenant} <= shares.keys()]
     assert shared
-    assert shared[-1][cats.tenant] == 4.0
+    assert shared[-1][cats.tenant] == 2.0 * 4.0
     assert shared[-1][dogs.tenant] == 0.25
     assert (weights[cats.run], weights[dogs.run]) == (3.0, 1.0)
 

@@ -48,6 +48,20 @@ async def test_a_sound_replica_passes_beside_a_running_sample(world: Any, tmp_pa
         await replica.close()
 
 
+async def test_a_disk_that_takes_no_adapters_is_told_and_the_neighbours_forward_goes_on(
+    world: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    forward = BaseForward(world.base)
+    try:
+        with pytest.raises(EngineFailure, match="adapters of a handshake cannot be written: Not a directory"):
+            await forward.handshake_adapters(tmp_path / "file", rank=2, with_head=False)
+        scores = await forward.score(None, np.array(PROMPT), PromptScoring(1, True, 0))
+        assert scores.logprobs is not None
+    finally:
+        await forward.close()
+
+
 @pytest.mark.parametrize(
     ("module", "named"), [("model.layers.2.mlp.down_proj", "down_proj is off"), ("lm_head", "lm_head is off")]
 )

@@ -1,7 +1,6 @@
 """Turns by time between owners with few sequences and owners with many."""
 
 import random
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from engine.piece_size import COMPANY_SECONDS
 from engine.sampling.in_process.continuous_batching import ContinuousBatcher
 from engine.sampling.in_process.forward_pass import ForwardPass
 from engine.sampling.in_process.sequences import Job
-from engine.sampling.in_process.time_turns import Division, Group, TimeTurns
+from engine.sampling.in_process.time_turns import CREDIT_SECONDS, Division, Group, TimeTurns
 from engine.sampling.replica import GenerateRequest
 from tests.engine.sampling.conftest import World
 
@@ -44,38 +43,49 @@ def test_groups_get_time_by_their_shares_within_the_bound(seed: int) -> None:
         group = turns.choose(shares)
         assert group is not None
         seconds = rng.uniform(0.1, longest[group])
-        turns.charge(group, seconds, shares[group])
+        turns.charge(group, seconds, shares)
         got[group] += seconds
         assert abs(got[Group.FEW] / shares[Group.FEW] - got[Group.MANY] / shares[Group.MANY]) <= bound + 1e-9
 
 
-def test_a_group_is_owed_nothing_for_the_time_it_was_away() -> None:
-    turns = TimeTurns()
-    for _ in range(100):
-        assert turns.choose({Group.MANY: 1.0}) is Group.MANY
-        turns.charge(Group.MANY, 1.0, 1.0)
-    taken = Counter()
-    for _ in range(10):
-        group = turns.choose(dict.fromkeys(Group, 1.0))
+BOTH = dict.fromkeys(Group, 1.0)
+
+
+def turns_taken(turns: TimeTurns, number: int, seconds: float) -> list[Group]:
+    """Return the groups of the next turns, ``seconds`` each, while both have work."""
+    taken = []
+    for _ in range(number):
+        group = turns.choose(BOTH)
         assert group is not None
-        taken[group] += 1
-        turns.charge(group, 1.0, 1.0)
-    assert taken == {Group.FEW: 5, Group.MANY: 5}
+        taken.append(group)
+        turns.charge(group, seconds, BOTH)
+    return taken
+
+
+def test_the_few_are_ahead_by_what_they_left_to_the_many_and_by_no_more_than_the_credit() -> None:
+    turns, few, many = TimeTurns(), Group.FEW, Group.MANY
+    turns.charge(many, 0.25, {many: 1.0})
+    # Where both have had as much, the few go first.
+    assert turns_taken(turns, 5, 0.125) == [few, few, few, many, few]
+    for _ in range(100):
+        assert turns.choose({many: 1.0}) is many
+        turns.charge(many, 0.25, {many: 1.0})
+    assert turns_taken(turns, 8, CREDIT_SECONDS / 4) == [few] * 5 + [many, few, many]
     assert turns.choose({}) is None
 
 
-def test_a_wait_for_the_turn_under_way_counts_as_time_of_the_others() -> None:
-    turns, both = TimeTurns(), {Group.FEW: 1.0, Group.MANY: 2.0}
-    assert turns.choose({Group.MANY: 2.0}) is Group.MANY
-    turns.charge(Group.MANY, 100.0, 2.0)
-    taken = []
-    for _ in range(5):
-        group = turns.choose(both, waited=0.0 if taken else 6.0)
-        assert group is not None
-        taken.append(group)
-        turns.charge(group, 1.0, both[group])
-    # 6 seconds of a group of shares 2 are as much as 3 of one of share 1; where both have as much, the few go first.
-    assert taken == [*[Group.FEW] * 4, Group.MANY]
+def test_the_many_are_owed_nothing_for_the_time_they_were_away() -> None:
+    turns, few, many = TimeTurns(), Group.FEW, Group.MANY
+    for _ in range(100):
+        assert turns.choose({few: 1.0}) is few
+        turns.charge(few, 1.0, {few: 1.0})
+    assert turns_taken(turns, 4, 1.0) == [few, many, few, many]
+
+
+def test_the_turn_under_way_is_owed_whole_to_the_few_that_come_in_it() -> None:
+    turns, few, many = TimeTurns(), Group.FEW, Group.MANY
+    turns.charge(many, 4 * CREDIT_SECONDS, {many: 1.0})
+    assert turns_taken(turns, 6, CREDIT_SECONDS) == [few] * 5 + [many]
 
 
 @dataclass
@@ -108,12 +118,15 @@ class _Outbox:
     def end(self, *_: Any) -> None: ...
 
 
-def test_a_light_owner_draws_at_half_its_speed_beside_a_full_batch(world: World, clock: TokenClock) -> None:
+def test_a_light_owner_has_half_of_the_time_beside_a_full_batch_and_all_of_it_after_a_pause(
+    world: World, clock: TokenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step takes as long as it has rows, as on a CPU: a light sequence had one token for each step of the crowd."""
     forward = ForwardPass(world.base)
+    monkeypatch.setattr("engine.sampling.in_process.time_turns.CREDIT_SECONDS", 200.0)
     batcher = ContinuousBatcher(forward, 32, 1 << 30, piece_seconds=1e9, clock=clock)
 
-    def submit(owner: str, sequences: int, tokens: int, waited: float = 0.0) -> Job:
+    def submit(owner: str, sequences: int, tokens: int) -> Job:
         request = GenerateRequest(
             request_id=f"{owner}-{sequences}-{tokens}",
             prompt=np.array([5, 6], np.int64),
@@ -122,7 +135,7 @@ def test_a_light_owner_draws_at_half_its_speed_beside_a_full_batch(world: World,
             owner=owner,
         )
         job = Job(request, _Outbox(), lambda _: None)  # type: ignore[arg-type]
-        batcher.submit(job, waited=waited)
+        batcher.submit(job)
         return job
 
     def seconds_of(job: Job) -> float:
@@ -131,20 +144,30 @@ def test_a_light_owner_draws_at_half_its_speed_beside_a_full_batch(world: World,
             batcher.turn()
         return clock.now - began
 
+    def pause(seconds: float) -> None:
+        ends = clock.now + seconds
+        while clock.now < ends:
+            batcher.turn()
+
     try:
         alone = seconds_of(submit("light", 1, 64))
         flood = submit("flood", 32, 2000)
         while batcher.running < 32:
             batcher.turn()
+        seconds_of(submit("light", 1, 128))
         beside = seconds_of(submit("light", 1, 64))
-        batcher.turn()
-        after_a_wait = seconds_of(submit("light", 1, 64, waited=100 * alone))
+        pause(2 * alone)
+        after_a_pause = seconds_of(submit("light", 1, 64))
+        assert flood.live
+        pause(6 * alone)
+        long_after = seconds_of(submit("light", 1, 320))
         assert flood.live
     finally:
         forward.close()
     assert beside <= 2 * alone + 2 * 32
     assert beside >= 1.5 * alone, "the flood got less than its part of the time"
-    assert after_a_wait < 0.8 * beside, "the wait was not the flood's time"
+    assert after_a_pause <= alone + 32, "a sample after a pause waited for more than the step under way"
+    assert long_after >= 2 * 320 - 200 - 2 * 32, "a pause of any length stops the flood for as long"
 
 
 def test_who_comes_waits_for_a_chunk_of_bounded_time_not_for_a_whole_prompt(world: World, clock: TokenClock) -> None:

@@ -25,6 +25,9 @@ class Machine:
         assert sleep is not None
         process = subprocess.Popen([name, "600"], executable=sleep, process_group=group)
         self._started.append(process)
+        # Linux tells that a program has begun a moment before it shows its command line.
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            continue
         (self.folder / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         return process.pid
 

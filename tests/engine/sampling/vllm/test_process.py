@@ -111,7 +111,8 @@ async def test_its_output_is_bounded_and_another_servers_stays(tmp_path: Path) -
     async with VllmProcess(settings) as process, asyncio.timeout(GONE_S):
         transport = httpx.AsyncHTTPTransport(uds=process.base_url.removeprefix("unix://"))
         async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as http:
-            while not aside.exists():
+            # Cut after the copy is whole.
+            while not aside.exists() or log.stat().st_size >= most:
                 await http.get("/before")
             while "/after" not in log.read_text():
                 await http.get("/after")

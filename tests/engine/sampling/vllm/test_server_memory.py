@@ -141,7 +141,11 @@ def test_a_claim_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     memory = ServerMemory(("cpu",), 10**15, kv_cache=GIB)
     # As a server it leads a group of its own; the leader of this process's group may have ended.
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as server:
+    waiting = [sys.executable, "-c", "print('ready', flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(waiting, stdin=pipe, stdout=pipe, start_new_session=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
         notes = {"own": (os.getpid(), server.pid), "gone": (os.getpid(), 2**22 - 1), "again": (1, 0)}
         for name, (owner, group) in notes.items():
             folder = tmp_path / f"weft-vllm-{name}"

@@ -1,0 +1,26 @@
+"""``weft key list`` tells which keys nobody uses."""
+
+from datetime import UTC, datetime, timedelta
+
+from api.admin.keys import OperatorsKeyBody
+from cli.keys import _line
+from tenants.rights import SCOPES_OF_ROLES, Role
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+def line(used: datetime | None) -> str:
+    """The line of a member's key that was last used then."""
+    times = {"created_at": NOW - timedelta(days=400), "expires_at": None, "revoked_at": None, "last_used_at": used}
+    bounds = dict.fromkeys(("projects", "base_models", "max_rank", "networks"))
+    scopes = sorted(SCOPES_OF_ROLES[Role.MEMBER])
+    named = {"key_id": 1, "prefix": "tml-0123456789ab", "note": "ci", "role": Role.MEMBER, "scopes": scopes}
+    limits = {"limits": {"requests_per_minute": 60}}
+    return _line(OperatorsKeyBody.model_validate(named | times | bounds | limits | {"tenant_id": "t"}), NOW)
+
+
+def test_a_key_that_was_never_used_or_not_for_ninety_days_says_so() -> None:
+    assert "\tnever used\t" in line(None)
+    assert "\tused 2026-03-02 23:59 (unused for 90 days)\t" in line(NOW - timedelta(days=90, minutes=1))
+    assert "\tused 2026-03-03 00:00\t" in line(NOW - timedelta(days=90))
+    assert "requests_per_minute=60" in line(None)

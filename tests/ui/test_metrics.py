@@ -1,0 +1,64 @@
+"""All of a run's metrics on its page: a small curve of each, whose last values and file are those of the API."""
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.ui.stepping import stepping
+
+
+def add_metrics(url: str, key: str, run: str, values: dict[int, dict[str, float]]) -> None:
+    points = [{"step": step, "metrics": metrics} for step, metrics in values.items()]
+    address = f"{url}/api/weft/v1/runs/{run}/points"
+    httpx.post(address, json={"points": points}, headers={"X-API-Key": key}, timeout=40).raise_for_status()
+
+
+def test_every_metric_has_a_small_curve_that_follows(browse, axe, ui_service) -> None:
+    url, key = ui_service.url, ui_service.cats.key
+    page, stranger = browse(ui_service.cats), browse(ui_service.dogs)
+    with stepping(url, key) as client:
+        page.goto(f"/ui/runs/{client.run}")
+        expect(page.locator("#metrics")).to_be_hidden()
+        expect(page.locator("#curve")).to_have_attribute("data-live", "open")
+        client.step(2)
+        expect(page.locator("#metrics")).to_be_visible()
+        expect(page.locator('[data-figure="steps"]')).to_have_text("2")
+        add_metrics(url, key, client.run, {1: {"reward": 0.25}, 7: {"reward": 0.5, "=eval/loss": 3.0}})
+        page.reload()
+        reward = page.locator('[data-series="metric:reward"]')
+        reward.scroll_into_view_if_needed()
+        expect(reward).to_have_attribute("data-points", "2")
+        expect(reward.locator("[data-last]")).to_have_text("0.5")
+        expect(reward.locator("[data-step]")).to_have_text("7")
+        rate = page.locator('[data-series="learning_rate"]')
+        expect(rate).to_have_attribute("data-points", "2")
+        expect(rate.locator("[data-last]")).to_have_text("0.001")
+        # No sampled token is trained on, so nothing is known of the sampler's distance.
+        expect(page.locator('[data-series="sampling_kl"]')).to_be_hidden()
+        client.step()
+        expect(rate).to_have_attribute("data-points", "3")
+        axe(page)
+        file = page.request.get(f"/ui/runs/{client.run}/metrics.csv").text().splitlines()
+        cells = [line.split(",") for line in file]
+        assert [(name, step, value) for name, step, _, value in cells[1:]] == [
+            ("'=eval/loss", "7", "3.0"),
+            ("reward", "1", "0.25"),
+            ("reward", "7", "0.5"),
+        ]
+        assert stranger.request.get(f"/ui/runs/{client.run}/metrics.csv").status == 404
+
+
+def test_own_metrics_are_read_again_while_they_are_in_sight(browse, ui_service) -> None:
+    """The page's clock is the test's."""
+    url, key = ui_service.url, ui_service.cats.key
+    page = browse(ui_service.cats)
+    with stepping(url, key) as client:
+        add_metrics(url, key, client.run, {1: {"reward": 1.0}})
+        page.clock.install()
+        page.goto(f"/ui/runs/{client.run}")
+        reward = page.locator('[data-series="metric:reward"]')
+        reward.scroll_into_view_if_needed()
+        expect(reward).to_have_attribute("data-points", "1")
+        add_metrics(url, key, client.run, {2: {"reward": 2.0}})
+        page.clock.run_for(15_000)
+        expect(reward).to_have_attribute("data-points", "2")
+        expect(reward.locator("[data-last]")).to_have_text("2")

@@ -27,8 +27,8 @@ from tenants.audit import session_of
 from tenants.audit_actions import Action
 from tenants.checkpoints import checkpoint_folder, directory_of, new_checkpoint_id
 from tenants.imported_checkpoints import ImportedCheckpoint, record_import
-from tenants.keys import find_tenant
 from tenants.limits import Limits
+from tenants.tenant_names import find_tenant
 from tenants.weight_jobs import IMPORTS
 
 app = typer.Typer()

@@ -35,9 +35,10 @@ from telemetry.telemetry import open_telemetry
 from tenants.audit import Actor, Door, record, rights_told
 from tenants.audit_actions import Action
 from tenants.audit_tally import write_last_counts
-from tenants.keys import create_key, create_tenant, list_tenants, named_key
+from tenants.keys import create_key, named_key
 from tenants.login_codes import GREETING_LIFE, make_code
 from tenants.rights import KeyRights, Role
+from tenants.tenant_names import create_tenant, list_tenants
 from workers.embedded import EmbeddedRunner
 from workers.leases.apis import told_while_alive
 

@@ -19,7 +19,7 @@ from cli.times import moment
 from store.clock import utc_now
 from store.database import Database
 from tenants.audit_actions import Action
-from tenants.keys import find_tenant as tenant_named
+from tenants.tenant_names import find_tenant as tenant_named
 from tenants.usage_documents import FINAL_BEFORE, Document, header
 from tenants.usage_documents import lines as lines_of
 from tenants.usage_exports import final_before, usage_records

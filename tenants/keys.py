@@ -1,11 +1,10 @@
-"""Tenants and their API keys: creates, lists, rotates and revokes them. A key is shown once and stored as its hash."""
+"""API keys of tenants: creates, lists, rotates and revokes them. A key is shown once and stored as its hash."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_network
-from uuid import uuid4
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,7 +13,6 @@ from contracts.errors import InvalidRequest, NotFound, SequenceConflict
 from contracts.ids import TenantId
 from contracts.rate_lines import RateScope
 from store.clock import Clock
-from store.inserts import insert_unless_present
 from store.tables import ApiKey, LoginCode, Tenant, WebSession
 from tenants.key_reader import CLIENT_LIFETIME, CLIENT_TOKEN, rights_of
 from tenants.key_text import hash_of, key_text, new_prefix, new_secret, shown_prefix
@@ -82,41 +80,6 @@ class Repeatable:
     def secret(self) -> bytes:
         """Secret of the key."""
         return self.signer.derived("key", *self.names)
-
-
-async def create_tenant(transaction: AsyncSession, *, name: str, clock: Clock) -> TenantId:
-    """Create a tenant. Raises ``InvalidRequest`` when the name is empty, too long or taken."""
-    if not 0 < len(name) <= 100:
-        raise InvalidRequest("tenant name must have 1 to 100 characters")
-    row = insert_unless_present(transaction, Tenant).values(id=uuid4().hex, name=name, share=1.0, created_at=clock())
-    made = (await transaction.execute(row.returning(Tenant.id))).scalar_one_or_none()
-    if made is None:
-        raise InvalidRequest(f"a tenant named {name!r} exists already; choose another name")
-    return TenantId(made)
-
-
-async def find_tenant(session: AsyncSession, *, name: str) -> TenantId:
-    """Return the tenant of that name. Raises ``NotFound``."""
-    found = await session.scalar(select(Tenant.id).where(Tenant.name == name))
-    if found is None:
-        raise NotFound(f"no tenant is named {name!r}; `weft tenant list` shows them")
-    return TenantId(found)
-
-
-async def tenant_name(session: AsyncSession, tenant: TenantId) -> str:
-    """Return the tenant's name."""
-    return (await session.scalars(select(Tenant.name).where(Tenant.id == tenant))).one()
-
-
-async def tenant_names(session: AsyncSession, tenants: Collection[str]) -> dict[str, str]:
-    """Return the names of the tenants by their ids."""
-    rows = await session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(sorted(tenants))))
-    return {row.id: row.name for row in rows}
-
-
-async def list_tenants(session: AsyncSession) -> list[Tenant]:
-    """Return every tenant, oldest first."""
-    return list(await session.scalars(select(Tenant).order_by(Tenant.created_at)))
 
 
 async def create_key(

@@ -6,8 +6,9 @@ from cli.administration import on_database
 from store.clock import utc_now
 from store.database import Database
 from store.settings import Settings
-from tenants.keys import create_key, create_tenant, find_tenant, revoke_key
+from tenants.keys import create_key, revoke_key
 from tenants.rights import KeyRights, Role
+from tenants.tenant_names import create_tenant, find_tenant
 
 
 def make_tenants(data: Path, names: list[str], *, database_url: str | None = None) -> list[str]:

@@ -38,13 +38,14 @@ from telemetry.security import SecurityEvent
 from tenants.audit import rights_told
 from tenants.audit_actions import Action
 from tenants.key_text import key_text
-from tenants.keys import Repeatable, create_key, create_tenant
+from tenants.keys import Repeatable, create_key
 from tenants.limits import Counted, hold_count, set_tenant
 from tenants.operator_keys import Operator
 from tenants.pages import page_of
 from tenants.rights import KeyRights, Role, SuspendMode
 from tenants.standing import standing
 from tenants.suspensions import resume_tenant, suspend_tenant
+from tenants.tenant_names import create_tenant
 
 router = APIRouter(tags=["tenants"])
 

@@ -16,12 +16,12 @@ from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
 from tenants.checkpoints import list_checkpoints, newest_sampler_checkpoint, path_of
-from tenants.keys import tenant_name
 from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
 from tenants.samplers import version_published
 from tenants.sessions import standing_session_id
 from tenants.sharing import find_readable
+from tenants.tenant_names import tenant_name
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
 

@@ -16,10 +16,10 @@ from api.wire.request_model import NO_NUL
 from contracts.paths import Segment
 from store.tables import Checkpoint, Run, RunState
 from tenants.checkpoints import latest_checkpoints
-from tenants.keys import tenant_name
 from tenants.projects import find_projects
 from tenants.reach import Reach
 from tenants.runs import get_run, list_runs
+from tenants.tenant_names import tenant_name
 
 router = APIRouter(tags=["runs"])
 

@@ -7,9 +7,9 @@ from sqlalchemy import insert
 from store.clock import utc_now
 from store.database import Database
 from store.tables import Run, RunPoint, RunState
-from tenants.keys import find_tenant
 from tenants.run_points import LossPer
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import find_tenant
 
 _RUNS_OF_SESSION = 100
 _POINTS = 40

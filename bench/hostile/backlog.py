@@ -10,7 +10,7 @@ from store.data_folder import DataFolder
 from store.database import Database
 from store.settings import Settings
 from telemetry.telemetry import Telemetry
-from tenants.keys import find_tenant
+from tenants.tenant_names import find_tenant
 
 
 async def cancel_backlog(database: Database, settings: Settings, tenant_name: str) -> None:

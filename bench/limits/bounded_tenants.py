@@ -12,7 +12,7 @@ from store.database import Database, create_engine
 from store.tables import Run, RunState
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
-from tenants.keys import create_key, find_tenant
+from tenants.keys import create_key
 from tenants.limits import set_tenant
 from tenants.project_limits import set_project_limits
 from tenants.projects import create_project
@@ -20,6 +20,7 @@ from tenants.rights import KeyRights
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
 from tenants.suspensions import suspend_tenant
+from tenants.tenant_names import find_tenant
 
 _BUDGET = 10**12
 

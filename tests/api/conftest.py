@@ -42,6 +42,7 @@ from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
 from tenants import checkpoints, keys, runs
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tests.ledger_heads import ready_heads
 from tests.payloads import digest, stored
 
@@ -236,7 +237,7 @@ async def new_tenant(service: Service) -> AsyncIterator[Callable[[str], Awaitabl
 
     async def create(name: str) -> Tenant:
         async with service.database.write() as transaction:
-            id = await keys.create_tenant(transaction, name=name, clock=service.clock)
+            id = await create_tenant(transaction, name=name, clock=service.clock)
             key = await keys.create_key(transaction, tenant=id, note=f"key of {name}", clock=service.clock)
         http = httpx.AsyncClient(base_url=f"{service.url}/api/v1", headers={"X-API-Key": key.secret}, timeout=40)
         clients.append(http)

@@ -25,10 +25,10 @@ from store.settings import Settings
 from store.tables import Run, WorkerProcess
 from tenants.audit_digests import close_day, compute_digest, store_digest
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.keys import find_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import find_tenant
 from testing.operator_command import weft
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime

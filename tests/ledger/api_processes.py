@@ -30,10 +30,10 @@ from store.database import Database, create_engine
 from store.settings import Settings
 from store.tables import Run, RunState
 from telemetry.telemetry import Telemetry
-from tenants.keys import find_tenant
 from tenants.limits import Limits
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import find_tenant
 from tests.payloads import digest, stored
 
 BASE = "test/tiny"

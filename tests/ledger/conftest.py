@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest_asyncio
 
 from store.clock import utc_now
-from tenants.keys import create_tenant
 from tenants.limits import set_tenant
+from tenants.tenant_names import create_tenant
 from tests.ledger.api_processes import MOST, PROCESSES, Process, process
 
 

@@ -34,10 +34,11 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import ApiKey, Operation, OperationPayload, Run, RunState
 from telemetry.telemetry import Telemetry
-from tenants.keys import create_key, create_tenant
+from tenants.keys import create_key
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tenants.usage import usage
 from tests.ledger_heads import TRAINER, ready_heads
 from tests.payloads import digest, stored

@@ -15,8 +15,9 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import ApiKey
 from tenants.key_text import hash_of
-from tenants.keys import Repeatable, create_key, find_key, find_tenant, rotate_key
+from tenants.keys import Repeatable, create_key, find_key, rotate_key
 from tenants.signed_tokens import TokenSigner
+from tenants.tenant_names import find_tenant
 from tests.ledger.api_processes import Process
 
 GRACE = timedelta(hours=1)

@@ -23,7 +23,7 @@ from contracts.paths import Segment
 from store.clock import utc_now
 from store.tables import Checkpoint, Run, RunState, SampleRecord, Session
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.keys import create_key, find_tenant
+from tenants.keys import create_key
 from tenants.limit_use import ALL_USE, RUN_USE
 from tenants.limits import Counted, hold_count, limits_of, set_tenant
 from tenants.run_retention import drop_snapshots
@@ -32,6 +32,7 @@ from tenants.sample_records import LEAST_BYTES, NewRecord, record_samples
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_limited_session, create_session
 from tenants.storage import check_storage
+from tenants.tenant_names import find_tenant
 from tenants.webhooks import WebhookSpec, set_webhook
 from tests.ledger.api_processes import (
     BASE,

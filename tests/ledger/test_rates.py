@@ -21,13 +21,13 @@ from store.clock import utc_now
 from store.tables import Operation, Rate
 from tenants.budget_settings import BudgetName, alerts_of, budgets_of, set_budget
 from tenants.budgets import Period
-from tenants.keys import create_tenant
 from tenants.limits import Counted, hold_count, limits_of, set_tenant
 from tenants.prices import Meter
 from tenants.rate_holds import holds_of
 from tenants.rates import Meter as RateMeter
 from tenants.rates import charge
 from tenants.spending import Spender, Spending, spend
+from tenants.tenant_names import create_tenant
 from tests.ledger.api_processes import BASE, DEFAULTS, PROCESSES, Process, ready_run, sample, step, tenant
 from tests.ledger_heads import TRAINER, pending_samples, ready_heads
 

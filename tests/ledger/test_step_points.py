@@ -33,10 +33,10 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Run, RunState
 from telemetry.telemetry import Telemetry
-from tenants.keys import create_tenant
 from tenants.run_points import LossPer, Point, points_after
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tests.ledger_heads import ready_heads
 from tests.payloads import digest, stored
 

@@ -21,7 +21,7 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Operation
 from telemetry.telemetry import Telemetry
-from tenants.keys import create_tenant
+from tenants.tenant_names import create_tenant
 from tests.ledger_heads import pending_samples
 from tests.payloads import digest, stored
 

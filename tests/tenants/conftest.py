@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from store.database import Database, create_engine
-from tenants.keys import create_tenant
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tests.tenants.usage_books import NOON, Books
 
 

@@ -28,9 +28,9 @@ from tenants.audit_digests import (
     verify,
 )
 from tenants.audit_log import AuditFilter, read_entries
-from tenants.keys import create_tenant
 from tenants.projects import create_project
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 
 FIRST = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -30,7 +30,7 @@ from tenants.gates import (
     pool_gate,
     resume_gate,
 )
-from tenants.keys import create_tenant
+from tenants.tenant_names import create_tenant
 
 BASE = "weft/tiny"
 CAT, DOG = RunId("a:train:0"), RunId("b:train:0")

@@ -13,12 +13,13 @@ from store.tables import ApiKey, Session
 from tenants import price_additions
 from tenants.budget_settings import Alert, BudgetName, BudgetStanding, alerts_of, budgets_of, set_budget
 from tenants.budgets import Period
-from tenants.keys import create_key, create_tenant, find_key, forget_ended_keys, rotate_key
+from tenants.keys import create_key, find_key, forget_ended_keys, rotate_key
 from tenants.price_additions import NewPrice, add_price
 from tenants.prices import Meter, tariff
 from tenants.projects import create_project
 from tenants.reach import Reach
 from tenants.spending import Spender, Spending, spend
+from tenants.tenant_names import create_tenant
 from tenants.usage_costs import priced
 from tenants.usage_exports import usage_records
 from tenants.usage_hours import BucketWidth

@@ -16,11 +16,11 @@ from store.clock import utc_now
 from store.database import Database, create_engine
 from store.tables import Checkpoint
 from tenants.checkpoints import NewCheckpoint, new_checkpoint_id, record_checkpoint
-from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sampled_versions import SampledVersion, held_versions, sampled_versions, versions_followed
 from tenants.samplers import NewSampler, create_sampler, publish_live
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 
 BASE = "weft/tiny"
 

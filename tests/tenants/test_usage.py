@@ -11,7 +11,7 @@ from contracts.ledger_records import OperationState
 from ledger.pruning import prune
 from store.database import Database, create_engine
 from store.tables import Operation
-from tenants.keys import create_tenant
+from tenants.tenant_names import create_tenant
 from tenants.usage import usage
 
 NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)

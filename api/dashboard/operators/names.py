@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from api.admin.services import AdminServices
 from contracts.errors import NotFound
-from tenants.keys import find_tenant, tenant_names
+from tenants.tenant_names import find_tenant, tenant_names
 
 
 async def names_of(admin: AdminServices, tenants: Iterable[str | None]) -> dict[str, str]:

@@ -22,10 +22,10 @@ from store.data_folder import DataFolder
 from store.database import Database, create_engine
 from store.tables import Checkpoint, DiscardedFolder
 from tenants.checkpoints import NewCheckpoint, directory_of, new_checkpoint_id, record_checkpoint
-from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tests.payloads import digest, stored
 from tests.workers.runtimes import make_runtime
 from workers.housekeeping.housekeeping import Housekeeping

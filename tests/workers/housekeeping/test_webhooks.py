@@ -32,11 +32,11 @@ from store.settings import Settings
 from store.tables import AuditEntry, Webhook, WebhookEvent, WeightJob
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
-from tenants.keys import create_tenant
 from tenants.limits import Limits
 from tenants.prices import Meter
 from tenants.spending import Spender, Spending, spend
 from tenants.suspensions import resume_tenant, suspend_tenant
+from tenants.tenant_names import create_tenant
 from tenants.webhook_events import MOST_WAITING, TenantEvent, tell
 from tenants.webhooks import WebhookSpec, rotate_secret, send_again, send_test, set_webhook, signing_secrets
 from tenants.weight_jobs import cancel_job

@@ -33,9 +33,9 @@ from tenants.checkpoints import (
     new_checkpoint_id,
     record_checkpoint,
 )
-from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tests.workers.runtimes import make_runtime
 from workers.jobs import runner as runner_module
 from workers.jobs.runner import JobRunner

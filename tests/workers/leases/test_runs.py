@@ -24,9 +24,9 @@ from store.database import Database, create_engine
 from store.database_clock import database_now
 from store.tables import Operation, Placement, ProcessKind, Run, RunState, WorkerProcess
 from telemetry.telemetry import Telemetry
-from tenants.keys import create_tenant
 from tenants.runs import NewRun, create_run
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tests.payloads import digest, stored
 from tests.workers.runtimes import lease_moves, make_runtime
 from workers.leases.processes import alive, declare_dead, new_identity

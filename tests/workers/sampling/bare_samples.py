@@ -15,9 +15,9 @@ from engine.sampling.vocabulary import read_vocabulary
 from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.tables import Operation
-from tenants.keys import create_tenant
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from tests.payloads import digest, stored
 from workers.sampling.sampler_wiring import BaseSampling, wire_sampling
 from workers.torch_source import TorchSource

@@ -27,8 +27,8 @@ from store.database import Database, create_engine
 from store.database_clock import database_now
 from store.tables import PoolState, ProcessKind, ReplicaCondition, WorkerProcess
 from tenants.gates import GateMode, Pause, pause_gate, resume_gate
-from tenants.keys import create_tenant
 from tenants.limits import set_tenant
+from tenants.tenant_names import create_tenant
 from tenants.worker_standings import list_replicas
 from tests.ledger_heads import pending_samples
 from tests.payloads import digest, stored

@@ -31,10 +31,10 @@ from store.database import Database, create_engine
 from store.repeat import wait_for
 from telemetry.readiness import Readiness
 from tenants.gates import GateMode, Pause, in_flight, pause_gate, pool_gate, resume_gate
-from tenants.keys import create_tenant
 from tenants.sample_reports import report_of
 from tenants.samplers import NewSampler, create_sampler
 from tenants.sessions import NewSession, create_session
+from tenants.tenant_names import create_tenant
 from testing.cluster_process import RedisProcess
 from tests.workers.runtimes import make_runtime
 from workers.cluster.redis_channel import open_redis

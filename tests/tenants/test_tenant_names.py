@@ -1,4 +1,4 @@
-"""Tenants and keys, as two processes that make them at once find them."""
+"""Names of tenants, as two processes that take one at once find them."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from contracts.errors import InvalidRequest
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.tables import Tenant
-from tenants.keys import create_tenant
+from tenants.tenant_names import create_tenant
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

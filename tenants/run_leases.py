@@ -126,13 +126,18 @@ async def release_all_runs(
     return len(runs)
 
 
-async def count_runs(session: AsyncSession, trainers: Sequence[str]) -> dict[str, int]:
-    """Return how many open runs each of ``trainers`` has; a trainer without runs is left out."""
-    rows = await session.execute(
-        select(Run.trainer_id, func.count())
-        .where(Run.trainer_id.in_(trainers), Run.state.in_([RunState.CREATING, RunState.READY]))
-        .group_by(Run.trainer_id)
-    )
+async def count_runs(
+    session: AsyncSession, trainers: Sequence[str], *, asked_since: datetime | None = None
+) -> dict[str, int]:
+    """Return how many open runs each of ``trainers`` has, with ``asked_since`` those with a request since then.
+
+    A trainer without such runs is left out.
+    """
+    counted = select(Run.trainer_id, func.count()).group_by(Run.trainer_id)
+    counted = counted.where(Run.trainer_id.in_(trainers), Run.state.in_([RunState.CREATING, RunState.READY]))
+    if asked_since is not None:
+        counted = counted.where(Run.last_request_at >= asked_since)
+    rows = await session.execute(counted)
     return {trainer: count for trainer, count in rows if trainer is not None}
 
 

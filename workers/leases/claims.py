@@ -1,6 +1,10 @@
-"""A trainer's claims: leases waiting training runs to the trainer until it has an even part of its base model's runs."""
+"""A trainer's claims: leases waiting training runs to the trainer until it has an even part of its base model's runs at work.
+
+Runs that nobody asks for count for nothing here: a trainer that keeps many of them has time for others.
+"""
 
 import logging
+from datetime import timedelta
 from functools import partial
 
 from contracts.ids import RunId
@@ -14,6 +18,9 @@ from workers.leases.processes import WorkerIdentity
 
 log = logging.getLogger(__name__)
 
+_AT_WORK = timedelta(minutes=10)
+"""Time since its last request for which a run counts as at work. Reinforcement learning samples for minutes between steps."""
+
 
 class RunClaims:
     """Claims runs for one trainer."""
@@ -23,13 +30,14 @@ class RunClaims:
         self._runtime = runtime
 
     async def claim(self) -> list[RunId]:
-        """Claim the longest waiting runs, up to an even part of all, and return them. Raises ``Unavailable``."""
+        """Claim the longest waiting runs, up to an even part of those at work, and return them. Raises ``Unavailable``."""
         base_model = self._identity.base_model
         async with self._runtime.database.read() as session:
             waiting = await count_placements(session, base_model)
             if not waiting:
                 return []
-            loads = await read_loads(session, self._identity, self._runtime.clock)
+            clock = self._runtime.clock
+            loads = await read_loads(session, self._identity, clock, asked_since=clock() - _AT_WORK)
         room = min(loads.room(waiting), MOST_RUNS)
         return await self._claim_up_to(room) if room > 0 else []
 

@@ -1,6 +1,7 @@
 """Counts of the living trainers and their training runs, from which a trainer computes its even part of the runs."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -26,9 +27,11 @@ class TrainerLoads:
         return -(-(self.total + waiting) // self.trainers) - self.own
 
 
-async def read_loads(session: AsyncSession, identity: WorkerIdentity, clock: Clock) -> TrainerLoads:
-    """Return the loads as the trainer ``identity`` sees them."""
+async def read_loads(
+    session: AsyncSession, identity: WorkerIdentity, clock: Clock, *, asked_since: datetime | None = None
+) -> TrainerLoads:
+    """Return the loads as the trainer ``identity`` sees them, with ``asked_since`` of the runs with a request since then."""
     living = await alive(session, ProcessKind.TRAINER, identity.base_model, clock, is_drained=False)
     trainers = sorted({*living, identity.id})
-    counts = await count_runs(session, trainers)
+    counts = await count_runs(session, trainers, asked_since=asked_since)
     return TrainerLoads(counts.get(identity.id, 0), sum(counts.values()), len(trainers))

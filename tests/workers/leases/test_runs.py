@@ -257,6 +257,23 @@ async def test_idle_runs_beyond_a_trainers_even_part_go_to_one_that_has_less(tra
     assert await trainers.held() == {one.identity.id: 2, two.identity.id: 2}
 
 
+async def test_runs_that_nobody_asks_for_are_no_load(trainers: Trainers) -> None:
+    """A trainer that keeps many forgotten runs gets as many new ones as a trainer with none."""
+    forgotten = [await trainers.run(number) for number in range(6)]
+    one, two = trainers.leases("one"), trainers.leases("two")
+    await one.look()
+    await trainers.finish(*[await trainers.head(one, run) for run in forgotten])
+    async with trainers.database.write() as transaction:
+        await transaction.execute(update(Run).values(last_request_at=trainers.now - timedelta(hours=1)))
+    await two.look()
+    for number in range(6, 10):
+        await trainers.run(number)
+    await two.look()
+    assert await trainers.held() == {one.identity.id: 6, two.identity.id: 2, None: 2}
+    await one.look()
+    assert await trainers.held() == {one.identity.id: 8, two.identity.id: 2}
+
+
 async def test_an_orderly_end_hands_over_at_once(trainers: Trainers) -> None:
     run = await trainers.run(0)
     one, two = trainers.leases("one"), trainers.leases("two")

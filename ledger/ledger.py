@@ -15,16 +15,13 @@ import logging
 from collections.abc import Collection, Sequence
 from functools import partial
 from time import monotonic, time
-from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.codec import decode_result, encode, is_conflict
+from contracts.codec import decode_result, is_conflict
 from contracts.errors import (
-    LeaseLost,
     NotFound,
-    OutcomeConflict,
     RunUnloaded,
     SequenceConflict,
     SessionEnded,
@@ -44,14 +41,14 @@ from contracts.ledger_records import (
     RejectedOperation,
     RunLease,
 )
-from contracts.operations import OperationKind, Result, SampleOutput
+from contracts.operations import OperationKind, Result
 from ledger import statements as sql
 from ledger.cancellation import EndedOperation, Selection, end_samples, end_training
+from ledger.completions import check_final, lock_leased_runs, rows_of_outcomes
 from ledger.payload_files import PayloadFiles
 from ledger.pending_training import pending_after
 from ledger.rows import (
     error_columns,
-    finished_row,
     new_row,
     payload_row,
     pending_operation,
@@ -68,7 +65,6 @@ from ledger.settlement import (
     settle,
     settle_cancelled,
 )
-from ledger.step_points import GatheredPoints
 from ledger.turns import advance, lock_runs
 from ledger.wakeups import (
     Wakeups,
@@ -250,59 +246,27 @@ class Ledger:
         way round: its adapter in memory is not what a replay would make. With ``anew`` it is raised for every training
         operation that is final already, since its side effects are in the database too.
         """
-        leases = {
-            one.operation.lane: one.operation.lease
-            for one in completions
-            if one.operation.kind is not OperationKind.SAMPLE
-        }
-        steps: dict[str, int] = {}
-        if leases:
-            for row in await transaction.execute(sql.LOCK_RUNS, {"lanes": sorted(leases)}):
-                if leases[row.id] != RunLease(row.trainer_id, row.lease_token):
-                    raise LeaseLost(f"model {row.id} is trained elsewhere by now")
-                steps[row.id] = row.optimizer_steps
+        steps = await lock_leased_runs(transaction, completions)
         ids = {"ids": [one.operation.id for one in completions]}
         charged = {row.id: row for row in await transaction.execute(sql.STILL_PENDING, ids)}
         lost = set() if process is None else {row.id for row in charged.values() if row.taken_by != process}
         completions = [one for one in completions if one.operation.id not in lost]
-        pending = set(charged) - lost
-        await self._check_final(transaction, [one for one in completions if one.operation.id not in pending], anew=anew)
+        pending = charged.keys() - lost
+        await check_final(transaction, [one for one in completions if one.operation.id not in pending], anew=anew)
         now = self._clock()
-        points = GatheredPoints(steps)
-        finished: list[dict[str, object]] = []
-        results: list[dict[str, object]] = []
-        cut: list[dict[str, Any]] = []
-        sampled: set[str] = set()
-        for completion in completions:
-            operation, outcome = completion.operation, completion.outcome
-            if operation.id not in pending:
-                if isinstance(outcome, SampleOutput) and (drawn := outcome.drawn):
-                    cut.append({"operation_id": operation.id, "used": operation.tokens + drawn, "made": drawn})
-                continue
-            pending.remove(operation.id)
-            points.add(completion, now)
-            body = None if isinstance(outcome, WeftError) else encode(outcome)
-            finished.append(finished_row(completion, now, result_bytes=None if body is None else len(body)))
-            if body is not None:
-                results.append({"operation_id": operation.id, "tenant_id": operation.tenant, "body": body})
-            self.wakeups.announce_after_commit(transaction, operation_topic(operation.id))
-            after_commit(transaction, partial(self._telemetry.finished, operation, outcome))
-            if operation.kind is OperationKind.SAMPLE:
-                sampled.add(operation.lane)
-        for lane in sorted(sampled):
+        rows = rows_of_outcomes(completions, pending, steps, now)
+        for one in rows.ended:
+            self.wakeups.announce_after_commit(transaction, operation_topic(one.operation.id))
+            after_commit(transaction, partial(self._telemetry.finished, one.operation, one.outcome))
+        for lane in rows.sampled_lanes:
             self.wakeups.announce_after_commit(transaction, ended_samples_topic(lane))
-        if finished:
-            await transaction.execute(sql.FINISH, finished)
-            if failed := [row["operation_id"] for row in finished if row["new_state"] == OperationState.FAILED]:
-                await transaction.execute(sql.DROP_PAYLOADS, {"ids": failed})
-        if results:
-            await transaction.execute(sql.INSERT_RESULT, results)
+        await rows.write(transaction)
         used = {one.operation.id: tokens_used(one) for one in completions}
         await settle(transaction, [(row, used[row.id]) for row in charged.values() if row.id not in lost], now)
-        if cut:
-            await count_cut(transaction, cut, now)
-        await points.write(transaction, self.wakeups)
-        await advance(transaction, leases.keys(), now, points.steps_taken)
+        if rows.cut:
+            await count_cut(transaction, rows.cut, now)
+        await rows.points.write(transaction, self.wakeups)
+        await advance(transaction, steps.keys(), now, rows.points.steps_taken)
         return lost
 
     async def cancel(
@@ -326,18 +290,6 @@ class Ledger:
             finished = partial(self._telemetry.metrics.operation_finished, one.kind.value, error.code)
             after_commit(transaction, finished)
         return ended
-
-    async def _check_final(self, transaction: AsyncSession, completions: Sequence[Completion], *, anew: bool) -> None:
-        """Raise ``OutcomeConflict`` when a training operation that is final already did not end as its completion says."""
-        training = [one for one in completions if one.operation.kind is not OperationKind.SAMPLE]
-        if not training:
-            return
-        ids = {"ids": [one.operation.id for one in training]}
-        states = {row.id: row.state for row in await transaction.execute(sql.STATES, ids)}
-        for completion in training:
-            is_result = not isinstance(completion.outcome, WeftError)
-            if anew or is_result != (states.get(completion.operation.id) == OperationState.DONE):
-                raise OutcomeConflict(f"operation {completion.operation.id} has ended already")
 
     async def fail_pending(
         self, transaction: AsyncSession, run: RunId, error: RunUnloaded | SessionEnded, *, unloads: bool = False

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import shutil
 import socket
 from collections import defaultdict
@@ -222,7 +223,11 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, lifespan="off", proxy_headers=False))
+    # As long as the service's own: on a slow machine a client's next request met the end of uvicorn's five seconds.
+    kept = math.ceil(settings.keep_alive.total_seconds())
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level=logging.WARNING, lifespan="off", proxy_headers=False, timeout_keep_alive=kept)
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     yield Service(f"http://127.0.0.1:{listener.getsockname()[1]}", app, services, clock, wakeups)
     wakeups.close()

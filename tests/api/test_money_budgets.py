@@ -153,7 +153,8 @@ async def test_a_projects_budget_bounds_the_work_of_its_sessions_alone(
     assert [(await poll(cats, one))["queue_state"] for one in held] == ["paused_capacity"] * 2
     assert "this project's total budget" in (await poll(cats, held[1]))["queue_state_reason"]
     weft = f"{service.url}/api/weft/v1/requests"
-    assert [(await cats.http.get(f"{weft}/{one}/waiting")).json()["reason"] for one in held] == [WaitReason.BUDGET] * 2
+    waits = [await cats.http.get(f"{weft}/{one.json()['request_id']}/waiting") for one in held]
+    assert [one.json().get("reason", one.text) for one in waits] == [WaitReason.BUDGET] * 2
     stands = (await standing(cats))["budgets"]
     assert [(one["project"], one["project_name"], one["spent"]) for one in stands] == [(project, "paper", 10)]
     # Work follows its session: in the default project nothing holds it.

@@ -58,7 +58,9 @@ class RepeatingProxy:
         self._listener.bind(("127.0.0.1", 0))
         routes = [Route("/{path:path}", self._handle, methods=["GET", "POST", "PUT", "DELETE"])]
         app = Starlette(routes=routes, lifespan=self._connected)
-        config = uvicorn.Config(app, log_level="error", loop="asyncio", timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            app, log_level="error", loop="asyncio", timeout_graceful_shutdown=5, timeout_keep_alive=75
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
         self._client: httpx.AsyncClient | None = None

@@ -169,7 +169,8 @@ async def in_process(tmp_path: Path, tiny_model_dir: Path) -> AsyncIterator[InPr
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    server = uvicorn.Server(uvicorn.Config(create_app(services), log_level=logging.WARNING, lifespan="off"))
+    app = create_app(services)
+    server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, lifespan="off", timeout_keep_alive=75))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     keys = [await new_tenant(database, name) for name in ("saver", "other")]
     with ThreadPoolExecutor(max_workers=4) as callers:

@@ -15,6 +15,7 @@ from api.admin import ADMIN_PREFIX
 from api.admin.bodies import MOST_ROWS, Listed
 from api.admin.services import AdminServices
 from cli.administration import checked_database
+from cli.answers import read_answer
 from cli.housekeeper import CommandHousekeeper
 from cli.noted_wakeups import NotedWakeups, tell
 from cli.operator_log import noted_command, operator
@@ -60,11 +61,11 @@ class AdminClient:
 
     def get(self, path: str, model: type[M], **query: object) -> M:
         """Return what is at ``path``."""
-        return model.model_validate_json(self._call("GET", path, query=query).content)
+        return read_answer(model, self._call("GET", path, query=query))
 
     def computed(self, path: str, model: type[M], **query: object) -> M:
         """Return what the service computes of many rows, however long that takes."""
-        return model.model_validate_json(self._call("GET", path, query=query, timeout=None).content)
+        return read_answer(model, self._call("GET", path, query=query, timeout=None))
 
     def pieces(self, path: str, *, heard: Callable[[httpx2.Headers], None], **query: object) -> Iterator[str]:
         """Yield a document piece by piece, as it comes. ``heard`` gets the answer's headers first."""
@@ -74,10 +75,10 @@ class AdminClient:
             while (piece := self._runner.run(_next(made))) is not None:
                 yield piece
 
-    def get_versioned(self, path: str, model: type[M]) -> tuple[M, str]:
-        """Return what is at ``path``, and its version for a change."""
+    def get_versioned(self, path: str, model: type[M]) -> tuple[M, str | None]:
+        """Return what is at ``path``, and its version for a change, None from a service that names none."""
         answer = self._call("GET", path)
-        return model.model_validate_json(answer.content), answer.headers["etag"]
+        return read_answer(model, answer), answer.headers.get("etag")
 
     def every(self, path: str, model: type[M], **query: object) -> list[M]:
         """Return the rows of all pages of a list."""
@@ -91,12 +92,11 @@ class AdminClient:
 
     def page(self, path: str, model: type[M], **query: object) -> Listed[M]:
         """Return one page of a list."""
-        return Listed[model].model_validate_json(self._call("GET", path, query=query).content)  # type: ignore[valid-type]
+        return read_answer(Listed[model], self._call("GET", path, query=query))  # type: ignore[valid-type]
 
-    def send(self, method: str, path: str, model: type[M], body: BaseModel | None = None, **headers: str) -> M:
+    def send(self, method: str, path: str, model: type[M], body: BaseModel | None = None, **headers: str | None) -> M:
         """Change something, and return what the service answers."""
-        answer = self._call(method, path, body=body, headers=headers)
-        return model.model_validate_json(answer.content)
+        return read_answer(model, self._call(method, path, body=body, headers=headers))
 
     def delete(self, path: str, **query: object) -> None:
         """Delete something that answers nothing."""
@@ -109,11 +109,11 @@ class AdminClient:
         *,
         query: dict[str, object] | None = None,
         body: BaseModel | None = None,
-        headers: dict[str, str] | None = None,
+        headers: dict[str, str | None] | None = None,
         timeout: float | None = _SECONDS,
     ) -> httpx2.Response:
         given = {name: _told(value) for name, value in (query or {}).items() if value is not None}
-        named = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
+        named = {name.replace("_", "-"): value for name, value in (headers or {}).items() if value is not None}
         content = None if body is None else body.model_dump_json().encode()
         url = f"{ADMIN_PREFIX}{path}"
         request = self._http.request(method, url, params=given, content=content, headers=named, timeout=timeout)

@@ -111,7 +111,7 @@ def _find(admin: AdminClient, key: str) -> OperatorsKeyBody:
 
 
 def _line(key: OperatorsKeyBody, now: datetime) -> str:
-    of_role = sorted(SCOPES_OF_ROLES[key.role])
+    of_role = sorted(SCOPES_OF_ROLES.get(key.role, ()))
     bounds = [
         *(f"scope={name}" for name in (key.scopes if key.scopes != of_role else [])),
         *(f"project={name}" for name in key.projects or ()),

@@ -41,8 +41,7 @@ def show(admin: AdminClient, base: BaseOption) -> Shown:
     """List the standing directives. A replica without one works."""
     found = admin.page("/replicas", ReplicaBody, base_model=base)
     found.items = [one for one in found.items if one.directive is not None]
-    lines = [f"{one.replica}\t{one.directive}\t{one.since:%Y-%m-%d %H:%M}\t{one.reason or ''}" for one in found.items]
-    return Shown(found, lines)
+    return Shown(found, [_standing(one) for one in found.items])
 
 
 @admin_command(app, "list")
@@ -62,6 +61,11 @@ def _direct(admin: AdminClient, replica: str, base: str, directive: ReplicaDirec
     asked = NewDirective(base_model=base, directive=directive, reason=reason)
     found = admin.send("PUT", f"/replicas/{segment(replica)}", ReplicaBody, asked)
     return Shown(found, [f"{replica}\t{directive}"])
+
+
+def _standing(one: ReplicaBody) -> str:
+    since = "-" if one.since is None else f"{one.since:%Y-%m-%d %H:%M}"
+    return f"{one.replica}\t{one.directive}\t{since}\t{one.reason or ''}"
 
 
 def _state(one: ReplicaBody) -> str:

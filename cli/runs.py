@@ -122,4 +122,4 @@ def _outcome(found: DirectedRunBody) -> str:
         Outcome.LEAVES: f"leaves the memory of {found.trainer}",
         Outcome.NOT_RESIDENT: "is in no trainer's memory",
     }
-    return f"{found.id}\t{told[found.outcome]}"
+    return f"{found.id}\t{told.get(found.outcome, found.outcome)}"

@@ -234,7 +234,8 @@ def delete(
     seconds = int(span(grace, "--grace").total_seconds()) if grace else None
     asked = DeletionRequest(grace_seconds=seconds, mode=mode, reason=reason)
     found = admin.send("PUT", path_of(admin, name, "deletion"), MarkedTenant, asked)
-    lines = [f"{name}\tis deleted from {found.delete_at:%Y-%m-%d %H:%M} UTC on"]
+    begin = "" if found.delete_at is None else f" from {found.delete_at:%Y-%m-%d %H:%M} UTC on"
+    lines = [f"{name}\tis deleted{begin}"]
     if found.checkpoints:
         lines.append(f"{found.checkpoints} checkpoints ({found.stored_bytes} bytes) go with it: export what is to stay")
     return Shown(found, lines)

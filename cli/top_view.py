@@ -49,7 +49,7 @@ def _tenants(loads: Sequence[TenantLoad], rows: int) -> RenderableType:
     table = _table("tenant", "state", "pending>", "oldest>", "tok/s>", "got>", "due>", "got | due")
     for one in loads[:rows]:
         starved = one.pending > 0 and one.suspension is None and one.served_share < _STARVED * one.entitled_share
-        state = Text("works", style="green") if one.suspension is None else Text(one.suspension.value, style="magenta")
+        state = Text("works", style="green") if one.suspension is None else Text(str(one.suspension), style="magenta")
         table.add_row(
             Text(one.name, style="bold"),
             state,
@@ -84,7 +84,7 @@ def _processes(seen: Overview) -> RenderableType:
         state = _state(trainer, "works" if trainer.drained_at is None else "drained")
         table.add_row(*_named(trainer), state, _lease(trainer), _runs(trainer))
     for pool in seen.pools:
-        table.add_row(*_named(pool), _state(pool, pool.state.value), _lease(pool), _samples(pool))
+        table.add_row(*_named(pool), _state(pool, str(pool.state)), _lease(pool), _samples(pool))
     for api in seen.apis:
         table.add_row(*_named(api), _state(api, "works"), _lease(api), "")
     for replica in seen.replicas:
@@ -111,7 +111,7 @@ def _named(one: TrainerBody | PoolBody | ApiBody) -> tuple[str, str, str]:
 def _replica_state(one: ReplicaBody) -> Text:
     if not one.is_alive or one.condition is ReplicaCondition.DOWN:
         return Text("down" if one.is_alive else "dead", style="bold red")
-    return Text("works", style="green") if one.directive is None else Text(one.directive.value, style="yellow")
+    return Text("works", style="green") if one.directive is None else Text(str(one.directive), style="yellow")
 
 
 def _state(one: ProcessBody, living: str) -> Text:

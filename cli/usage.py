@@ -84,7 +84,10 @@ class _Asked:
             await record_command(transaction, Action.USAGE_READ, "usage export", tenant=owner, after=told)
 
     def _heard(self, headers: Headers) -> None:
-        self._tell(datetime.fromisoformat(headers[FINAL_BEFORE]))
+        if (final := headers.get(FINAL_BEFORE)) is None:
+            typer.echo("the service does not say which hours may still change", err=True)
+        else:
+            self._tell(datetime.fromisoformat(final))
 
     def _tell(self, final: datetime) -> None:
         """Say beside the document which hours are missing in it because they may still change."""

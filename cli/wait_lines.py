@@ -17,7 +17,7 @@ def wait_lines(wait: WaitingInfo | None) -> list[str]:
         shown |= {
             "ahead": f"{own}, {ahead.other_operations} of others ({ahead.other_tokens} tokens)",
             "bound": _bound(ahead),
-            "estimate": ahead.eta_seconds and f"{ahead.eta_seconds:.1f} s at {ahead.tokens_per_second:.0f} tokens/s",
+            "estimate": _estimate(ahead),
         }
     return [f"{name}\t{value}" for name, value in shown.items() if value is not None]
 
@@ -26,3 +26,9 @@ def _bound(ahead: AheadInfo) -> str | None:
     if ahead.bound_passes is not None:
         return f"within {ahead.bound_passes} passes"
     return None if ahead.bound_tokens is None else f"at most {ahead.bound_tokens} tokens of others before it"
+
+
+def _estimate(ahead: AheadInfo) -> str | None:
+    if ahead.eta_seconds is None or ahead.tokens_per_second is None:
+        return None
+    return f"{ahead.eta_seconds:.1f} s at {ahead.tokens_per_second:.0f} tokens/s"

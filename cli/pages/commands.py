@@ -29,7 +29,7 @@ Commands of operators work on the database of the data folder, or over the [admi
 | 0 | done |
 | 1 | refused: the message says what to change |
 | 2 | wrong usage, or a setting with a wrong value |
-| 3 | the service cannot be reached, or fails |
+| 3 | the service cannot be reached, fails, or answers what the command cannot read |
 
 ## Shared options
 

@@ -16,8 +16,8 @@ from weft_client.transport import read
 from cli.pages.admin_routes import admin_document
 from cli.pages.routes import openapi_document
 from contracts.waiting import WaitReason
+from tests.other_versions import Service, Version
 
-_TEXTS = {"date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01"}
 _DOCUMENTS = {models: openapi_document, admin_models: admin_document}
 
 
@@ -30,62 +30,20 @@ def records() -> Iterator[Any]:
                     yield pytest.param(module, record, id=f"{module.__name__}.{name}")
 
 
-class Service:
-    """A service of another version: a newer one has a field and a word more wherever it may, an older one nothing optional."""
-
-    def __init__(self, document: dict[str, Any], *, is_newer: bool) -> None:
-        self._schemas, self._is_newer = document["components"]["schemas"], is_newer
-
-    def record(self, name: str) -> dict[str, Any]:
-        """Return an answer of that schema."""
-        schema = self._schemas[name]
-        required = schema.get("required", ())
-        made = {
-            field: self._value(described)
-            for field, described in schema["properties"].items()
-            if self._is_newer or (field in required and not _is_nullable(described))
-        }
-        return made | ({"a_field_more": {"of": ["any", "kind"]}} if self._is_newer else {})
-
-    def _value(self, schema: dict[str, Any]) -> Any:
-        if "anyOf" in schema:
-            schema = next(one for one in schema["anyOf"] if one.get("type") != "null")
-        if "$ref" in schema:
-            name = schema["$ref"].rpartition("/")[2]
-            if "properties" in self._schemas[name]:
-                return self.record(name)
-            schema = self._schemas[name]
-        if "enum" in schema:
-            return "a_word_more" if self._is_newer else schema["enum"][0]
-        kind = schema.get("type")
-        if kind == "array":
-            return [self._value(schema["items"])]
-        if kind == "object":
-            values = schema.get("additionalProperties")
-            return {"one": self._value(values)} if isinstance(values, dict) else {}
-        # Also an amount of money is text.
-        texts = _TEXTS.get(schema.get("format", ""), "1.5")
-        return {"string": texts, "integer": 1, "number": 1.5, "boolean": True}.get(kind)
-
-
-def _is_nullable(schema: dict[str, Any]) -> bool:
-    return any(one.get("type") == "null" for one in schema.get("anyOf", ()))
-
-
 @pytest.fixture(scope="module")
 def documents() -> dict[Any, dict[str, Any]]:
     return {module: made() for module, made in _DOCUMENTS.items()}
 
 
 @pytest.mark.parametrize(("module", "record"), list(records()))
-@pytest.mark.parametrize("is_newer", [True, False])
+@pytest.mark.parametrize("version", [Version.NEWER, Version.OLDER])
 def test_a_record_is_read_from_the_answer_of_another_version(
-    documents: dict[Any, dict[str, Any]], module: Any, record: type[BaseModel], is_newer: bool
+    documents: dict[Any, dict[str, Any]], module: Any, record: type[BaseModel], version: Version
 ) -> None:
-    answer = Service(documents[module], is_newer=is_newer).record(record.__name__)
+    answer = Service(documents[module], version).record(record.__name__)
     read = record.model_validate(answer)
     assert set(read.model_dump()) == set(record.model_fields)
-    if not is_newer:
+    if version is Version.OLDER:
         missing = set(record.model_fields) - set(answer)
         assert {getattr(read, field) for field in missing if not isinstance(getattr(read, field), list)} <= {None}
 
@@ -128,7 +86,7 @@ def test_an_error_of_a_newer_service_keeps_its_code_and_says_whether_to_come_aga
 
 def test_a_call_of_a_newer_service_reads_a_reason_that_it_does_not_know(documents: dict[Any, dict[str, Any]]) -> None:
     """A wait for a reason that is new is told in words, which need no reason to be known."""
-    answer = Service(documents[models], is_newer=True).record("WaitingInfo") | {"text": "it waits for the moon"}
+    answer = Service(documents[models], Version.NEWER).record("WaitingInfo") | {"text": "it waits for the moon"}
     found = read(calls.waiting("run"), httpx.Response(200, json=answer))
     assert isinstance(found, models.WaitingInfo)
     assert found.text == "it waits for the moon"

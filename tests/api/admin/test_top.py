@@ -27,6 +27,7 @@ from store.clock import utc_now
 from store.tables import Operation
 from tests.api.admin.conftest import Admin
 from tests.api.conftest import Tenant
+from tests.other_versions import Version, admin_service
 
 SECONDS = 60.0
 
@@ -102,6 +103,19 @@ async def test_top_follows_tenants_queue_and_processes(admin: Admin, cats: Tenan
     # The screen that was there before comes back.
     assert b"\x1b[?1049h" in screen.written
     assert b"\x1b[?1049l" in screen.written
+
+
+async def test_top_keeps_the_last_look_while_it_cannot_read_what_a_newer_service_answers() -> None:
+    with admin_service() as service:
+        environment = {"WEFT_ADMIN_URL": service.url, "WEFT_ADMIN_KEY": "tml-key"}
+        with terminal(["top", "--interval", "0.2"], environment, columns=240) as screen:
+            seen = await screen.until("tokens/s", "hold")
+            service.version = Version.NEWER
+            seen = await screen.until("a_word_more", since=len(seen))
+            service.without.add("window_seconds")
+            await screen.until("another version", "this is the last look", since=len(seen))
+            screen.process.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(screen.process.wait, SECONDS) == 0
 
 
 async def test_a_tenant_that_had_no_tokens_and_has_no_work_is_due_nothing(

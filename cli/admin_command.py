@@ -1,6 +1,6 @@
 """Declaration of operators' commands: each is written once, and works over HTTP and on the database, as text and as JSON.
 
-Exit codes: 0 done, 1 refused, 2 wrong usage, 3 the service cannot be reached or fails.
+Exit codes: 0 done, 1 refused, 2 wrong usage, 3 the service cannot be reached, fails, or cannot be understood.
 """
 
 import inspect
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate
 
 import typer
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from api.wire.request_model import describe_problems
 from cli.global_options import JsonOption, options_of
 from cli.options import DataOption, load_settings, run_or_explain
 from contracts.errors import InvalidRequest, Unavailable, WeftError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cli.admin_client import AdminClient, Door
 
 REFUSED, UNREACHABLE = 1, 3
-"""Exit codes of a refusal, and of a service that does not answer or fails."""
+"""Exit codes of a refusal, and of a service that does not answer, fails, or cannot be understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +119,12 @@ def check_is_here(context: typer.Context, data: Path | None, needs: str) -> None
 
 @contextmanager
 def ends_explained() -> Iterator[None]:
-    """Print a ``WeftError`` as one line on standard error, and exit with its code."""
+    """Print a ``WeftError``, or why a body cannot be built, as one line on standard error, and exit with its code."""
     try:
         yield
-    except WeftError as error:
-        typer.echo(f"weft: {error.message}", err=True)
+    except (ValidationError, WeftError) as error:
+        told = error.message if isinstance(error, WeftError) else describe_problems(error.errors())
+        typer.echo(f"weft: {told}", err=True)
         raise typer.Exit(UNREACHABLE if isinstance(error, Unavailable) else REFUSED) from error
 
 

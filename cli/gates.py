@@ -31,7 +31,7 @@ def pause(
     ] = False,
 ) -> Shown:
     """Close a gate: new samples wait. Samples in flight end (wait), are cut and go on later (keep), or end now (abort)."""
-    asked = PauseRequest.model_construct(mode=mode, reason=reason, ttl_seconds=ttl, clear_cache=clear_cache)
+    asked = PauseRequest(mode=mode, reason=reason, ttl_seconds=ttl, clear_cache=clear_cache)
     return _shown(admin.send("PUT", _path(adapter, pool), GateBody, asked))
 
 

@@ -1,4 +1,4 @@
-"""Commands read the answers of services of other versions, print what they answer, and explain what they cannot read."""
+"""Commands read the answers of services of other versions, print what they answer, and explain what they cannot read or send."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,39 @@ NAMES = {
     "event": "event",
 }
 COMMANDS = [tuple(word.format(**NAMES) for word in command) for command in (*READS, *CHANGES, *HTTP_ONLY)]
+LONG = "x" * 2001
+REFUSED = (
+    (("tenant", "create", ""), "name: "),
+    (("tenant", "set", "cats", "--share", "nan"), "share: "),
+    (("tenant", "set", "cats", "--limit", f"sessions={2**63}"), "limits.sessions: "),
+    (("tenant", "budget", "cats", "--day", "5", "--currency", "dollars"), "currency: "),
+    (("tenant", "suspend", "cats", "--reason", LONG), "reason: "),
+    (("tenant", "delete", "cats", "--grace", "999999d"), "grace_seconds: "),
+    (("key", "create", "--max-rank", "0"), "max_rank: "),
+    (("key", "create", "--note", LONG), "note: "),
+    (("key", "create", "--expires", "9999-12-31"), "expires_at: "),
+    (("key", "set", NAMES["key"], "--limit", f"{LONG}=1"), "limits."),
+    (("key", "rotate", NAMES["key"], "--grace", "45d"), "grace_seconds: "),
+    (("price", "add", "storage", LONG), "amount: "),
+    (("project", "create", LONG), "name: "),
+    (("project", "set", "archive", "--limit", f"{LONG}=1"), "limits."),
+    (("operation", "cancel", "one", "--reason", LONG), "reason: "),
+    (("operation", "fail", "one", "--reason", LONG), "reason: "),
+    (("gate", "pause", "--pool", "base", "--reason", LONG), "reason: "),
+    (("replica", "drain", "one", "--base", ""), "base_model: "),
+    (("replica", "sleep", "one", "--base", "base", "--reason", LONG), "reason: "),
+    (("trainer", "drain", "one", "--reason", LONG), "reason: "),
+    (("run", "move", "one", "--reason", LONG), "reason: "),
+    (("run", "weigh", "one", "nan"), "weight: "),
+    (("run", "evict", "one", "--reason", LONG), "reason: "),
+    (("session", "end", "one", "--reason", LONG), "reason: "),
+    (("webhook", "set", "bell", *["--event", "job.finished"] * 100), "events: "),
+)
+"""Commands with what the service takes of nobody, and the field that the message names."""
 TELLS_FAILURES = {("audit", "verify"), ("usage", "verify"), ("housekeeping", "run")}
 """Commands that exit with 1 for what the answers here tell."""
+BOUNDLESS = {("base", "accept"), ("housekeeping", "run")}
+"""Commands that send a body to which they can give no wrong value."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +88,10 @@ def test_the_json_of_a_command_is_the_record_of_the_openapi_document(
     admin.begin(Version.SAME)
     told = json.loads(weft(admin, *arguments, "--json").output)
     assert told in admin.told or (set(told) == {"done"} and admin.asked[-1][0] == "DELETE"), (told, admin.told)
+    sends_body = any(body for _, _, body in admin.asked)
+    assert sends_body == (arguments[:2] in BOUNDLESS | {refused[:2] for refused, _ in REFUSED}), (
+        "each has a wrong value"
+    )
 
 
 def test_words_of_a_newer_service_are_printed_as_they_are(admin: AdminService) -> None:
@@ -110,3 +145,14 @@ def test_an_export_says_when_it_is_not_told_which_hours_may_change(admin: AdminS
     admin.begin(Version.OLDER)
     ended = weft(admin, "usage", "export", "--tenant", "cats", "--since", "2026-01-01")
     assert (ended.exit_code, ended.stderr) == (0, "the service does not say which hours may still change\n")
+
+
+@pytest.mark.parametrize(("arguments", "field"), REFUSED, ids=[" ".join(one)[:40] for one, _ in REFUSED])
+def test_a_value_that_no_service_takes_is_refused_in_words(
+    admin: AdminService, arguments: Sequence[str], field: str
+) -> None:
+    admin.begin(Version.SAME)
+    ended = weft(admin, *arguments)
+    assert (ended.exit_code, type(ended.exception)) == (1, SystemExit), ended.exception
+    assert ended.output.startswith(f"weft: {field}")
+    assert {method for method, _, _ in admin.asked} <= {"GET"}, "nothing is changed"

@@ -1,5 +1,6 @@
 """Looks at the service that ``weft top`` shows, once or one after another."""
 
+import sys
 import time
 from pathlib import Path
 
@@ -19,7 +20,8 @@ def watch(
     context: typer.Context, interval: float, window: int, *, once: bool, data: Path | None, as_json: bool
 ) -> None:
     """Show the service until Ctrl-C; without a terminal, or ``once``, show one look."""
-    console = Console()
+    # FORCE_COLOR makes no terminal of a pipe, which would be watched for ever.
+    console = Console(force_terminal=sys.stdout.isatty())
     with ends_explained(), open_admin(door_of(context, data)) as admin:
         first = _look(admin, window)
         if as_json or options_of(context).as_json:

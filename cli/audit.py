@@ -1,7 +1,7 @@
 """``weft audit``: an operator reads the audit log, and proves that no entry was changed or removed."""
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated
 
 import orjson
@@ -32,14 +32,14 @@ def list_(
     most: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most entries.")] = 100,
 ) -> Shown:
     """List entries, the newest first: time, tenant, actor, door, action, thing, outcome, what has changed."""
-    since = None if not day else _midnight(day)
+    since, until = _bounds(day) if day else (None, None)
     query: dict[str, object] = {
         "tenant": None if tenant is None else find_tenant(admin, tenant).id,
         "action": [one.value for one in action or []],
         "resource": resource or [],
         "key": key,
         "since": None if since is None else since.isoformat(),
-        "until": None if since is None else (since + timedelta(days=1)).isoformat(),
+        "until": None if until is None else until.isoformat(),
     }
     entries: list[AuditEntryBody] = []
     after: str | None = None
@@ -69,12 +69,13 @@ def verify_(admin: AdminClient) -> Shown:
     return Shown(found, lines, is_failure=bool(found.problems))
 
 
-def _midnight(text: str) -> datetime:
+def _bounds(day: str) -> tuple[datetime, datetime]:
+    """Return a day's begin and end in UTC. Raises ``InvalidRequest``."""
     try:
-        day = date.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequest(f"--day takes a day such as 2027-01-31; got {text[:50]!r}") from None
-    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+        begin = datetime.combine(date.fromisoformat(day), time(), UTC)
+        return begin, begin + timedelta(days=1)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(f"--day takes a day such as 2027-01-31; got {day[:50]!r}") from None
 
 
 def _line(entry: AuditEntryBody, names: Mapping[str, str]) -> str:

@@ -272,8 +272,9 @@ def test_the_list_is_filtered_and_readable(place: Place) -> None:
     assert len(weft(place.data, "audit", "list", "--day", str(today), "--action", "tenant_create").splitlines()) == 2
     assert weft(place.data, "audit", "list", "--day", str(today - timedelta(days=2))) == ""
     assert len(weft(place.data, "audit", "list", "--resource", "key", "--limit", "1").splitlines()) == 1
-    with pytest.raises(RuntimeError, match="--day takes a day"):
-        weft(place.data, "audit", "list", "--day", "yesterday")
+    for wrong in ("yesterday", "9999-12-31"):
+        with pytest.raises(RuntimeError, match="--day takes a day"):
+            weft(place.data, "audit", "list", "--day", wrong)
 
 
 def test_verify_finds_what_was_removed_with_the_trigger_off(place: Place) -> None:

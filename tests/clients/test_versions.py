@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 from weft_client import admin_models, calls, models
 from weft_client.call import Call
-from weft_client.errors import BadRequest, OverLimit, WeftClientError
+from weft_client.errors import BadRequest, BudgetSpent, OverLimit, WeftClientError
 from weft_client.streams import Accepted, Done, StreamReader, Tokens
 from weft_client.transport import read
 
@@ -72,7 +72,7 @@ def test_a_stream_of_a_newer_service_is_read_without_what_is_not_known() -> None
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, BadRequest), (402, WeftClientError), (429, OverLimit), (451, WeftClientError)]
+    ("status", "kind"), [(400, BadRequest), (402, BudgetSpent), (429, OverLimit), (451, WeftClientError)]
 )
 def test_an_error_of_a_newer_service_keeps_its_code_and_says_whether_to_come_again(
     status: int, kind: type[WeftClientError]

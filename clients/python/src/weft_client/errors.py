@@ -1,4 +1,7 @@
-"""Errors of the client, typed by the ``code`` of the service's answer."""
+"""Errors of the client: a class for each kind of HTTP status, with the ``code`` of the service's answer.
+
+A code that the client does not know has the class of its status, so an older client tells a newer service's errors apart.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +42,10 @@ class BadRequest(WeftClientError):
     """The request cannot be carried out as it is; ``detail`` says what to change."""
 
 
+class BudgetSpent(WeftClientError):
+    """A budget is spent; the request may be sent again once it is raised, or its period has ended."""
+
+
 class OverLimit(WeftClientError):
     """A limit of the tenant is reached; the request may be sent again later."""
 
@@ -58,6 +65,7 @@ class OutcomeUnknown(ServiceUnavailable):
 _BY_STATUS: Mapping[int, type[WeftClientError]] = {
     400: BadRequest,
     401: NotAuthenticated,
+    402: BudgetSpent,
     403: NotAllowed,
     404: NotThere,
     410: NotThere,

@@ -83,10 +83,10 @@ async def _end(services: ApiServices, caller: TenantId, sample: FollowedSample) 
     try:
         status = await sample.status()
         if status.state is OperationState.FAILED:
-            return _event("error", {"error": status.error_message or "failed", "code": status.error_code})
+            return _failure(status.error_message or "failed", status.error_code, retryable=False)
         result = await sample.output()
     except WeftError as error:
-        return _event("error", {"error": error.message, "code": error.code})
+        return _failure(error.message, error.code, retryable=error.retryable)
     size = sum(sequence.tokens.nbytes + sequence.logprobs.nbytes for sequence in result.sequences)
     return await off_loop(services, caller, size, _done, sample.request_id, result)
 
@@ -106,6 +106,10 @@ def _done(request_id: RequestId, result: SampleOutput) -> bytes:
         for sequence in result.sequences
     ]
     return _event("done", {"request_id": request_id, "sequences": sequences})
+
+
+def _failure(message: str, code: str | None, *, retryable: bool) -> bytes:
+    return _event("error", {"error": message, "code": code, "retryable": retryable})
 
 
 def _event(name: str, data: object) -> bytes:

@@ -181,7 +181,7 @@ async def test_no_sample_ends_because_its_server_does(cats) -> None:
         async with asyncio.timeout(SECONDS):
             rest = [line async for line in lines]
     assert "event: error" in rest
-    assert '"code":"unavailable"' in rest[rest.index("event: error") + 1]
+    assert '"code":"unavailable","retryable":true' in rest[rest.index("event: error") + 1]
     assert (await cats.service.ledger.status(cats.id, sample)).state is OperationState.PENDING
 
 
@@ -289,7 +289,7 @@ async def test_a_stream_ends_soon_after_its_key(cats, by: str) -> None:
         async with asyncio.timeout(SECONDS):
             rest = [line async for line in lines]
     looking.cancel()
-    assert '"code":"cancelled"' in rest[rest.index("event: error") + 1]
+    assert '"code":"cancelled","retryable":false' in rest[rest.index("event: error") + 1]
 
 
 async def test_operations_carry_the_key_that_brought_them(cats) -> None:

@@ -71,6 +71,36 @@ def test_a_stream_of_a_newer_service_is_read_without_what_is_not_known() -> None
     assert reader.is_done
 
 
+def test_a_stream_of_an_older_service_is_read_without_what_it_does_not_send() -> None:
+    reader = StreamReader()
+    lines = event("tokens", sequence=0, start=0, tokens=[5], logprobs=[-0.5])
+    (read_event,) = (one for line in lines for one in reader.events(line))
+    assert isinstance(read_event, Tokens)
+    assert (read_event.version, read_event.tokens) == (None, [5])
+    with pytest.raises(WeftClientError) as failed:
+        list(reader.events("event: error")) + list(reader.events('data: {"error":"x","code":null}'))
+    assert (failed.value.detail, failed.value.code, failed.value.retryable) == ("x", "failed", False)
+
+
+def test_data_without_a_name_are_none_of_the_event_before() -> None:
+    reader = StreamReader()
+    drawn = event("tokens", sequence=0, start=0, tokens=[5], logprobs=[-0.5])
+    lines = [*drawn, 'data: {"a": "message"}', ""]
+    assert [type(one) for line in lines for one in reader.events(line)] == [Tokens]
+
+
+@pytest.mark.parametrize("name", ["accepted", "tokens", "done", "error"])
+@pytest.mark.parametrize("data", ["no JSON", "[]", '{"sequences": 5}'])
+def test_a_bad_event_of_a_stream_is_an_error_of_the_client(name: str, data: str) -> None:
+    reader = StreamReader()
+    assert list(reader.events(f"event: {name}")) == []
+    with pytest.raises(WeftClientError) as failed:
+        list(reader.events(f"data: {data}"))
+    is_failure = name == "error" and data.startswith("{")
+    assert (failed.value.code, failed.value.status) == ("failed" if is_failure else "bad_answer", 200)
+    assert not failed.value.retryable
+
+
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, BadRequest), (402, BudgetSpent), (429, OverLimit), (451, WeftClientError)]
 )

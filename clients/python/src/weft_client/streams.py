@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from weft_client.errors import WeftClientError
 from weft_client.models import Record
@@ -22,7 +21,7 @@ class Tokens(Record):
 
     sequence: int
     start: int
-    version: str | None
+    version: str | None = None
     tokens: list[int]
     logprobs: list[float]
 
@@ -43,11 +42,9 @@ class Done(Record):
 
 
 Event = Accepted | Tokens | Done
-_KINDS: Mapping[str, TypeAdapter[Any]] = {
-    "accepted": TypeAdapter(Accepted),
-    "tokens": TypeAdapter(Tokens),
-    "done": TypeAdapter(Done),
-}
+_KINDS: Mapping[str, type[Event]] = {"accepted": Accepted, "tokens": Tokens, "done": Done}
+_STATUS = 200
+"""HTTP status of a stream that has begun."""
 
 
 @dataclass
@@ -60,21 +57,23 @@ class StreamReader:
     _seen: dict[int, int] = field(default_factory=dict)
     """Number of tokens of each sequence that were handed on."""
 
-    def begin(self, response: httpx.Response) -> None:
-        """Begin to read a response that is no error."""
-        self._name = ""
-        response.raise_for_status()
-
     def events(self, line: str) -> Iterator[Event]:
         """Yield the event that the line ends, without tokens that an earlier stream had. Raises ``WeftClientError``."""
         if line.startswith("event: "):
             self._name = line.removeprefix("event: ")
         elif line.startswith("data: "):
             data = line.removeprefix("data: ")
-            if self._name == "error":
-                raise _failure(data)
-            if self._name in _KINDS:
-                yield from self._fresh(_KINDS[self._name].validate_json(data))
+            try:
+                if self._name == "error":
+                    raise _failure(data)
+                found = _KINDS[self._name].model_validate_json(data) if self._name in _KINDS else None
+            except ValidationError as error:
+                told = f"an event {self._name!r} of the stream is none of weft's"
+                raise WeftClientError(told, code="bad_answer", status=_STATUS) from error
+            if found is not None:
+                yield from self._fresh(found)
+        elif not line:
+            self._name = ""
 
     def _fresh(self, event: Event) -> Iterator[Event]:
         if isinstance(event, Accepted):
@@ -101,4 +100,9 @@ class StreamReader:
 
 def _failure(data: str) -> WeftClientError:
     told = TypeAdapter(dict[str, Any]).validate_json(data)
-    return WeftClientError(str(told.get("error")), code=str(told.get("code") or "failed"), status=200)
+    return WeftClientError(
+        str(told.get("error") or "the sample failed"),
+        code=str(told.get("code") or "failed"),
+        status=_STATUS,
+        retryable=bool(told.get("retryable", False)),
+    )

@@ -58,6 +58,8 @@ async def test_a_curve_is_followed_as_it_grows(cats, dogs, weft: AsyncWeft) -> N
     with pytest.raises(NotThere) as refused:
         await weft.runs.points(theirs)
     assert (refused.value.code, refused.value.status) == ("not_found", 404)
+    raw = await weft.with_raw_response(weft.runs.points, run)
+    assert (raw.parsed.optimizer_steps, raw.headers["Content-Type"]) == (2, "application/json")
 
 
 async def test_a_block_pauses_and_resumes_even_after_an_error(cats, dogs, weft: AsyncWeft) -> None:
@@ -134,6 +136,8 @@ async def test_the_client_without_asyncio_and_the_cookbooks_logger_record_alike(
             logger.log_metrics({"reward": 0.5, "text": "no number", "loss": float("nan")}, step=3)
             logger.log_metrics({"reward": 1.0})
             WeftLogger("none", client).log_metrics({"reward": 1.0})
+            raw = client.with_raw_response(client.runs.metric, run, "reward")
+            assert (len(raw.parsed.values), raw.status) == (2, 200)
             pages.append(logger.get_logger_url() or "")
 
     pages: list[str] = []
@@ -237,6 +241,17 @@ async def test_a_stream_that_breaks_off_goes_on_without_a_token_twice() -> None:
     drawn = [(event.start, event.tokens) for event in seen if isinstance(event, Tokens)]
     assert drawn == [(0, [1, 2]), (2, [3])]
     assert len(requests) == 2
+
+
+async def test_a_stream_that_its_server_ends_goes_on_at_another() -> None:
+    """A server that ends says so in an event: the sample goes on, and the request finds it again."""
+    ending = events(
+        ("accepted", {"request_id": "r"}), ("error", {"error": "x", "code": "unavailable", "retryable": True})
+    )
+    done = events(("accepted", {"request_id": "r"}), ("done", {"request_id": "r", "sequences": []}))
+    async with scripted([ending, done]) as (url, requests), AsyncWeft(url, "tml-x") as weft:
+        seen = [event async for event in weft.samples.stream("sampler", [1], seq_id=1)]
+    assert ([type(event) for event in seen], len(requests)) == ([Accepted, Done], 2)
 
 
 async def test_a_sample_that_fails_ends_its_stream_with_the_code() -> None:

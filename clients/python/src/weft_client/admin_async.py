@@ -337,10 +337,13 @@ class AsyncWeftAdmin:
     async def with_raw_response(
         self, method: Callable[P, Awaitable[R]], *args: P.args, **given: P.kwargs
     ) -> RawResponse[R]:
-        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body."""
-        with NotedResponses() as noted:
+        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body.
+
+        Raises ``TypeError`` for a method that yields, such as a list or a stream.
+        """
+        with NotedResponses(method) as noted:
             parsed = await method(*args, **given)
-        return RawResponse(parsed, noted[-1])
+        return RawResponse(parsed, noted.last)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -336,10 +336,13 @@ class WeftAdmin:
         return self._transport.send(call("GET", "/overview", m.Overview, query=query))
 
     def with_raw_response(self, method: Callable[P, R], *args: P.args, **given: P.kwargs) -> RawResponse[R]:
-        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body."""
-        with NotedResponses() as noted:
+        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body.
+
+        Raises ``TypeError`` for a method that yields, such as a list or a stream.
+        """
+        with NotedResponses(method) as noted:
             parsed = method(*args, **given)
-        return RawResponse(parsed, noted[-1])
+        return RawResponse(parsed, noted.last)
 
     def close(self) -> None:
         """Close the connections."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     import httpx
@@ -39,12 +41,30 @@ class RawResponse(Generic[R]):
 
 
 class NotedResponses:
-    """Answers to the calls within the block."""
+    """Answers to the calls of ``method`` within the block. Raises ``TypeError`` for a method that yields.
 
-    def __enter__(self) -> list[httpx.Response]:
-        noted: list[httpx.Response] = []
-        self._token = _responses.set(noted)
-        return noted
+    Its answers come while its caller reads on, each page with one of its own.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._name = getattr(method, "__qualname__", repr(method))
+        self._noted: list[httpx.Response] = []
+        own = inspect.unwrap(method)
+        if inspect.isgeneratorfunction(own) or inspect.isasyncgenfunction(own):
+            raise TypeError(
+                f"{self._name} yields over several answers: with_raw_response takes methods that return a record"
+            )
+
+    @property
+    def last(self) -> httpx.Response:
+        """Return the last answer. Raises ``TypeError`` where none came."""
+        if not self._noted:
+            raise TypeError(f"{self._name} has sent no request: with_raw_response takes methods of the client")
+        return self._noted[-1]
+
+    def __enter__(self) -> Self:
+        self._token = _responses.set(self._noted)
+        return self
 
     def __exit__(self, *_: object) -> None:
         _responses.reset(self._token)

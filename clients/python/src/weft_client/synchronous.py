@@ -252,10 +252,13 @@ class Weft:
         return self._admin
 
     def with_raw_response(self, method: Callable[P, R], *args: P.args, **given: P.kwargs) -> RawResponse[R]:
-        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body."""
-        with NotedResponses() as noted:
+        """Call a method of this client, and return what it returns with the answer as it came: status, headers, body.
+
+        Raises ``TypeError`` for a method that yields, such as a list or a stream.
+        """
+        with NotedResponses(method) as noted:
             parsed = method(*args, **given)
-        return RawResponse(parsed, noted[-1])
+        return RawResponse(parsed, noted.last)
 
     def close(self) -> None:
         """Close the connections."""

@@ -2,19 +2,19 @@
 
 import importlib.util
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import ModuleType
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 from weft_client import admin_models
 from weft_client.admin_async import AsyncWeftAdmin
 from weft_client.call import Call
-from weft_client.transport_async import AsyncTransport
 
 from cli.pages.admin_routes import admin_document
+from tests.clients.noted_calls import call_of
 from tests.conftest import ROOT
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -99,41 +99,9 @@ METHODS: dict[str, Callable[[AsyncWeftAdmin], Any]] = {
 NO_METHOD = {("GET", "/admin/v1/openapi.json")}
 
 
-class Noted(Exception):
-    """Ends a method once its request is noted."""
-
-
-class NotingTransport:
-    """Notes the request that a method would send."""
-
-    def __init__(self) -> None:
-        self.noted: Call[Any] | None = None
-
-    async def send(self, call: Call[Any]) -> Any:
-        self.noted = call
-        raise Noted
-
-    send_only = send_versioned = send
-
-    async def every(self, first: Call[Any]) -> AsyncIterator[Any]:
-        await self.send(first)
-        yield
-
-    lines = every
-
-
-async def call_of(name: str) -> Call[Any]:
+async def admins_call(name: str) -> Call[Any]:
     """Return the request of a method."""
-    weft, transport = AsyncWeftAdmin("http://nowhere", "tml-x"), NotingTransport()
-    for resource in vars(weft).values():
-        if hasattr(resource, "_transport"):
-            resource._transport = cast(AsyncTransport, transport)
-    weft._transport = cast(AsyncTransport, transport)
-    begun = METHODS[name](weft)
-    with pytest.raises(Noted):
-        await cast(Awaitable[Any], begun.__anext__() if hasattr(begun, "__anext__") else begun)
-    assert transport.noted is not None
-    return transport.noted
+    return await call_of(AsyncWeftAdmin, METHODS[name])
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +131,7 @@ def operation_of(document: dict[str, Any], call: Call[Any]) -> tuple[str, dict[s
 async def test_every_operation_of_the_admin_api_has_a_method(document: dict[str, Any]) -> None:
     called = set()
     for name in METHODS:
-        call = await call_of(name)
+        call = await admins_call(name)
         called.add((call.method, operation_of(document, call)[0]))
     offered = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert called == offered - NO_METHOD
@@ -173,7 +141,7 @@ async def test_every_operation_of_the_admin_api_has_a_method(document: dict[str,
 async def test_a_method_sends_what_its_operation_takes_and_reads_its_answer(
     document: dict[str, Any], script: ModuleType, name: str
 ) -> None:
-    call = await call_of(name)
+    call = await admins_call(name)
     _, operation = operation_of(document, call)
     taken = {one["name"].lower() for one in operation.get("parameters", ())}
     assert set(call.query) <= taken

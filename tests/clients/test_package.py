@@ -7,88 +7,124 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from weft_client import calls, models
+from weft_client import models
+from weft_client.asynchronous import AsyncWeft
 from weft_client.call import Call
 
 from cli.pages.routes import openapi_document
+from tests.clients.noted_calls import call_of, methods_of, resources, unconnected
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "clients" / "python"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-CALLS: dict[str, Call[Any]] = {
-    "runs": calls.runs(
-        {"project_id": "one", "base_model": "base", "state": "ready", "text": "x", "metadata": "a=b"},
-        recent=1,
-        limit=1,
-        cursor="1-1",
+
+
+def given(*args: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a method."""
+    return args, named
+
+
+METHODS = {
+    "runs.page": given(
+        project_id="one", base_model="b", state="ready", text="x", metadata="a=b", recent=1, limit=1, cursor="1-1"
     ),
-    "run": calls.run("run", recent=1),
-    "marks": calls.marks("run"),
-    "points": calls.points("run", after=0, limit=1),
-    "add_metrics": calls.add_metrics("run", {1: {"reward": 1.0}}),
-    "metric": calls.metric("run", "reward", after=0, limit=1),
-    "waiting": calls.waiting("run"),
-    "request_waiting": calls.request_waiting("request"),
-    "gate": calls.gate("run"),
-    "adapters": calls.adapters(limit=1, cursor="1-x", offset=0),
-    "pause": calls.pause("run", mode="keep", reason=None, ttl=None, wait_seconds=1.0, clear_cache=False, generation=1),
-    "resume": calls.resume("run", generation=None),
-    "reload": calls.reload("run", path=None),
-    "staleness": calls.staleness("sampler"),
-    "bound_staleness": calls.bound_staleness("sampler", max_version_lag=1, on_stale="fail", swap_policy=None),
-    "report": calls.report("request"),
-    "samples": calls.samples(limit=1, after="request"),
-    "client_exceptions": calls.client_exceptions(session="one", run="run", limit=1, after=1),
-    "operations": calls.operations(state="pending", lane="run", kind="sample", limit=1, after="request"),
-    "checkpoints": calls.checkpoints(
-        run="run", type="sampler", name="one", public=True, expires_within=1, limit=1, cursor="1-x", offset=0
+    "runs.get": given("run", recent=1),
+    "runs.weigh": given("run", 3.0),
+    "runs.marks": given("run"),
+    "runs.points": given("run", after=1, limit=1),
+    "runs.waiting": given("run"),
+    "runs.add_metrics": given("run", {1: {"reward": 1.0}}),
+    "runs.metric": given("run", "reward", after=1, limit=1),
+    "gates.state": given("run"),
+    "gates.list": given(),
+    "gates.pause": given("run", mode="keep", reason="x", ttl=1.0, wait_seconds=1.0, clear_cache=True, generation=1),
+    "gates.resume": given("run", generation=1),
+    "gates.reload": given("run", path="tinker://run/sampler_weights/one"),
+    "samples.stream": given("sampler", [1], seq_id=1, num_samples=1, max_tokens=1, temperature=0.0, seed=1, stop=[2]),
+    "samples.finished": given(),
+    "samples.report": given("request"),
+    "samples.waiting": given("request"),
+    "samples.staleness": given("sampler"),
+    "samples.bound_staleness": given("sampler", max_version_lag=1, on_stale="fail", swap_policy="finish"),
+    "operations.list": given(state="pending", lane="run", kind="sample"),
+    "exceptions.list": given(session="one", run="run"),
+    "usage.query": given(since=NOW, before=NOW, group_by=["run"], bucket_width="1h"),
+    "usage.export": given(since=NOW, before=NOW, format="focus"),
+    "usage.standing": given(),
+    "audit.entries": given(action=["key_create"], resource=["key"], key="tml-1", since=NOW, until=NOW),
+    "keys.list": given(),
+    "keys.create": given(
+        note="x",
+        scopes=["train"],
+        projects=["one"],
+        expires_at=NOW,
+        base_models=["b"],
+        max_rank=1,
+        networks=[],
+        limits={},
     ),
-    "usage": calls.usage(since=NOW, before=NOW, group_by=["run"], bucket_width="1h", limit=1, offset=0, cursor="x"),
-    "export_usage": calls.export_usage(since=NOW, before=NOW, format="focus"),
-    "standing": calls.standing(),
-    "audit": calls.audit(
-        action=["key_create"], resource=["key"], key="tml-1", since=NOW, until=NOW, cursor="1-1", limit=1
+    "keys.rotate": given(1, grace=0),
+    "keys.bound": given(1, {"train_tokens_per_minute": 1}),
+    "keys.revoke": given(1),
+    "projects.list": given(),
+    "projects.create": given("one"),
+    "projects.bound": given("one", {"sessions": 1}),
+    "webhooks.list": given(),
+    "webhooks.set": given("one", "https://a.example", events=["*"], note="", is_enabled=True),
+    "webhooks.delete": given("one"),
+    "webhooks.secret": given("one"),
+    "webhooks.rotate": given("one"),
+    "webhooks.test": given("one"),
+    "webhooks.events": given("one"),
+    "webhooks.retry": given("one", "event"),
+    "checkpoints.list": given(run="run", type="sampler", name="one", public=True, expires_within=1),
+    "checkpoints.delete": given(["tinker://run/weights/one"]),
+    "jobs.merge": given("tinker://run/weights/one", "merged", ttl_seconds=1, dtype="bfloat16"),
+    "jobs.import_archive": given(
+        b"", base_model="base", name="one", segment="weights", ttl_seconds=1, project="one", offset=1
     ),
-    "keys": calls.keys(),
-    "make_key": calls.make_key({"note": "x", "expires_at": NOW}, idempotency_key=None),
-    "rotate_key": calls.rotate_key(1, grace=0, idempotency_key=None),
-    "bound_key": calls.bound_key(1, {"train_tokens_per_minute": 1}),
-    "revoke_key": calls.revoke_key(1),
-    "projects": calls.projects(),
-    "make_project": calls.make_project("one"),
-    "bound_project": calls.bound_project("one", {"sessions": 1}),
-    "webhooks": calls.webhooks(),
-    "set_webhook": calls.set_webhook("one", url="https://a.example", events=["*"], note="", is_enabled=True),
-    "delete_webhook": calls.delete_webhook("one"),
-    "webhook_secret": calls.webhook_secret("one"),
-    "rotate_webhook_secret": calls.rotate_webhook_secret("one", idempotency_key=None),
-    "test_webhook": calls.test_webhook("one", idempotency_key=None),
-    "webhook_events": calls.webhook_events("one", before=1),
-    "retry_webhook_event": calls.retry_webhook_event("one", "event"),
-    "weigh_run": calls.weigh_run("run", 3.0),
-    "delete_checkpoints": calls.delete_checkpoints(["tinker://run/weights/one"]),
-    "merge": calls.merge("tinker://run/weights/one", "merged", ttl_seconds=None, dtype=None, idempotency_key=None),
-    "import_archive": calls.import_archive(
-        b"",
-        base_model="base",
-        name="one",
-        segment="weights",
-        ttl_seconds=1,
-        offset=1,
-        project=None,
-        idempotency_key=None,
-    ),
-    "received": calls.received("one"),
-    "jobs": calls.jobs(limit=1),
-    "job": calls.job("job"),
-    "cancel_job": calls.cancel_job("job"),
+    "jobs.received": given("one"),
+    "jobs.list": given(limit=1),
+    "jobs.get": given("job"),
+    "jobs.cancel": given("job"),
 }
-NOT_CALLS = {("GET", "/api/v1/samplers/{sampler_id}"), ("POST", "/api/v1/stream_sample")}
-"""The SDK has the one; the other is a stream, no call."""
+"""Each method that sends a request of its own, with arguments for all that it may send."""
+LISTS = [
+    "gates.list",
+    "samples.finished",
+    "operations.list",
+    "exceptions.list",
+    "usage.query",
+    "audit.entries",
+    "webhooks.events",
+    "checkpoints.list",
+]
+"""Methods that yield what is on several pages."""
+PLACES = ("query", "header")
+BY_ITSELF = {"cursor", "after", "before", "format"}
+"""Parts of a query that a method sends by itself: the place of a page, the form of an answer."""
+NOT_STREAMED = {
+    "record_stability_info",
+    "trajectory",
+    "prompt_logprobs",
+    "prompt_logprobs_last_n",
+    "topk_prompt_logprobs",
+    "topk_sample_logprobs",
+    "target_prompt_logprobs",
+    "prompt_alt_tokens_k",
+}
+"""Options of samples that only the SDK sends."""
+COMBINED = {"runs.follow", "gates.paused", "jobs.wait"}
+"""Methods that call others of their group."""
+OWN = ("/api/weft/v1/", "/api/v1/adapters/", "/api/v1/samplers/", "/api/v1/samples/", "/api/v1/stream_sample")
+"""Beginnings of the paths that Tinker's API does not have, but gates of single tokens."""
+NO_METHOD = {("GET", "/api/v1/samplers/{sampler_id}")}
+"""The SDK has it."""
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +133,9 @@ def document() -> dict[str, Any]:
 
 
 def own_operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Operations that Tinker's API does not have, but gates of single tokens."""
+    """Yield the operations that Tinker's API does not have."""
     for path, methods in document["paths"].items():
-        if path.startswith(("/api/weft/v1/", "/api/v1/adapters/", "/api/v1/samplers/", "/api/v1/samples/")):
+        if path.startswith(OWN):
             for method, operation in methods.items():
                 yield method.upper(), path, operation
 
@@ -118,38 +154,57 @@ def schema_of(document: dict[str, Any], reference: dict[str, Any]) -> dict[str, 
     return found
 
 
-def test_every_function_that_makes_a_call_is_among_those_that_are_compared() -> None:
-    tree = ast.parse((PACKAGE / "src/weft_client/calls.py").read_text())
-    made = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
-    assert made == set(CALLS)
+async def tenants_call(name: str, *, pages: int = 0) -> Call[Any]:
+    """Return the request of a method, of a list that behind so many pages."""
+    args, named = METHODS[name]
+    return await call_of(AsyncWeft, lambda weft: attrgetter(name)(weft)(*args, **named), pages=pages)
 
 
-def test_every_operation_of_wefts_own_has_a_call(document: dict[str, Any]) -> None:
-    called = {(call.method, operation_of(document, call)[0]) for call in CALLS.values()}
-    offered = {(method, path) for method, path, _ in own_operations(document)}
-    assert called == offered - NOT_CALLS
+def test_every_method_is_among_those_that_are_compared() -> None:
+    groups = resources(unconnected(AsyncWeft))
+    assert {f"{name}.{method}" for name, group in groups.items() for method in methods_of(group)} == COMBINED | {
+        *METHODS
+    }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_sends_what_its_operation_takes(document: dict[str, Any], name: str) -> None:
-    call = CALLS[name]
+async def test_every_operation_of_wefts_own_has_a_method(document: dict[str, Any]) -> None:
+    called = set()
+    for name in METHODS:
+        call = await tenants_call(name)
+        called.add((call.method, operation_of(document, call)[0]))
+    assert called == {(method, path) for method, path, _ in own_operations(document)} - NO_METHOD
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_a_method_sends_what_its_operation_takes_and_reads_its_answer(
+    document: dict[str, Any], name: str
+) -> None:
+    call = await tenants_call(name)
     _, operation = operation_of(document, call)
-    taken = {one["name"].lower() for one in operation.get("parameters", ())}
-    assert set(call.query) <= taken
-    assert {header.lower() for header in call.headers} - {"content-type"} <= taken
+    taken = {
+        place: {one["name"].lower() for one in operation.get("parameters", ()) if one["in"] == place}
+        for place in PLACES
+    }
+    assert set(call.query) <= taken["query"] <= set(call.query) | BY_ITSELF
+    assert {header.lower() for header in call.headers} - {"content-type"} == taken["header"]
     if call.body is not None:
         reference = operation["requestBody"]["content"]["application/json"]["schema"]
-        assert set(call.body) <= set(schema_of(document, reference)["properties"])
+        described = set(schema_of(document, reference)["properties"])
+        assert set(call.body) == described - (NOT_STREAMED if name == "samples.stream" else set())
+    if call.answer is not None:
+        (answer,) = (found for status, found in operation["responses"].items() if status.startswith("2"))
+        assert call.answer.__name__ == answer["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
 
 
-@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.answer is not None])
-def test_a_record_has_the_fields_of_its_answer(document: dict[str, Any], name: str) -> None:
-    _, operation = operation_of(document, CALLS[name])
-    (answer,) = (found for status, found in operation["responses"].items() if status.startswith("2"))
-    reference = answer["content"]["application/json"]["schema"]
-    record = CALLS[name].answer
-    assert record is not None
-    assert record.__name__ == reference["$ref"].rpartition("/")[2]
+@pytest.mark.parametrize("name", LISTS)
+async def test_a_list_asks_for_its_next_page_by_what_its_operation_takes(document: dict[str, Any], name: str) -> None:
+    first, second = await tenants_call(name), await tenants_call(name, pages=1)
+    _, operation = operation_of(document, second)
+    taken = {one["name"] for one in operation["parameters"] if one["in"] == "query"}
+    assert set(second.query) <= taken
+    assert (first.method, first.path) == (second.method, second.path)
+    (place,) = {item for item in second.query.items() if item not in first.query.items()}
+    assert place[1] == "next"
 
 
 def test_records_have_the_fields_of_the_service_and_which_may_be_null(document: dict[str, Any]) -> None:

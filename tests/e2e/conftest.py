@@ -85,9 +85,9 @@ def either(request: pytest.FixtureRequest) -> Service:
 
 @pytest.fixture(scope="session")
 def run_flow() -> Callable[..., dict[str, Any]]:
-    """Run ``sdk_flow.py`` with a given SDK version against a URL."""
+    """Run ``sdk_flow.py``, or another script, with a given SDK version against a URL."""
 
-    def run(base_url: str, api_key: str, *, sdk: str | None = None) -> dict[str, Any]:
+    def run(base_url: str, api_key: str, *, sdk: str | None = None, script: Path = FLOW) -> dict[str, Any]:
         environment = {**os.environ, "TINKER_TELEMETRY": "0"}
         if sdk not in (None, version("tinker")):
             folder = SDK_FOLDERS / f"tinker-{sdk}"
@@ -97,7 +97,7 @@ def run_flow() -> Callable[..., dict[str, Any]]:
                 )
             environment["PYTHONPATH"] = str(folder)
         finished = subprocess.run(
-            [sys.executable, str(FLOW), base_url, api_key, BASE_NAME],
+            [sys.executable, str(script), base_url, api_key, BASE_NAME],
             capture_output=True,
             text=True,
             timeout=FLOW_SECONDS,

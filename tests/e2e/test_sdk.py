@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ EXTERNAL = (0, 28)
 """The first version that saves external weights."""
 WITHOUT_ARCHIVES = (0, 36)
 """The first version whose client cannot ask for a checkpoint as one tar."""
+BESIDE = Path(__file__).with_name("sdk_beside.py")
 MEOW = [109, 101, 111, 119]
 
 
@@ -88,3 +90,16 @@ def test_every_post_repeated_changes_nothing(
     check_story(seen)
     assert proxy.repeated > 60
     assert proxy.disagreements == []
+
+
+@pytest.mark.parametrize("sdk", [CURRENT, OLD])
+def test_wefts_client_works_beside_the_sdk_in_one_process(
+    service: Service, run_flow: Callable[..., dict[str, Any]], sdk: str
+) -> None:
+    seen = run_flow(service.base_url, service.key, sdk=sdk, script=BESIDE)
+    assert seen["sdk"] == sdk
+    assert seen["points"] == [[step, pytest.approx(loss)] for step, loss in enumerate(seen["losses"], 1)]
+    assert seen["losses"][-1] < seen["losses"][0]
+    assert seen["streamed"] == {"tokens": seen["drawn"], "whole": seen["drawn"], "made_by": 1}
+    assert len(seen["drawn"]) == 8
+    assert seen["listed"]

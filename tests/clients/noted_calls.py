@@ -11,6 +11,8 @@ from weft_client.asynchronous import AsyncWeft
 from weft_client.call import Call
 from weft_client.transport_async import AsyncTransport
 
+Method = Callable[[str], Awaitable[Call[Any]]]
+"""Function that returns the request of a method by its name."""
 C = TypeVar("C", AsyncWeft, AsyncWeftAdmin)
 
 

@@ -1,4 +1,4 @@
-"""Sending of calls, with and without asyncio: retries of what may be repeated, errors by their codes."""
+"""Sending of calls, with and without asyncio: retries of what may be repeated, errors as classes."""
 
 from __future__ import annotations
 

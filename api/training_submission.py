@@ -243,7 +243,7 @@ def _check_limits(submission: TrainingSubmission, payload: Payload, run: RunStan
             f"your limit is {limits.seq_ahead}; send the requests between them first"
         )
     check_payload_metadata(payload, limits)
-    if isinstance(payload, OptimStep) and payload.optimizer is not run.optimizer:
+    if isinstance(payload, OptimStep) and payload.optimizer != run.optimizer:
         raise InvalidRequest(
             f"the model was created for {run.optimizer}, and this step is one of {payload.optimizer}; send the parameters of "
             f"{run.optimizer}"

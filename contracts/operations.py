@@ -14,6 +14,7 @@ from contracts.logit_rules import LogitRules
 from contracts.losses import LossName
 from contracts.prompt_cells import PromptAltTokens, PromptCells
 from contracts.provenance_spans import Provenance
+from contracts.stored_words import known
 
 
 class OperationKind(StrEnum):
@@ -35,10 +36,7 @@ class OperationKind(StrEnum):
 
 def known_kind(name: str) -> OperationKind:
     """Return the kind of that name, or ``UNKNOWN``."""
-    try:
-        return OperationKind(name)
-    except ValueError:
-        return OperationKind.UNKNOWN
+    return known(OperationKind, name, OperationKind.UNKNOWN)
 
 
 DEFAULT_ALPHA = 32.0

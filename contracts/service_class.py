@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from contracts.stored_words import known
+
 
 class ServiceClass(StrEnum):
     """Class of a tenant's work."""
@@ -13,7 +15,7 @@ class ServiceClass(StrEnum):
 
 def known_class(text: str) -> ServiceClass:
     """Return the stored class. One that only another version knows counts as the standard one, as the scheduler counts it."""
-    return ServiceClass(text) if text in [*ServiceClass] else ServiceClass.STANDARD
+    return known(ServiceClass, text, ServiceClass.STANDARD)
 
 
 FACTORS = {ServiceClass.INTERACTIVE: 4.0, ServiceClass.STANDARD: 1.0, ServiceClass.BATCH: 0.25}

@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 from contracts.errors import NotFound
 from contracts.ids import RequestId
 from contracts.ledger_records import OperationState
-from contracts.operations import OperationKind
+from contracts.operations import OperationKind, known_kind
 from contracts.waiting import Wait
 from ledger.waiting import Waits
 from store.batcher import few_lengths
@@ -176,7 +176,7 @@ def _inspected(row: Row[Any], wait: Wait | None) -> InspectedOperation:
         tenant=row.tenant,
         lane=found.lane,
         seq_id=found.seq_id,
-        kind=OperationKind(found.kind),
+        kind=known_kind(found.kind),
         base_model=found.base_model,
         state=OperationState(found.state),
         created_at=found.created_at,

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ledger_records import OperationState
-from contracts.operations import OperationKind
+from contracts.operations import OperationKind, known_kind
 from store.tables import Operation, Run
 
 
@@ -31,7 +31,7 @@ async def requeue_operation(transaction: AsyncSession, operation: str) -> Requeu
     found = (await transaction.execute(columns)).one_or_none()
     if found is None:
         raise NotFound(f"no operation {operation[:100]!r}; `weft operation list` shows those that wait")
-    kind, trainer = OperationKind(found.kind), None
+    kind, trainer = known_kind(found.kind), None
     if kind is not OperationKind.SAMPLE:
         # Before the operation, as when operations are completed: the order of locks is the same everywhere.
         fenced = update(Run).where(Run.id == found.lane).values(lease_token=Run.lease_token + 1)

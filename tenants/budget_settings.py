@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import and_, delete, select, update
+from sqlalchemy import ColumnElement, Table, and_, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
@@ -178,8 +178,11 @@ async def every_line(
 
 
 async def budgets_of(session: AsyncSession, owner: Owner, now: datetime) -> list[BudgetStanding]:
-    """Return the budgets of the tenant, its keys and the projects that are reached, with what is spent in ``now``'s period."""
-    query = select(budgets).where(budgets.c.tenant_id == tenant_of(owner)).order_by(*BUDGET_ID)
+    """Return the budgets of the tenant, its keys and the projects that are reached, with what is spent in ``now``'s period.
+
+    Those with a scope or a period that only another version knows are left out.
+    """
+    query = select(budgets).where(budgets.c.tenant_id == tenant_of(owner), *_known(budgets)).order_by(*BUDGET_ID)
     rows = _reached(await session.execute(query), owner)
     names = await _project_names(session, tenant_of(owner), {row.scope_id for row in rows if row.scope == PROJECT})
     found = []
@@ -194,7 +197,7 @@ async def budgets_of(session: AsyncSession, owner: Owner, now: datetime) -> list
 
 async def alerts_of(session: AsyncSession, owner: Owner, *, most: int = 100) -> list[Alert]:
     """Return the latest alerts of the tenant, its keys and the projects that are reached, the newest first."""
-    mine = select(alerts).where(alerts.c.tenant_id == tenant_of(owner))
+    mine = select(alerts).where(alerts.c.tenant_id == tenant_of(owner), *_known(alerts))
     newest = mine.order_by(alerts.c.at.desc(), alerts.c.percent.desc())
     rows = _reached(await session.execute(newest.limit(most)), owner)
     return [Alert(_name(row), row.percent, amount_told(row.amount * PARTS, row.meter), row.at) for row in rows]
@@ -209,6 +212,10 @@ def _reached(rows: Iterable[Any], owner: Owner) -> list[Any]:
     if not isinstance(owner, Reach):
         return list(rows)
     return [row for row in rows if row.scope != PROJECT or row.scope_id in owner.projects]
+
+
+def _known(table: Table) -> list[ColumnElement[bool]]:
+    return [table.c.scope.in_([TENANT, KEY, PROJECT]), table.c.period.in_([*Period])]
 
 
 def _name(row: Any) -> BudgetName:

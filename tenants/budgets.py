@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import BudgetSpent
 from contracts.ids import TenantId
+from contracts.stored_words import known
 from store.tables import ApiKey, Budget, Run, Sampler, Session
 from store.tables.base import UtcDateTime
 
@@ -60,23 +61,30 @@ _SCOPES: dict[str, ColumnElement[str]] = {scope: literal_column(f"'{scope}'") fo
 
 @dataclass(frozen=True, slots=True)
 class SpentBudget:
-    """A budget of which nothing is left. ``meter``: ``tokens`` or a currency."""
+    """A budget of which nothing is left. ``meter``: ``tokens`` or a currency.
+
+    ``period``: text for one that only another version knows. The budget bounds work all the same.
+    """
 
     scope: str
     scope_id: str
-    period: Period
+    period: Period | str
     meter: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return the budget that a part of ``spent_budgets`` names."""
         scope, scope_id, period, meter = text.split("/")
-        return cls(scope, scope_id, Period(period), meter)
+        return cls(scope, scope_id, known(Period, period, period), meter)
+
+    def ends(self, now: datetime) -> datetime | None:
+        """Return when its period ends; None for a total one, and for one that only another version knows."""
+        return self.period.end(now) if isinstance(self.period, Period) else None
 
     def told(self, now: datetime) -> str:
         """Return in words that it is spent, and when work goes on."""
         whose = {TENANT: "this tenant's", KEY: "this API key's"}.get(self.scope, "this project's")
-        end = self.period.end(now)
+        end = self.ends(now)
         until = "" if end is None else f" or until {end:%Y-%m-%d %H:%M} UTC"
         which = "total budget" if self.period is Period.TOTAL else f"budget of the {self.period}"
         return f"{whose} {which} in {self.meter} is spent; work goes on once it is raised{until}"

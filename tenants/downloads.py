@@ -18,6 +18,7 @@ from tenants.reach import Owner
 from tenants.rights import SuspendMode
 
 LINK_LIFE = timedelta(hours=1)
+_LINKS_WORK = [mode for mode in SuspendMode if mode is not SuspendMode.BLOCKED]
 _SECRET_BYTES = 32
 
 
@@ -81,7 +82,7 @@ async def follow_link(session: AsyncSession, secret: str, clock: Clock) -> Follo
                 DownloadLink.expires_at > now,
                 ApiKey.revoked_at.is_(None),
                 or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now),
-                Tenant.suspend_mode.is_distinct_from(SuspendMode.BLOCKED),
+                or_(Tenant.suspend_mode.is_(None), Tenant.suspend_mode.in_(_LINKS_WORK)),
             )
         )
     ).one_or_none()

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, RunId, TenantId
+from contracts.stored_words import known
 from store.batcher import few_lengths
 from store.clock import Clock
 from store.inserts import insert_unless_present, replacing_insert
@@ -389,7 +390,7 @@ def _gate(row: AdapterGate, now: datetime) -> Gate:
     if row.mode is None or _is_over(row.expires_at, now):
         return Gate(generation=row.generation)
     # A mode that only another version knows still closes the gate.
-    mode = GateMode(row.mode) if row.mode in [*GateMode] else GateMode.WAIT
+    mode = known(GateMode, row.mode, GateMode.WAIT)
     return Gate(row.generation, mode, row.reason, row.since, row.expires_at)
 
 

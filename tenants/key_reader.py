@@ -9,13 +9,14 @@ from sqlalchemy import bindparam, select
 
 from contracts.errors import Unauthenticated
 from contracts.ids import TenantId
+from contracts.stored_words import known
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database
 from store.tables import ApiKey, Tenant
 from tenants.key_text import HASH_BYTES, KEY_PREFIX, hash_of, is_mistyped, shown_prefix
 from tenants.key_uses import KeyUses
-from tenants.rights import KeyRights, Principal, Role, SuspendMode, Via
+from tenants.rights import KeyRights, Principal, Role, Via, known_mode
 from tenants.signed_tokens import TOKEN_PREFIX, TokenSigner
 
 CLIENT_TOKEN = "client"
@@ -120,7 +121,7 @@ def live_principal(row: Any, via: Via, address: str | None, now: datetime) -> Pr
         # Tenants are not told where an operator who looks at their pages is.
         address=address if row.operator is None else None,
         via=via,
-        suspension=None if row.suspended_at is None else SuspendMode(row.suspend_mode or SuspendMode.HOLD),
+        suspension=None if row.suspended_at is None else known_mode(row.suspend_mode),
         reason=row.suspend_reason,
         budget_key=row.budget_key,
         tenant_limits=row.tenant_limits,
@@ -130,7 +131,7 @@ def live_principal(row: Any, via: Via, address: str | None, now: datetime) -> Pr
 def rights_of(row: Any) -> KeyRights:
     """Return the rights in a row of ``api_keys``."""
     return KeyRights(
-        role=Role(row.role),
+        role=known(Role, row.role, Role.UNKNOWN),
         scopes=_set(row.scopes),
         projects=_set(row.projects),
         expires_at=row.expires_at,

@@ -185,7 +185,9 @@ def check_key_limits(limits: Mapping[str, int | None]) -> None:
 def check_rights(rights: KeyRights, now: datetime) -> None:
     """Raise ``InvalidRequest`` for a role that no tenant's key has, and for bounds that make no sense."""
     if rights.role not in TENANT_ROLES:
-        raise InvalidRequest(f"role {rights.role} is the service's own; choose one of {', '.join(TENANT_ROLES)}")
+        raise InvalidRequest(
+            f"role {rights.role} is none that a key may be given; choose one of {', '.join(TENANT_ROLES)}"
+        )
     if rights.expires_at is not None and rights.expires_at <= now:
         raise InvalidRequest(f"expires_at {rights.expires_at:%Y-%m-%dT%H:%M:%SZ} is over; name a time to come")
     if rights.max_rank is not None and rights.max_rank < 1:

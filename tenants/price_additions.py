@@ -20,7 +20,7 @@ from store.clock import Clock
 from store.tables import Price, TenantPrice
 from store.tables.prices import PRICE_DIGITS, PRICE_PLACES
 from tenants.budget_settings import cost_of_line
-from tenants.budgets import BUDGET_ID, KEY, PROJECT, TOKENS, budgets
+from tenants.budgets import BUDGET_ID, KEY, PROJECT, TENANT, TOKENS, budgets
 from tenants.limits import Counted, hold_count
 from tenants.prices import ANY_BASE, EXACT, Meter, PriceLine, Tariff, currency_of, tariff, tariffs
 from tenants.spending import Added, add_to_budgets, payers_of
@@ -160,7 +160,7 @@ async def _changes(
 def _bounds(row: Any, line: UsageLine, payer: int | None) -> bool:
     if row.scope == KEY:
         return bool(row.scope_id == str(payer))
-    return bool(row.scope != PROJECT or row.scope_id == line.project)
+    return bool(row.scope == TENANT or (row.scope == PROJECT and row.scope_id == line.project))
 
 
 def _difference(lines: Sequence[UsageLine], earlier: Tariff, prices: Tariff) -> Added:

@@ -13,7 +13,7 @@ from decimal import Context, Decimal
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import select, union_all
+from sqlalchemy import Select, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
@@ -154,10 +154,10 @@ def told(cost: Decimal | None) -> str | None:
 
 async def tariff(session: AsyncSession, tenant: TenantId | None = None) -> Tariff:
     """Return the prices of the service, with the tenant's own before them."""
-    lines = [_line(row) for row in await session.execute(select(*_columns(Price)).order_by(Price.id))]
+    lines = [_line(row) for row in await session.execute(_lines(Price))]
     if tenant is None:
         return Tariff(lines)
-    own = select(*_columns(TenantPrice)).where(TenantPrice.tenant_id == tenant).order_by(TenantPrice.id)
+    own = _lines(TenantPrice).where(TenantPrice.tenant_id == tenant)
     return Tariff(lines, [_line(row) for row in await session.execute(own)])
 
 
@@ -166,13 +166,9 @@ async def tariffs(
 ) -> dict[TenantId, Tariff]:
     """Return each tenant's prices of those base models."""
     bases = few_lengths(sorted({*base_models, ANY_BASE}))
-    general = select(*_columns(Price)).where(Price.base_model.in_(bases)).order_by(Price.id)
-    lines = [_line(row) for row in await session.execute(general)]
-    owns = (
-        select(*_columns(TenantPrice), TenantPrice.tenant_id)
-        .where(TenantPrice.tenant_id.in_(few_lengths(sorted(tenants))), TenantPrice.base_model.in_(bases))
-        .order_by(TenantPrice.id)
-    )
+    lines = [_line(row) for row in await session.execute(_lines(Price).where(Price.base_model.in_(bases)))]
+    owns = _lines(TenantPrice).add_columns(TenantPrice.tenant_id)
+    owns = owns.where(TenantPrice.tenant_id.in_(few_lengths(sorted(tenants))), TenantPrice.base_model.in_(bases))
     own: dict[str, list[PriceLine]] = {}
     for row in await session.execute(owns):
         own.setdefault(row.tenant_id, []).append(_line(row))
@@ -186,8 +182,13 @@ async def currency_of(session: AsyncSession) -> str | None:
     return found
 
 
-def _columns(table: type[Price] | type[TenantPrice]) -> list[Any]:
-    return [table.base_model, table.meter, table.amount, table.currency, table.valid_from]
+def _lines(table: type[Price] | type[TenantPrice]) -> Select[Any]:
+    """Return the query for prices in the order of their additions.
+
+    A meter that only a newer version knows is left out: this version counts nothing by it, so nothing of it has a cost.
+    """
+    columns: tuple[Any, ...] = (table.base_model, table.meter, table.amount, table.currency, table.valid_from)
+    return select(*columns).where(table.meter.in_([*Meter])).order_by(table.id)
 
 
 def _line(row: Any) -> PriceLine:

@@ -69,7 +69,7 @@ def _hold(row: Any, of_line: LineHold | None, now: datetime) -> Hold | None:
         return None
     spent = first_spent(row.spent_budgets, row.payer, row.project)
     if spent is not None:
-        return Hold(WaitReason.BUDGET, spent.told(now), spent.period.end(now))
+        return Hold(WaitReason.BUDGET, spent.told(now), spent.ends(now))
     seconds, whose, per_second = seconds_to_wait(row, cost, now), "your rate", row.rate_per_second
     if of_line is not None and (of_its_own := of_line.until - now.timestamp()) > seconds:
         seconds, whose, per_second = of_its_own, f"the rate of this {_OWNERS[of_line.line.scope]}", of_line.per_second

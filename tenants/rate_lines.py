@@ -307,8 +307,9 @@ async def line_states_of_tenant(session: AsyncSession, tenant: TenantId) -> dict
 
 
 def states_in(rows: Iterable[Any]) -> dict[RateLine, RateState]:
-    """Return the states in rows with ``STATE_COLUMNS``."""
-    return {_line(row): RateState(row.tat, Pace(row.per_second, row.burst), row.charged) for row in rows}
+    """Return the states in rows with ``STATE_COLUMNS``; none of owners or meters that only another version knows."""
+    known = [row for row in rows if row.scope in [*RateScope] and row.meter in [*Meter]]
+    return {_line(row): RateState(row.tat, Pace(row.per_second, row.burst), row.charged) for row in known}
 
 
 def _line(row: Any) -> RateLine:

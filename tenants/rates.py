@@ -193,7 +193,9 @@ _GIVEN_BACK = (
     .values(tat=func.coalesce(rates.c.tat - _COST / rates.c.per_second, rates.c.tat), returned=rates.c.returned + _COST)
 )
 _STATES = select(rates.c.tenant_id, rates.c.meter, *COLUMNS).where(
-    rates.c.tenant_id.in_(bindparam("tenants", expanding=True))
+    rates.c.tenant_id.in_(bindparam("tenants", expanding=True)),
+    # A newer version's meter bounds operations that only that version accepts.
+    rates.c.meter.in_(bindparam("meters", expanding=True)),
 )
 
 
@@ -241,6 +243,6 @@ async def give_back(transaction: AsyncSession, rests: Iterable[tuple[tuple[Tenan
 
 async def rate_states(session: AsyncSession, tenants: Iterable[TenantId]) -> dict[tuple[TenantId, Meter], RateState]:
     """Return the state of each rate of ``tenants`` that was ever charged and stands."""
-    rows = await session.execute(_STATES, {"tenants": sorted(tenants)})
+    rows = await session.execute(_STATES, {"tenants": sorted(tenants), "meters": [*Meter]})
     found = {(TenantId(row.tenant_id), Meter(row.meter)): state_of(row) for row in rows}
     return {key: state for key, state in found.items() if state is not None}

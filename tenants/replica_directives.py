@@ -7,6 +7,7 @@ from enum import StrEnum
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.stored_words import known
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import DirectedReplica
@@ -72,4 +73,4 @@ def standing_directive_of(row: DirectedReplica) -> StandingDirective:
 
 def _wanted(row: DirectedReplica) -> ReplicaDirective:
     """Return the directive. One that only another version knows still keeps new samples away."""
-    return ReplicaDirective(row.wanted) if row.wanted in [*ReplicaDirective] else ReplicaDirective.DRAIN
+    return known(ReplicaDirective, row.wanted, ReplicaDirective.DRAIN)

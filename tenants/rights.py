@@ -11,6 +11,7 @@ from ipaddress import ip_address, ip_network
 
 from contracts.errors import Forbidden, Suspended, WeftError
 from contracts.ids import TenantId
+from contracts.stored_words import known
 from tenants.rates import Meter, pace_of
 from tenants.reach import Owner, Reach, default_project
 from tenants.request_rates import REQUEST_RATE
@@ -43,6 +44,8 @@ class Role(StrEnum):
     BILLING = "billing"
     ADMIN = "admin"
     OPERATOR = "operator"
+    UNKNOWN = "unknown"
+    """A stored role that only another version knows. It has no scope here, and no key is given it."""
 
 
 _VIEWER = frozenset({Scope.READ})
@@ -59,6 +62,7 @@ SCOPES_OF_ROLES: Mapping[Role, frozenset[Scope]] = {
     Role.BILLING: _MEMBER | {Scope.USAGE},
     Role.ADMIN: frozenset(Scope),
     Role.OPERATOR: frozenset(),
+    Role.UNKNOWN: frozenset(),
 }
 TENANT_ROLES = (Role.VIEWER, Role.MEMBER, Role.BILLING, Role.ADMIN)
 """Roles that a tenant's key may have."""
@@ -149,6 +153,11 @@ class SuspendMode(StrEnum):
     HOLD = "hold"
     READ_ONLY = "read_only"
     BLOCKED = "blocked"
+
+
+def known_mode(text: str | None) -> SuspendMode:
+    """Return the stored mode, ``hold`` for none. One that only another version knows counts as the strictest."""
+    return known(SuspendMode, text or SuspendMode.HOLD, SuspendMode.BLOCKED)
 
 
 class Via(StrEnum):

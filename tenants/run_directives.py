@@ -79,11 +79,11 @@ async def delete_stale_directives(transaction: AsyncSession, *, before: datetime
 
 
 async def directives_for(session: AsyncSession, trainer: str) -> list[StandingRunDirective]:
-    """Return directives for runs that ``trainer`` leases, at most ``MOST_RUNS``."""
+    """Return directives for runs that ``trainer`` leases, at most ``MOST_RUNS``; none that only another version knows."""
     rows = await session.scalars(
         select(DirectedRun)
         .join(Run, Run.id == DirectedRun.run_id)
-        .where(Run.trainer_id == trainer)
+        .where(Run.trainer_id == trainer, DirectedRun.wanted.in_([*RunDirective]))
         .order_by(DirectedRun.since)
         .limit(MOST_RUNS)
     )
@@ -91,8 +91,8 @@ async def directives_for(session: AsyncSession, trainer: str) -> list[StandingRu
 
 
 async def standing_directive(session: AsyncSession, run_id: str) -> StandingRunDirective | None:
-    """Return the run's directive, None if it has none."""
+    """Return the run's directive, None if it has none, or one that only another version knows."""
     row = await session.get(DirectedRun, run_id)
-    if row is None:
+    if row is None or row.wanted not in [*RunDirective]:
         return None
     return StandingRunDirective(RunId(row.run_id), RunDirective(row.wanted), row.target, row.reason)

@@ -76,10 +76,9 @@ async def note_run_events(
 
 
 async def run_history(session: AsyncSession, run: str, *, most: int = MOST_EVENTS) -> list[PastEvent]:
-    """Return the newest ``most`` events of the run, the newest first."""
-    rows = await session.scalars(
-        select(RunEvent).where(RunEvent.run_id == run).order_by(RunEvent.id.desc()).limit(min(most, MOST_EVENTS))
-    )
+    """Return the newest ``most`` events of the run, the newest first; none of a kind that only another version knows."""
+    of_run = select(RunEvent).where(RunEvent.run_id == run, RunEvent.kind.in_([*RunEventKind]))
+    rows = await session.scalars(of_run.order_by(RunEvent.id.desc()).limit(min(most, MOST_EVENTS)))
     return [PastEvent(row.id, RunEventKind(row.kind), row.trainer, row.lease_token, row.detail, row.at) for row in rows]
 
 

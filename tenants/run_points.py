@@ -16,6 +16,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
+from contracts.stored_words import known
 from store.batcher import few_lengths
 from store.tables import RunMetric, RunPoint
 
@@ -165,7 +166,7 @@ def _point(row: Row[Any]) -> Point:
         mean_loss=_ratio(row.loss_sum, row.loss_weight),
         loss_sum=row.loss_sum,
         loss_weight=row.loss_weight,
-        loss_per=LossPer(row.loss_per),
+        loss_per=known(LossPer, row.loss_per, LossPer.MIXED),
         tokens=row.tokens,
         learning_rate=row.learning_rate,
         grad_norm=row.grad_norm,

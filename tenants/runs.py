@@ -109,7 +109,8 @@ class RunStanding:
     """seq_id of the operation that may run next."""
     own_limits: Mapping[str, int] | None
     """Limits that the tenant has of its own."""
-    optimizer: OptimizerName
+    optimizer: str
+    """An ``OptimizerName``, or one that only another version knows."""
     project: str
     """Project that the run's session is in."""
     spent_budgets: str | None
@@ -162,7 +163,7 @@ async def run_standing(session: AsyncSession, owner: Owner, run_id: str, now: da
         trainer=row.trainer_id,
         next_seq_id=row.next_seq_id,
         own_limits=row.limits,
-        optimizer=OptimizerName(row.optimizer),
+        optimizer=row.optimizer,
         project=row.project or default_project(tenant_of(owner)),
         spent_budgets=row.spent_budgets,
         project_limits=row.project_limits,

@@ -12,7 +12,7 @@ from contracts.ids import CheckpointId, RunId, TenantId
 from store.batcher import few_lengths
 from store.clock import Clock
 from store.tables import Checkpoint, Sampler
-from tenants.samplers import Staleness, SwapPolicy, gone_checkpoint, missing_sampler, staleness_of
+from tenants.samplers import Staleness, SwapPolicy, gone_checkpoint, missing_sampler, staleness_of, swap_policy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _version_of(sampler: Any, checkpoint: Any) -> SampledVersion:
         is_live=sampler.live_run_id is not None,
         publications=sampler.publications,
         staleness=staleness_of(sampler),
-        swap_policy=None if sampler.swap_policy is None else SwapPolicy(sampler.swap_policy),
+        swap_policy=swap_policy_of(sampler),
     )
 
 

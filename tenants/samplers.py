@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
 from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
+from contracts.stored_words import known
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
 from store.database import Database
@@ -340,4 +341,9 @@ def staleness_of(sampler: Sampler) -> Staleness | None:
     """Return the sampler's bound, or None."""
     if sampler.max_version_lag is None:
         return None
-    return Staleness(sampler.max_version_lag, OnStale(sampler.on_stale or OnStale.FAIL))
+    return Staleness(sampler.max_version_lag, known(OnStale, sampler.on_stale or OnStale.FAIL, OnStale.FAIL))
+
+
+def swap_policy_of(sampler: Sampler) -> SwapPolicy | None:
+    """Return the sampler's own swap policy; None, the service's, for one that only another version knows."""
+    return None if sampler.swap_policy is None else known(SwapPolicy, sampler.swap_policy, None)

@@ -121,13 +121,14 @@ async def add_to_budgets(transaction: AsyncSession, changes: Sequence[tuple[Any,
     for row, added in changes:
         if added == Added():
             continue
-        is_over = row.resets_at is not None and row.resets_at <= now
+        # Only the version that knows its period begins the next one.
+        is_over = row.resets_at is not None and row.resets_at <= now and row.period in [*Period]
         before = Added() if is_over else Added(row.spent * PARTS + row.rest, row.unpriced)
         after = before + added
         spent, rest = divmod(max(0, after.parts), PARTS)
         names = {f"of_{column.name}": getattr(row, column.name) for column in BUDGET_ID}
         # Never back: another process, whose clock is ahead, may have begun the next period.
-        end = Period(row.period).end(now)
+        end = _end(row, now)
         until = end if end is None or row.resets_at is None else max(row.resets_at, end)
         sums = {
             "sum": min(spent, _MOST_SPENT),
@@ -174,7 +175,7 @@ def amount_told(parts: int, meter: str) -> Decimal:
 
 async def alert(transaction: AsyncSession, row: Any, *, before: int, after: int, now: datetime) -> None:
     """Record an alert for each mark of the budget that lies between two sums, which are in parts; once in a period."""
-    end = Period(row.period).end(now)
+    end = _end(row, now)
     for percent in _PERCENTS:
         if before * 100 < row.amount * PARTS * percent <= after * 100:
             key = {column.name: getattr(row, column.name) for column in BUDGET_ID}
@@ -185,6 +186,12 @@ async def alert(transaction: AsyncSession, row: Any, *, before: int, after: int,
                 await tell(transaction, [_event(row, percent, end)], now)
             old = and_(*(alerts.c[name] == value for name, value in key.items()), alerts.c.at < now - _ALERTS_KEPT)
             await transaction.execute(delete(alerts).where(old))
+
+
+def _end(row: Any, now: datetime) -> datetime | None:
+    """Return the end of the period in which ``now`` is; as the row has it for a period that only another version knows."""
+    end: datetime | None = Period(row.period).end(now) if row.period in [*Period] else row.resets_at
+    return end
 
 
 def _event(row: Any, percent: int, end: datetime | None) -> TenantEvent:

@@ -13,7 +13,7 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
 from contracts.webhooks import EventKind
 from store.tables import Tenant
-from tenants.rights import SuspendMode
+from tenants.rights import SuspendMode, known_mode
 from tenants.webhook_events import TenantEvent, tell
 
 MOST_CHARACTERS = 500
@@ -78,7 +78,7 @@ async def suspension_of(session: AsyncSession, tenant: TenantId) -> Suspension |
     row = (await session.execute(columns)).one_or_none()
     if row is None or row.suspended_at is None:
         return None
-    return Suspension(row.suspended_at, row.suspend_reason, SuspendMode(row.suspend_mode or SuspendMode.HOLD))
+    return Suspension(row.suspended_at, row.suspend_reason, known_mode(row.suspend_mode))
 
 
 async def suspensions(session: AsyncSession) -> dict[TenantId, Suspension]:

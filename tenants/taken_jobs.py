@@ -41,7 +41,10 @@ class TakenJob:
 
 
 async def take_job(transaction: AsyncSession, bases: list[str], now: datetime) -> TakenJob | None:
-    """Take the job whose tenant was served longest ago, among those that wait or whose worker has died; None without any."""
+    """Take the job whose tenant was served longest ago, among those that wait or whose worker has died; None without any.
+
+    Jobs of a kind that only another version knows are left to its workers.
+    """
     other = aliased(WeightJob)
     served = select(func.max(other.started_at)).where(other.tenant_id == WeightJob.tenant_id).scalar_subquery()
     free = or_(
@@ -51,7 +54,7 @@ async def take_job(transaction: AsyncSession, bases: list[str], now: datetime) -
     found = await transaction.scalar(
         select(WeightJob)
         .join(Tenant, Tenant.id == WeightJob.tenant_id)
-        .where(free, WeightJob.base_model.in_(bases), Tenant.suspended_at.is_(None))
+        .where(free, WeightJob.kind.in_(_REQUESTS), WeightJob.base_model.in_(bases), Tenant.suspended_at.is_(None))
         .order_by(func.coalesce(served, WeightJob.created_at), WeightJob.created_at, WeightJob.id)
         .limit(1)
         .with_for_update(of=WeightJob, skip_locked=True)

@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.stored_words import known
 from store.pending_operations import IS_PENDING, IS_SAMPLE
 from store.tables import (
     DirectedReplica,
@@ -22,10 +23,13 @@ from tenants.replica_directives import ReplicaDirective, standing_directive_of
 
 @dataclass(frozen=True, slots=True)
 class ToldReplica:
-    """A replica as its sampling process tells it. ``adapters``: versions that were asked for on it since it started."""
+    """A replica as its sampling process tells it. ``adapters``: versions that were asked for on it since it started.
+
+    ``condition``: None for one that only another version knows.
+    """
 
     name: str
-    condition: ReplicaCondition
+    condition: ReplicaCondition | None
     adapters: int
 
 
@@ -51,7 +55,10 @@ class ReplicaStanding:
 
 @dataclass(frozen=True, slots=True)
 class PoolStanding:
-    """State of a sampling process: its lease ends at ``expires_at``, by the database's clock."""
+    """State of a sampling process: its lease ends at ``expires_at``, by the database's clock.
+
+    ``state``: ``no_replica`` for one that only another version knows, which is not counted on for samples either.
+    """
 
     id: str
     base_model: str
@@ -124,7 +131,7 @@ def _told(pools: Sequence[WorkerProcess]) -> dict[tuple[str, str], tuple[WorkerP
     found = {}
     for pool in sorted(pools, key=lambda one: one.expires_at):
         for one in pool.replicas or ():
-            replica = ToldReplica(one["name"], ReplicaCondition(one["condition"]), one["adapters"])
+            replica = ToldReplica(one["name"], known(ReplicaCondition, one["condition"], None), one["adapters"])
             found[pool.base_model, replica.name] = (pool, replica)
     return found
 
@@ -166,7 +173,7 @@ async def list_pools(session: AsyncSession) -> list[PoolStanding]:
             pid=row.pid,
             started_at=row.started_at,
             expires_at=row.expires_at,
-            state=PoolState(row.pool_state),
+            state=known(PoolState, row.pool_state, PoolState.NO_REPLICA),
             claimed=claims,
             in_flight=draws,
             release=row.release,

@@ -17,7 +17,7 @@ from api.admin.services import Admin, Caller
 from contracts.service_class import FACTORS, known_class
 from ledger.tenant_load import QueuePart, read_queue_parts, served_tokens
 from store.tables import Tenant
-from tenants.rights import SuspendMode
+from tenants.rights import SuspendMode, known_mode
 from tenants.trainers import list_trainers
 from tenants.worker_standings import list_apis, list_pools, list_replicas
 
@@ -97,7 +97,7 @@ def tenant_loads(
     loads = []
     for row in rows:
         own, tokens = of_tenant[row.id], served.get(row.id, 0)
-        mode = None if row.suspended_at is None else SuspendMode(row.suspend_mode or SuspendMode.HOLD)
+        mode = None if row.suspended_at is None else known_mode(row.suspend_mode)
         loads.append(
             TenantLoad(
                 id=row.id,

@@ -42,7 +42,7 @@ from tenants.keys import Repeatable, create_key
 from tenants.limits import Counted, hold_count, set_tenant
 from tenants.operator_keys import Operator
 from tenants.pages import page_of
-from tenants.rights import KeyRights, Role, SuspendMode
+from tenants.rights import KeyRights, Role, SuspendMode, known_mode
 from tenants.standing import standing
 from tenants.suspensions import resume_tenant, suspend_tenant
 from tenants.tenant_names import create_tenant
@@ -262,7 +262,7 @@ def tenant_body(row: Tenant) -> TenantBody:
     """Return the body of a row of ``tenants``."""
     suspension = None
     if row.suspended_at is not None:
-        mode = SuspendMode(row.suspend_mode or SuspendMode.HOLD)
+        mode = known_mode(row.suspend_mode)
         suspension = SuspensionBody(mode=mode, since=row.suspended_at, reason=row.suspend_reason)
     return TenantBody(
         id=row.id,

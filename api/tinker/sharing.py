@@ -14,10 +14,9 @@ from api.json_body import PathId, json_body
 from api.services import ApiServices, Services
 from api.tinker.checkpoints import address_of
 from api.wire.request_model import PlainText, RequestModel
-from api.wire.tinker_requests import SeqId
+from api.wire.tinker_requests import SeqId, optimizer_of
 from contracts.errors import InvalidRequest, NotFound, StorageFull, Unavailable, WeftError
 from contracts.ids import CheckpointId, SessionId
-from contracts.operations import OptimizerName
 from contracts.paths import CheckpointPath, Segment, parse_path
 from store.copied_folder import copy_folder
 from tenants.audit import session_of
@@ -108,7 +107,7 @@ async def copy_weights(
         ttl_seconds=ttl_seconds,
         # What another tenant has noted of its checkpoint is not shared with it.
         user_metadata=found.user_metadata if found.tenant_id == caller.tenant else None,
-        optimizer=OptimizerName(run.optimizer),
+        optimizer=optimizer_of(run.optimizer, "the checkpoint's optimizer"),
         run_metadata=source.run_metadata,
     )
     await _check_room(services, caller, found.size_bytes)

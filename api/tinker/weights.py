@@ -16,7 +16,7 @@ from api.tinker.models import earlier_opening, new_optimizer, open_run, optimize
 from api.training_submission import promise, submit_json, submit_json_body, submit_oversized
 from api.wire.body import OversizedBody
 from api.wire.request_model import DefaultingModel, ListOf, Metadata, PlainText, RequestModel, parse_json
-from api.wire.tinker_requests import ModelKey, OptimizerConfig, SeqId
+from api.wire.tinker_requests import ModelKey, OptimizerConfig, SeqId, optimizer_of
 from contracts.age_recipients import check_recipients
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
@@ -25,7 +25,6 @@ from contracts.ids import CheckpointId, SessionId
 from contracts.operations import (
     LoadWeights,
     OperationKind,
-    OptimizerName,
     Payload,
     SaveWeights,
     SaveWeightsExternal,
@@ -265,7 +264,7 @@ async def _create_by_load(
             f"base_model is {asked.base_model[:300]!r}, but the checkpoint was trained on {source.base_model!r}; "
             "leave base_model out"
         )
-    optimizer = OptimizerName(source.optimizer) if payload.optimizer else wanted
+    optimizer = optimizer_of(source.optimizer, "the checkpoint's optimizer") if payload.optimizer else wanted
     if asked.optimizer_config is not None and optimizer is not wanted:
         raise InvalidRequest(
             f"optimizer_config.type is {wanted}, but the checkpoint's optimizer state is that of {optimizer}; load it without "

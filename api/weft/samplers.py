@@ -13,7 +13,7 @@ from api.wire.request_model import RequestModel
 from store.tables import Sampler
 from tenants.audit import session_of
 from tenants.audit_actions import Action
-from tenants.samplers import OnStale, Staleness, SwapPolicy, bound_staleness, get_sampler, staleness_of
+from tenants.samplers import OnStale, Staleness, SwapPolicy, bound_staleness, get_sampler, staleness_of, swap_policy_of
 
 router = APIRouter(prefix="/samplers", tags=["samplers"])
 
@@ -83,6 +83,6 @@ def _info(sampler: Sampler) -> StalenessInfo:
         sampler_id=sampler.id,
         max_version_lag=bound.max_version_lag if bound else None,
         on_stale=bound.on_stale if bound else None,
-        swap_policy=None if sampler.swap_policy is None else SwapPolicy(sampler.swap_policy),
+        swap_policy=swap_policy_of(sampler),
         publications=sampler.publications,
     )

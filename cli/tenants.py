@@ -255,11 +255,10 @@ def show_usage(
     tenant: Annotated[str | None, typer.Option(help="Name of the tenant; default: all.")] = None,
 ) -> Shown:
     """List usage: tenant, day, base model, kind of operation, operations and tokens."""
-    found = admin.page("/usage", UsageDayBody, days=days, tenant=tenant)
-    lines = [
-        f"{one.tenant}\t{one.day}\t{one.base_model}\t{one.kind}\t{one.operations}\t{one.tokens}" for one in found.items
-    ]
-    return Shown(found, lines)
+    found = admin.every("/usage", UsageDayBody, days=days, tenant=tenant)
+    found.sort(key=lambda one: (one.tenant, one.day, one.base_model, one.kind))
+    lines = [f"{one.tenant}\t{one.day}\t{one.base_model}\t{one.kind}\t{one.operations}\t{one.tokens}" for one in found]
+    return Shown(Listed(items=found), lines)
 
 
 def _lines(one: TenantBody) -> list[str]:

@@ -7,14 +7,28 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import Self
 
-from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal_column, or_, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Cancelled
 from contracts.ledger_records import OperationState
 from store.inserts import dialect_insert
 from store.tables import Operation, Tenant, UsageDay
+from tenants.text_cursors import cursor_of, values_of, wrong_cursor
 from tenants.usage_hours import add_hours
 
 _IS_DONE = Operation.state == OperationState.DONE
@@ -39,6 +53,8 @@ _STALE = select(
     case((_IS_METERED, 1), else_=0).label("is_metered"),
 ).where(Operation.id.in_(bindparam("ids", expanding=True)))
 
+_DAY_KEY = (UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind)
+
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
@@ -47,12 +63,27 @@ class UsageLine:
     The tokens of a sample that was cancelled while it was drawn count, too.
     """
 
+    tenant_id: str
     tenant: str
     day: date
     base_model: str
     kind: str
     operations: int
     tokens: int
+
+    @property
+    def cursor(self) -> str:
+        """Cursor of the page that begins behind this line."""
+        return cursor_of(self.tenant_id, self.day.isoformat(), self.base_model, self.kind)
+
+    @classmethod
+    def before(cls, cursor: str) -> Self:
+        """Return the line before a cursor's place, without its tenant's name and its sums. Raises ``InvalidRequest``."""
+        tenant_id, day, base_model, kind = values_of(cursor, 4)
+        try:
+            return cls(tenant_id, "", date.fromisoformat(day), base_model, kind, 0, 0)
+        except ValueError as error:
+            raise wrong_cursor() from error
 
 
 async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
@@ -88,7 +119,7 @@ async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
     )
     await transaction.execute(
         insert.on_conflict_do_update(
-            index_elements=[UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind],
+            index_elements=[*_DAY_KEY],
             set_={
                 "operations": UsageDay.operations + insert.excluded.operations,
                 "tokens": UsageDay.tokens + insert.excluded.tokens,
@@ -97,12 +128,31 @@ async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
     )
 
 
-async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
-    """Return every tenant's usage from ``since`` on, including operations that are not pruned yet."""
+async def usage(
+    session: AsyncSession,
+    *,
+    since: date,
+    tenant: str | None = None,
+    after: UsageLine | None = None,
+    most: int | None = None,
+) -> list[UsageLine]:
+    """Return usage from ``since`` on, including operations that are not pruned yet, of every tenant or of the one of that name.
+
+    Lines are ordered by the tenant's id, day, base model and kind; at most ``most`` of those behind ``after`` are returned.
+    """
     day = _DAYS[session.get_bind().dialect.name]
-    added = select(
-        UsageDay.tenant_id, UsageDay.day, UsageDay.base_model, UsageDay.kind, UsageDay.operations, UsageDay.tokens
-    ).where(UsageDay.day >= since.isoformat())
+    of_days, of_operations = [UsageDay.day >= since.isoformat()], [day >= since.isoformat()]
+    if tenant is not None:
+        owner = select(Tenant.id).where(Tenant.name == tenant).scalar_subquery()
+        of_days.append(UsageDay.tenant_id == owner)
+        of_operations.append(Operation.tenant_id == owner)
+    if after is not None:
+        # The first column alone as well: an index of either table begins with it.
+        place = tuple_(*map(literal, (after.tenant_id, after.day.isoformat(), after.base_model, after.kind)))
+        of_days += [UsageDay.tenant_id >= after.tenant_id, tuple_(*_DAY_KEY) > place]
+        key_of_operations = (Operation.tenant_id, day, Operation.base_model, Operation.kind)
+        of_operations += [Operation.tenant_id >= after.tenant_id, tuple_(*key_of_operations) > place]
+    added = select(*_DAY_KEY, UsageDay.operations, UsageDay.tokens).where(*of_days)
     recent = (
         select(
             Operation.tenant_id,
@@ -112,24 +162,30 @@ async def usage(session: AsyncSession, *, since: date) -> list[UsageLine]:
             func.sum(case((_IS_DONE, 1), else_=0)).label("operations"),
             func.sum(Operation.tokens).label("tokens"),
         )
-        .where(
-            Operation.finished_at.is_not(None),
-            Operation.pruned_at.is_(None),
-            _IS_METERED,
-            day >= since.isoformat(),
-        )
+        .where(Operation.finished_at.is_not(None), Operation.pruned_at.is_(None), _IS_METERED, *of_operations)
         .group_by(Operation.tenant_id, literal_column("2"), Operation.base_model, Operation.kind)
     )
     # One statement sees one state: what is pruned meanwhile is in one of the two.
     both = union_all(added, recent).subquery()
-    names = (Tenant.name, both.c.day, both.c.base_model, both.c.kind)
+    key = (both.c.tenant_id, both.c.day, both.c.base_model, both.c.kind)
     rows = await session.execute(
-        select(*names, func.sum(both.c.operations).label("operations"), func.sum(both.c.tokens).label("tokens"))
+        select(
+            Tenant.name, *key, func.sum(both.c.operations).label("operations"), func.sum(both.c.tokens).label("tokens")
+        )
         .join(both, Tenant.id == both.c.tenant_id)
-        .group_by(*names)
-        .order_by(*names)
+        .group_by(Tenant.name, *key)
+        .order_by(*key)
+        .limit(most)
     )
     return [
-        UsageLine(row.name, date.fromisoformat(row.day), row.base_model, row.kind, int(row.operations), int(row.tokens))
+        UsageLine(
+            tenant_id=row.tenant_id,
+            tenant=row.name,
+            day=date.fromisoformat(row.day),
+            base_model=row.base_model,
+            kind=row.kind,
+            operations=int(row.operations),
+            tokens=int(row.tokens),
+        )
         for row in rows
     ]

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from contracts.errors import InvalidRequest
+from tenants.text_cursors import is_text
 from tenants.usage_hours import SUMS, Dimension, UsageLine, key_of
 
 _LARGEST_KEY = 2**31 - 1
@@ -32,7 +33,7 @@ def line_before(cursor: str, by: Collection[Dimension]) -> UsageLine:
     if begins.utcoffset() != timedelta(0) or len(values) != len(asked):
         raise wrong
     told: dict[Dimension, Any] = dict(zip(asked, values, strict=True))
-    if not all(_is_key(value) if one is Dimension.KEY else _is_text(value) for one, value in told.items()):
+    if not all(_is_key(value) if one is Dimension.KEY else is_text(value) for one, value in told.items()):
         raise wrong
     values_of: dict[str, Any] = {one.value: told.get(one) for one in Dimension} | dict.fromkeys(SUMS, 0)
     return UsageLine(start=begins, **values_of)
@@ -40,8 +41,3 @@ def line_before(cursor: str, by: Collection[Dimension]) -> UsageLine:
 
 def _is_key(value: object) -> bool:
     return type(value) is int and 0 <= value <= _LARGEST_KEY
-
-
-def _is_text(value: object) -> bool:
-    # No database takes a NUL or half a surrogate pair.
-    return isinstance(value, str) and "\0" not in value and value.encode(errors="replace").decode() == value

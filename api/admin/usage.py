@@ -10,13 +10,13 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
 from api.admin.acts import record_operator
-from api.admin.bodies import Listed, PathId, QueryText
+from api.admin.bodies import Limit, Listed, PathId, QueryText, listed
 from api.admin.services import Admin, Caller
 from api.admin.tenants import find_row
-from api.wire.request_model import UtcTime
+from api.wire.request_model import NO_NUL, UtcTime
 from contracts.ids import TenantId
 from tenants.audit_actions import Action
-from tenants.usage import usage
+from tenants.usage import UsageLine, usage
 from tenants.usage_documents import FINAL_BEFORE, MEDIA_TYPES, Document, header, lines
 from tenants.usage_exports import final_before, usage_records
 from tenants.usage_verification import verify_day
@@ -24,6 +24,8 @@ from tenants.usage_verification import verify_day
 router = APIRouter(tags=["usage"])
 
 _MOST_DAYS = 3660
+AfterUsage = Annotated[str | None, Query(pattern=NO_NUL, max_length=5000)]
+"""The ``next`` of the page before. A base model's name is part of it."""
 
 
 class UsageDayBody(BaseModel):
@@ -43,17 +45,20 @@ async def list_usage(
     admin: Admin,
     days: Annotated[int, Query(ge=1, le=_MOST_DAYS)] = 30,
     tenant: QueryText = None,
+    after: AfterUsage = None,
+    limit: Limit = 50,
 ) -> Listed[UsageDayBody]:
-    """List usage by tenant, day, base model and kind, of the last ``days`` up to today; all in one page."""
+    """List usage by tenant, day, base model and kind, of the last ``days`` up to today; ``tenant`` is a name.
+
+    Raises ``InvalidRequest`` for an ``after`` that is none.
+    """
     del caller
     since = admin.runtime.clock().date() - timedelta(days=days - 1)
+    last = None if after is None else UsageLine.before(after)
     async with admin.runtime.database.read() as session:
-        found = await usage(session, since=since)
-    return Listed(
-        items=[
-            UsageDayBody.model_validate(line, from_attributes=True) for line in found if tenant in (None, line.tenant)
-        ]
-    )
+        found = await usage(session, since=since, tenant=tenant, after=last, most=limit + 1)
+    bodies = [UsageDayBody.model_validate(line, from_attributes=True) for line in found]
+    return listed(bodies, limit, [line.cursor for line in found])
 
 
 class UsageMismatch(BaseModel):

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest_asyncio
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from contracts.ledger_records import OperationState
 from ledger.pruning import prune
 from store.database import Database, create_engine
-from store.tables import Operation
+from store.tables import Operation, Tenant
 from tenants.tenant_names import create_tenant
-from tenants.usage import usage
+from tenants.usage import UsageLine, usage
 
 NOW = datetime(2030, 1, 2, 12, tzinfo=UTC)
 
@@ -50,7 +50,7 @@ def _row(tenant: str, name: str, number: int) -> dict[str, object]:
 async def test_usage_is_the_same_before_and_after_pruning_and_pruning_again(database: Database) -> None:
     async with database.read() as session:
         before = await usage(session, since=NOW.date() - timedelta(days=1))
-    assert [(line.tenant, line.day.day, line.operations, line.tokens) for line in before] == [
+    assert sorted((line.tenant, line.day.day, line.operations, line.tokens) for line in before) == [
         ("cats", 1, 5, 75),
         ("cats", 2, 5, 70),
         ("dogs", 1, 5, 75),
@@ -70,3 +70,31 @@ async def test_usage_is_the_same_before_and_after_pruning_and_pruning_again(data
     async with database.read() as session:
         assert await usage(session, since=NOW.date() - timedelta(days=1)) == before
         assert [line.day.day for line in await usage(session, since=NOW.date())] == [2, 2]
+
+
+async def test_pages_tell_each_line_once_while_operations_are_pruned_between_them(database: Database) -> None:
+    """The lines are those of one answer, in its order, with the same sums; those of one tenant have no other's."""
+    since = NOW.date() - timedelta(days=1)
+    async with database.write() as transaction:
+        more = [_row(tenant, f"{tenant[:20]}-more", 12) for tenant in await transaction.scalars(select(Tenant.id))]
+        await transaction.execute(insert(Operation), [one | {"kind": "sample", "base_model": "big"} for one in more])
+    async with database.read() as session:
+        whole = await usage(session, since=since)
+        of_dogs = await usage(session, since=since, tenant="dogs")
+    assert [line.tenant for line in of_dogs] == ["dogs"] * 3
+    assert sorted(of_dogs, key=whole.index) == [line for line in whole if line.tenant == "dogs"]
+    for which, expected in ((None, whole), ("dogs", of_dogs)):
+        found: list[UsageLine] = []
+        while page := await _page(database, since, which, found[-1] if found else None):
+            found += page
+            async with database.write() as transaction:
+                await prune(transaction, finished_before=NOW - timedelta(hours=23 - len(found)), now=NOW)
+        assert found == expected
+        assert len(found) > 2
+
+
+async def _page(database: Database, since: date, tenant: str | None, after: UsageLine | None) -> list[UsageLine]:
+    async with database.read() as session:
+        page = await usage(session, since=since, tenant=tenant, after=after, most=2)
+    assert len(page) <= 2
+    return page

@@ -71,30 +71,6 @@ async def test_a_repeat_with_the_same_idempotency_key_makes_nothing_more(admin: 
     assert (await cats.http.get("/sessions", headers={"X-API-Key": secret})).status_code == 200
 
 
-async def test_every_list_is_told_in_pages_and_each_row_once(admin: Admin, cats: Client, dogs: Client) -> None:
-    session = await cats.session()
-    runs = [await cats.run(session=session, model_seq_id=number) for number in range(5)]
-    foreign = await dogs.run()
-    operations = [await cats.operation(runs[0], seq_id) for seq_id in range(1, 6)]
-    for path, query, expected in (
-        ("/runs", {"tenant_id": cats.id}, sorted(runs)),
-        ("/runs", {}, sorted([*runs, foreign])),
-        ("/sessions", {"tenant_id": dogs.id}, [foreign.partition(":")[0]]),
-        ("/tenants", {}, sorted([cats.id, dogs.id])),
-        ("/operations", {"tenant": "cats"}, operations),
-    ):
-        found, after, pages = [], None, 0
-        while pages == 0 or after is not None:
-            given = {**query, "limit": 2, **({} if after is None else {"after": after})}
-            page = (await admin.http.get(path, params=given)).raise_for_status().json()
-            found += [one["id"] for one in page["items"]]
-            after, pages = page["next"], pages + 1
-            assert len(page["items"]) <= 2
-        assert found == expected, path
-    for limit in (0, 201):
-        assert (await admin.http.get("/runs", params={"limit": limit})).status_code == 400
-
-
 async def test_a_suspension_holds_from_the_next_request_on_and_for_one_tenant(
     admin: Admin, cats: Client, dogs: Client
 ) -> None:

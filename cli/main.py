@@ -43,6 +43,7 @@ add_lazy_group(
     app, "project", "cli.projects", "Make, list and bound projects, which clients name as TINKER_PROJECT_ID."
 )
 add_lazy_group(app, "price", "cli.prices", "Add and list prices of tokens and storage.")
+add_lazy_group(app, "alert", "cli.alerts", "See which tenants' budgets are nearly spent, or are.")
 add_lazy_group(app, "usage", "cli.usage", "Export usage for a bill, and count it again.")
 app.add_typer(model_app, name="model")
 app.add_typer(database_app, name="db")

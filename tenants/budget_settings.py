@@ -182,7 +182,7 @@ async def budgets_of(session: AsyncSession, owner: Owner, now: datetime) -> list
 
     Those with a scope or a period that only another version knows are left out.
     """
-    query = select(budgets).where(budgets.c.tenant_id == tenant_of(owner), *_known(budgets)).order_by(*BUDGET_ID)
+    query = select(budgets).where(budgets.c.tenant_id == tenant_of(owner), *known_budgets(budgets)).order_by(*BUDGET_ID)
     rows = _reached(await session.execute(query), owner)
     names = await _project_names(session, tenant_of(owner), {row.scope_id for row in rows if row.scope == PROJECT})
     found = []
@@ -197,10 +197,15 @@ async def budgets_of(session: AsyncSession, owner: Owner, now: datetime) -> list
 
 async def alerts_of(session: AsyncSession, owner: Owner, *, most: int = 100) -> list[Alert]:
     """Return the latest alerts of the tenant, its keys and the projects that are reached, the newest first."""
-    mine = select(alerts).where(alerts.c.tenant_id == tenant_of(owner), *_known(alerts))
+    mine = select(alerts).where(alerts.c.tenant_id == tenant_of(owner), *known_budgets(alerts))
     newest = mine.order_by(alerts.c.at.desc(), alerts.c.percent.desc())
     rows = _reached(await session.execute(newest.limit(most)), owner)
-    return [Alert(_name(row), row.percent, amount_told(row.amount * PARTS, row.meter), row.at) for row in rows]
+    return [alert_of(row) for row in rows]
+
+
+def alert_of(row: Any) -> Alert:
+    """Return the alert in a row of ``budget_alerts``."""
+    return Alert(_name(row), row.percent, amount_told(row.amount * PARTS, row.meter), row.at)
 
 
 def _is_over(row: Any, now: datetime) -> bool:
@@ -214,7 +219,8 @@ def _reached(rows: Iterable[Any], owner: Owner) -> list[Any]:
     return [row for row in rows if row.scope != PROJECT or row.scope_id in owner.projects]
 
 
-def _known(table: Table) -> list[ColumnElement[bool]]:
+def known_budgets(table: Table) -> list[ColumnElement[bool]]:
+    """Return the conditions on rows of budgets, or of alerts, with a scope and a period that this version knows."""
     return [table.c.scope.in_([TENANT, KEY, PROJECT]), table.c.period.in_([*Period])]
 
 

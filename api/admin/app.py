@@ -8,6 +8,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api.admin import (
     ADMIN_PREFIX,
+    alerts,
     audit,
     bases,
     budgets,
@@ -46,6 +47,7 @@ _MODULES = (
     audit,
     prices,
     budgets,
+    alerts,
     deletions,
     keys,
     projects,

@@ -30,6 +30,7 @@ class Page(Record, Generic[R]):
 _KINDS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 _FORMATS = {"date-time": "datetime", "date": "date"}
 _DECIMALS = {
+    ("AlertBody", "amount"),
     ("MoneyAlertReport", "amount"),
     ("MoneyBudgetReport", "amount"),
     ("MoneyBudgetReport", "spent"),

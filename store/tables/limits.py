@@ -109,4 +109,4 @@ class BudgetAlert(Base):
     period_end: Mapped[str] = mapped_column(String(32), primary_key=True)
     percent: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     amount: Mapped[int] = mapped_column(BigInteger)
-    at: Mapped[datetime]
+    at: Mapped[datetime] = mapped_column(index=True)

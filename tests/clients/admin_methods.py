@@ -35,6 +35,7 @@ METHODS: dict[str, Callable[[AsyncWeftAdmin], Any]] = {
     "list_tenants_prices": lambda weft: weft.prices.list(tenant="t"),
     "make_tenants_price": lambda weft: weft.prices.add("train_tokens", Decimal("0.1"), tenant="t"),
     "make_price": lambda weft: weft.prices.add("storage", Decimal("0.1"), base_model="b", valid_from=NOW),
+    "list_all_alerts": lambda weft: weft.alerts.list(tenant="t"),
     "list_usage": lambda weft: weft.usage.list(days=1, tenant="cats"),
     "verify_usage": lambda weft: weft.usage.verify(NOW.date()),
     "export_tenants_usage": lambda weft: weft.usage.export("t", since=NOW, before=NOW),

@@ -16,7 +16,7 @@ from cli.main import app
 from contracts.operations import OperationKind
 from store.clock import utc_now
 from store.settings import Settings
-from store.tables import Placement, UsageHour, WorkerProcess
+from store.tables import BudgetAlert, Placement, UsageHour, WorkerProcess
 from tenants.ended_processes import note_ended
 from tenants.keys import create_key
 from tenants.limits import Limits
@@ -49,6 +49,8 @@ READS = (
     ("price", "list"),
     ("price", "list", "--tenant", "{tenant}"),
     ("audit", "list", "--tenant", "{tenant}", "--action", "tenant_suspend"),
+    ("alert", "list"),
+    ("alert", "list", "--tenant", "{tenant}"),
     ("queue", "show"),
     ("queue", "placements"),
     ("housekeeping", "status"),
@@ -184,6 +186,8 @@ async def side(admin: Admin, tenant: Tenant, name: str) -> Side:
             transaction.add(one)
             await transaction.flush()
         await note_ended(transaction, [f"api-of-{name}"], now=utc_now())
+        alert = {"scope": "tenant", "scope_id": "", "period": "day", "period_end": "", "meter": "tokens", "percent": 80}
+        transaction.add(BudgetAlert(tenant_id=tenant.id, **alert, amount=10, at=utc_now()))
         placed = await transaction.get(Placement, run)
         assert placed is not None
         spec = WebhookSpec("https://bell.example/", ["job.finished"])

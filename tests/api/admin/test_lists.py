@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from store.tables import UsageDay
+from store.tables import BudgetAlert, UsageDay
+from tenants.budget_settings import BudgetName, set_budget
+from tenants.budgets import Period
 from tenants.limits import Limits
+from tenants.prices import Meter
+from tenants.spending import Spender, Spending, spend
 from tenants.webhooks import WebhookSpec, send_test, set_webhook
 from tests.api.admin.conftest import Admin
 from tests.api.conftest import BASE
@@ -63,6 +67,11 @@ async def filled(admin: Admin, cats: Client, dogs: Client) -> dict[str, str]:
             {**day, "tenant_id": cats.id, "day": f"{now - timedelta(days=number):%Y-%m-%d}"} for number in range(ROWS)
         ]
         await transaction.execute(insert(UsageDay), [*days, {**days[0], "tenant_id": dogs.id}])
+        alert = {"scope": "tenant", "scope_id": "", "period": "day", "meter": "tokens", "amount": 10, "percent": 80}
+        # Two of one time: the rest of the key orders them.
+        times = [now - timedelta(days=number // 2) for number in range(ROWS)]
+        alerts = [{**alert, "tenant_id": cats.id, "period_end": f"{n}", "at": at} for n, at in enumerate(times)]
+        await transaction.execute(insert(BudgetAlert), [*alerts, {**alerts[0], "tenant_id": dogs.id}])
         spec, limits = (
             WebhookSpec("https://bell.example/", ["job.finished"]),
             Limits.of(service.services.runtime.settings),
@@ -118,6 +127,7 @@ async def test_a_list_of_one_tenant_has_no_rows_of_another(admin: Admin, cats: C
         ("/runs", {"tenant_id": cats.id}, ("tenant_id", cats.id)),
         ("/sessions", {"tenant_id": cats.id}, ("tenant_id", cats.id)),
         ("/checkpoints", {"tenant_id": cats.id}, ("tenant_id", cats.id)),
+        ("/alerts", {"tenant_id": cats.id}, ("tenant_id", cats.id)),
         ("/operations", {"tenant": "cats"}, ("tenant", "cats")),
         ("/usage", {"tenant": "cats"}, ("tenant", "cats")),
     ):
@@ -126,7 +136,38 @@ async def test_a_list_of_one_tenant_has_no_rows_of_another(admin: Admin, cats: C
         assert {row[tenant[0]] for page in found for row in page} == {tenant[1]}, path
 
 
+@pytest.mark.parametrize("path", ["/usage", "/alerts"])
 @pytest.mark.parametrize("after", ["x", "WzFd", "WyJhIiwiYiIsImMiLCJkIl0=", "WyIiLCIyMDI2LTAxLTAxIiwiXHUwMDAwIiwiIl0="])
-async def test_a_cursor_that_no_answer_gave_is_refused(admin: Admin, after: str) -> None:
-    refused = await admin.http.get("/usage", params={"after": after})
+async def test_a_cursor_that_no_answer_gave_is_refused(admin: Admin, path: str, after: str) -> None:
+    refused = await admin.http.get(path, params={"after": after})
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+
+
+async def test_alerts_of_all_tenants_are_those_of_each_standing_the_newest_first(
+    admin: Admin, cats: Client, dogs: Client
+) -> None:
+    """Each alert names its tenant, and whose budget it is."""
+    clock = admin.service.clock
+    (found,) = (await admin.http.get("/keys", params={"tenant_id": cats.id})).json()["items"]
+    key = found["key_id"]
+    for who, name, amount in (
+        (cats, BudgetName(Period.DAY, key=key), 100),
+        (dogs, BudgetName(Period.TOTAL), 100),
+    ):
+        async with admin.service.database.write() as transaction:
+            await set_budget(transaction, who.id, name, amount, clock())
+            spender = Spender(who.id, key if who is cats else None)
+            await spend(transaction, [Spending(spender, BASE, clock(), {Meter.TRAIN_TOKENS: 100})], clock())
+        clock.move(seconds=5)
+    told = (await admin.http.get("/alerts")).raise_for_status().json()["items"]
+    assert [(one["tenant"], one["key"], one["period"], one["percent"], one["amount"]) for one in told] == [
+        ("dogs", None, "total", 100, "100"),
+        ("dogs", None, "total", 80, "100"),
+        ("cats", key, "day", 100, "100"),
+        ("cats", key, "day", 80, "100"),
+    ]
+    for who in (cats, dogs):
+        stands = (await admin.http.get(f"/tenants/{who.id}/standing")).json()["alerts"]
+        same = ("key", "project", "period", "percent", "at")
+        mine = [{name: one[name] for name in same} for one in told if one["tenant_id"] == who.id]
+        assert [{name: one[name] for name in same} for one in stands] == mine

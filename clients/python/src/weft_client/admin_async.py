@@ -237,6 +237,18 @@ class AsyncPrices:
         return await self._transport.send(asked)
 
 
+class AsyncTenantsAlerts:
+    """Alerts of tenants' budgets."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self, *, tenant: str | None = None) -> AsyncIterator[m.AlertBody]:
+        """Yield the alerts, the newest first: of every tenant, or of the one with that id."""
+        async for one in self._transport.every(listed("/alerts", m.Page[m.AlertBody], tenant_id=tenant)):
+            yield one
+
+
 class AsyncTenantsUsage:
     """Usage of all tenants, by day."""
 
@@ -314,6 +326,7 @@ class AsyncWeftAdmin:
         self.webhooks = AsyncTenantsWebhooks(self._transport)
         self.prices = AsyncPrices(self._transport)
         self.usage = AsyncTenantsUsage(self._transport)
+        self.alerts = AsyncTenantsAlerts(self._transport)
         self.audit = AsyncServiceAudit(self._transport)
         self.runs = AsyncAdminRuns(self._transport)
         self.sessions = AsyncAdminSessions(self._transport)

@@ -122,6 +122,22 @@ class GateBody(Record):
     expires_at: datetime | None = None
 
 
+class AlertBody(Record):
+    """A crossing of ``percent`` of the amount of a tenant's budget, or of that of its key or project. ``key``: the first
+    of the keys that share the budget. ``currency`` None: the amount is in tokens.
+    """
+
+    tenant_id: str
+    tenant: str
+    key: int | None = None
+    project: str | None = None
+    period: str
+    percent: int
+    amount: Decimal
+    currency: str | None = None
+    at: datetime
+
+
 class ApiBody(Record):
     """A process that answers clients, for every base model."""
 

@@ -238,6 +238,18 @@ class Prices:
         return self._transport.send(asked)
 
 
+class TenantsAlerts:
+    """Alerts of tenants' budgets."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self, *, tenant: str | None = None) -> Iterator[m.AlertBody]:
+        """Yield the alerts, the newest first: of every tenant, or of the one with that id."""
+        for one in self._transport.every(listed("/alerts", m.Page[m.AlertBody], tenant_id=tenant)):
+            yield one
+
+
 class TenantsUsage:
     """Usage of all tenants, by day."""
 
@@ -315,6 +327,7 @@ class WeftAdmin:
         self.webhooks = TenantsWebhooks(self._transport)
         self.prices = Prices(self._transport)
         self.usage = TenantsUsage(self._transport)
+        self.alerts = TenantsAlerts(self._transport)
         self.audit = ServiceAudit(self._transport)
         self.runs = AdminRuns(self._transport)
         self.sessions = AdminSessions(self._transport)

@@ -8,7 +8,7 @@ import shutil
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -199,8 +199,9 @@ def base_model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest_asyncio.fixture
-async def service(settings: Settings, clock: MovableClock, base_model: Path) -> AsyncIterator[Service]:
+@asynccontextmanager
+async def serving_api(settings: Settings, clock: MovableClock, base_model: Path) -> AsyncIterator[Service]:
+    """An API process, as far as it is one: nothing of it is another's but the data folder and the database."""
     engine = create_engine(settings.resolved_database_url())
     database, wakeups = Database(engine), WatchedWakeups()
     telemetry = Telemetry.of("test", clock)
@@ -234,6 +235,12 @@ async def service(settings: Settings, clock: MovableClock, base_model: Path) -> 
     server.should_exit = True
     await serving
     await database.close()
+
+
+@pytest_asyncio.fixture
+async def service(settings: Settings, clock: MovableClock, base_model: Path) -> AsyncIterator[Service]:
+    async with serving_api(settings, clock, base_model) as made:
+        yield made
 
 
 @pytest_asyncio.fixture

@@ -5,7 +5,7 @@ trainer writes for a run only in a transaction that locks the row and finds trai
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from sqlalchemy import delete, func, select, update
@@ -22,15 +22,18 @@ from tenants.run_history import RunEventKind, note_run_events
 class ClaimedRuns:
     """Outcome of one claim."""
 
-    claimed: list[RunId]
+    claimed: list[RunId] = field(default_factory=list)
     #: Trainers that lease some of the placed runs already. The API wrote such a placement before it knew of the lease.
-    holders: list[str]
+    holders: list[str] = field(default_factory=list)
+    #: Whether placements were left because their runs were being changed.
+    has_left: bool = False
 
 
 async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, most: int, now: datetime) -> ClaimedRuns:
     """Lease at most ``most`` runs to ``trainer``, those with the oldest placements first, and delete the placements.
 
-    Placements that another transaction has locked are skipped.
+    Placements and runs that another transaction has locked are left. A run that is just being released keeps its placement: it
+    would have none once this one is deleted. Nothing is waited for while placements are locked, since requests wait for them.
     """
     oldest = (
         select(Placement.run_id)
@@ -41,21 +44,24 @@ async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, m
     )
     placed = list(await transaction.scalars(oldest))
     if not placed:
-        return ClaimedRuns([], [])
+        return ClaimedRuns()
+    still = select(Run.id).where(Run.id.in_(placed)).with_for_update(key_share=True, skip_locked=True)
+    runs = list(await transaction.scalars(still))
     updated = await transaction.scalars(
         update(Run)
-        .where(Run.id.in_(placed), Run.trainer_id.is_(None))
+        .where(Run.id.in_(runs), Run.trainer_id.is_(None))
         .values(trainer_id=trainer, lease_token=Run.lease_token + 1)
         .returning(Run.id)
     )
     claimed = [RunId(run_id) for run_id in updated]
     await note_run_events(transaction, claimed, RunEventKind.CLAIMED, trainer=trainer, now=now)
     await lift_run_directives(transaction, claimed, carried_out_by=trainer)
-    await transaction.execute(delete(Placement).where(Placement.run_id.in_(placed)))
+    await transaction.execute(delete(Placement).where(Placement.run_id.in_(runs)))
     holders = await transaction.scalars(
-        select(Run.trainer_id).where(Run.id.in_(set(placed) - set(claimed)), Run.trainer_id.is_not(None)).distinct()
+        select(Run.trainer_id).where(Run.id.in_(set(runs) - set(claimed)), Run.trainer_id.is_not(None)).distinct()
     )
-    return ClaimedRuns(claimed, [holder for holder in holders if holder is not None])
+    has_left = len(runs) < len(placed)
+    return ClaimedRuns(claimed, [holder for holder in holders if holder is not None], has_left)
 
 
 async def release_runs(transaction: AsyncSession, trainer: str, runs: Sequence[str], now: datetime) -> None:

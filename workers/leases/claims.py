@@ -7,12 +7,11 @@ import logging
 from datetime import timedelta
 from functools import partial
 
-from contracts.ids import RunId
 from ledger.runtime import Runtime
 from ledger.wakeups import trainer_topic
 from store.database import after_commit
 from tenants.placements import MOST_RUNS, count_placements
-from tenants.run_leases import claim_runs
+from tenants.run_leases import ClaimedRuns, claim_runs
 from workers.leases.loads import read_loads
 from workers.leases.processes import WorkerIdentity
 
@@ -29,19 +28,19 @@ class RunClaims:
         self._identity = identity
         self._runtime = runtime
 
-    async def claim(self) -> list[RunId]:
+    async def claim(self) -> ClaimedRuns:
         """Claim the longest waiting runs, up to an even part of those at work, and return them. Raises ``Unavailable``."""
         base_model = self._identity.base_model
         async with self._runtime.database.read() as session:
             waiting = await count_placements(session, base_model)
             if not waiting:
-                return []
+                return ClaimedRuns()
             clock = self._runtime.clock
             loads = await read_loads(session, self._identity, clock, asked_since=clock() - _AT_WORK)
         room = min(loads.room(waiting), MOST_RUNS)
-        return await self._claim_up_to(room) if room > 0 else []
+        return await self._claim_up_to(room) if room > 0 else ClaimedRuns()
 
-    async def _claim_up_to(self, most: int) -> list[RunId]:
+    async def _claim_up_to(self, most: int) -> ClaimedRuns:
         async with self._runtime.database.write() as transaction:
             found = await claim_runs(
                 transaction, self._identity.id, self._identity.base_model, most, self._runtime.clock()
@@ -53,4 +52,4 @@ class RunClaims:
                 after_commit(transaction, partial(self._runtime.telemetry.metrics.lease_moved, "claimed"))
         if found.claimed:
             log.info("trainer %s has %d more runs", self._identity.id, len(found.claimed))
-        return found.claimed
+        return found

@@ -14,6 +14,7 @@ from ledger.runtime import Runtime
 from ledger.wakeups import placements_topic
 from store.repeat import repeat
 from telemetry.readiness import NotReady
+from tenants.run_leases import ClaimedRuns
 from workers.leases.base_weights import WeightsCheck
 from workers.leases.claims import RunClaims
 from workers.leases.directives import Directives, read_directives
@@ -63,6 +64,7 @@ class RunLeases:
         self.directives = Directives()
         """Operators' directives as of the last look."""
         self._stopping = asyncio.Event()
+        self._placed = asyncio.Event()
         self._is_claiming = True
 
     def tell_claims(self, on_news: OnNews) -> None:
@@ -71,12 +73,12 @@ class RunLeases:
 
     async def run(self) -> None:
         """Renew, reap and claim until ``stop``."""
-        with self._runtime.wakeups.listen(placements_topic(self.identity.base_model)) as placed:
+        with self._runtime.wakeups.listen(placements_topic(self.identity.base_model)) as self._placed:
             await repeat(
                 self.look,
                 seconds=NET_SECONDS if self._heartbeat.is_alone else self._heartbeat.renewal_seconds,
                 stopping=self._stopping,
-                wake=placed,
+                wake=self._placed,
                 rest=_LOOK_REST,
                 failed=f"leases of {self.identity.id} could not be looked after",
             )
@@ -101,11 +103,13 @@ class RunLeases:
             await reap_peers(self._runtime, self._heartbeat)
         is_directed = await self.look_at_directives()
         await self._unplaced.place_if_due()
-        claimed: list[RunId] = []
+        found = ClaimedRuns()
         if self._is_claiming and not self.directives.is_drained:
-            claimed = await self._claims.claim()
-        if (claimed or is_directed) and self._on_news is not None:
-            self._on_news(claimed, is_directed=is_directed)
+            found = await self._claims.claim()
+        if found.has_left:
+            self._placed.set()
+        if (found.claimed or is_directed) and self._on_news is not None:
+            self._on_news(found.claimed, is_directed=is_directed)
 
     async def look_at_directives(self) -> bool:
         """Read operators' directives for this trainer; return whether they have changed. Raises ``Unavailable``."""

@@ -1,6 +1,6 @@
 """Error answers of the dashboard: pages with the error's code and what to do, and the way to the login."""
 
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -53,22 +53,28 @@ def error_page(request: Request, error: WeftError) -> Response:
 
 
 def _to_login(request: Request) -> Response:
-    """Return the answer that brings a browser to the login: a redirection for a page, a header for a part, a 401 for a stream."""
+    """Return the answer that brings a browser to the login: a redirection for a page, a header for a part, else a plain 401."""
     answer: Response
     if _is_part(request):
-        answer = Response(status_code=401, headers={"HX-Redirect": LOGIN})
+        page_path = urlsplit(request.headers.get("hx-current-url", "")).path
+        answer = Response(status_code=401, headers={"HX-Redirect": _login_before(page_path)})
     elif request.headers.get("sec-fetch-dest", "document") == "document":
-        path = request.url.path
-        goes_on = request.method == "GET" and path.startswith("/ui/")
-        answer = RedirectResponse(f"{LOGIN}?next={quote(path)}" if goes_on else LOGIN, status_code=303)
+        path = request.url.path if request.method == "GET" else ""
+        answer = RedirectResponse(_login_before(path), status_code=303)
     else:
         answer = Response(status_code=401)
     drop_session_cookie(request, answer)
     return answer
 
 
+def _login_before(path: str) -> str:
+    """Return the login's address, from which a page of a tenant goes on to where it was."""
+    return f"{LOGIN}?next={quote(path)}" if path.startswith("/ui/") else LOGIN
+
+
 def _is_part(request: Request) -> bool:
-    return request.headers.get("hx-request") == "true"
+    """Return whether a script of a page asks, and not a person who goes somewhere."""
+    return request.headers.get("hx-request") == "true" or request.headers.get("sec-fetch-dest") == "empty"
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

@@ -56,6 +56,12 @@ class OpenStream:
 
     bell: asyncio.Event
     is_displaced: bool = False
+    is_over: bool = False
+
+    def end(self) -> None:
+        """End the stream; its page comes back soon, and is told why."""
+        self.is_over = True
+        self.bell.set()
 
     def displace(self) -> None:
         """End the stream; its page comes back a minute later at the soonest."""
@@ -87,7 +93,7 @@ class Streams:
     def end(self, session: int) -> None:
         """End all of the session's streams."""
         for stream in self._open.get(session, ()):
-            stream.displace()
+            stream.end()
 
 
 def last_event_id(request: Request) -> str | None:
@@ -120,7 +126,7 @@ async def _followed(request: Request, services: ApiServices, events: Events) -> 
             yield _retry(RETRY_MILLISECONDS)
             async with aclosing(events(bell)) as made:
                 async for event in made:
-                    if wakeups.is_closed or refused.is_set():
+                    if wakeups.is_closed or refused.is_set() or stream.is_over:
                         return
                     if stream.is_displaced:
                         yield _retry(DISPLACED_MILLISECONDS)

@@ -96,7 +96,7 @@ def test_curves_are_drawn_over_each_other(browse, axe: Callable[[Page], None], m
     axe(page)
 
 
-def test_runs_are_compared_by_any_metric_that_one_of_them_has(browse, ui_service: UiService) -> None:
+def test_runs_are_compared_by_any_metric_that_one_of_them_has(browse, watched, ui_service: UiService) -> None:
     url, key, page = ui_service.url, ui_service.dogs.key, browse(ui_service.dogs)
     with stepping(url, key) as one, stepping(url, key) as other:
         one.step()
@@ -107,6 +107,11 @@ def test_runs_are_compared_by_any_metric_that_one_of_them_has(browse, ui_service
         expect(page.locator("#compare")).to_have_attribute("data-series", "metric:reward")
         expect(page.locator("#compare")).to_have_attribute("data-points", "2 0")
         expect(page.locator(".legend [data-value]")).to_have_text(["0.75", "–"])
+        # A session that has ended meanwhile is told by the next series that is asked for.
+        watched[0].expected.append("401")
+        page.context.request.post("/ui/logout", headers={"Sec-Fetch-Site": "same-origin"}, max_redirects=0)
+        page.get_by_label("Series").select_option("mean_loss")
+        expect(page).to_have_url(re.compile(r"/ui/login\?next="))
 
 
 def test_a_tenant_without_runs_is_told_how_one_begins(browse, axe, ui_service: UiService) -> None:

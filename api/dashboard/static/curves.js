@@ -248,6 +248,13 @@ export function showState(badge, state) {
 
 export async function readJson(url) {
   const answer = await fetch(url, { headers: { accept: "application/json" }, credentials: "same-origin" });
-  if (!answer.ok) throw new Error(`${answer.status}`);
-  return answer.json();
+  if (answer.ok) return answer.json();
+  const refusal = Object.assign(new Error(`${answer.status}`), { status: answer.status, text: await answer.text() });
+  if (answer.status === 401) tellFailure(refusal);
+  throw refusal;
+}
+
+/** Have the page tell that what it follows was not read. ``error`` is of ``readJson``. */
+export function tellFailure(error) {
+  dispatchEvent(error.status ? new CustomEvent("weft:refused", { detail: error }) : new Event("weft:unreached"));
 }

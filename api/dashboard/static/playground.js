@@ -241,6 +241,8 @@ function newKey() {
 }
 
 async function refusal(answer) {
+  // What was written stays: nobody is led away from it.
+  if (answer.status === 401) return "The session has ended. Log in again in another tab, then sample again.";
   try {
     const told = await answer.json();
     return told.detail ?? `The service answered ${answer.status}`;

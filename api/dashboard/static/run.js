@@ -1,6 +1,6 @@
 // A run's page: the live curve, its marks and the run's standing. State is told as attributes of #curve.
 import { Metrics } from "./metrics.js";
-import { Curve, LABELS, chart, positive, readJson, short, showState, unitOf } from "./curves.js";
+import { Curve, LABELS, chart, positive, readJson, short, showState, tellFailure, unitOf } from "./curves.js";
 import { exact, timeElement } from "./times.js";
 
 const MOST_LIVE_ENTRIES = 4000;
@@ -340,12 +340,25 @@ function listen() {
   opened.addEventListener("error", () => {
     if (stream !== opened) return;
     root.dataset.live = "closed";
-    dispatchEvent(new Event("weft:unreached"));
-    // The browser goes on by itself, but for an answer that is no stream.
-    if (opened.readyState !== EventSource.CLOSED) return;
+    // The browser goes on by itself, but for an answer that is no stream. Such a one cannot be looked at: another tells why.
+    if (opened.readyState !== EventSource.CLOSED) {
+      dispatchEvent(new Event("weft:unreached"));
+      return;
+    }
     stream = null;
     retry = setTimeout(listenIfSeen, RETRY_MS);
+    askWhy();
   });
+}
+
+/** Tell why there is no stream: a session that has ended has no answer to this either. */
+async function askWhy() {
+  try {
+    await readJson(`${base}/curve?series=mean_loss&begin=0&end=1`);
+    dispatchEvent(new Event("weft:unreached"));
+  } catch (error) {
+    tellFailure(error);
+  }
 }
 
 /** Read the curves anew, since the stream does not send what is missing, and follow from there. */

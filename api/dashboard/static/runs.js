@@ -1,5 +1,5 @@
 // The list of runs: states, steps, losses and last requests of the rows go on while the page is open.
-import { readJson, short, showState } from "./curves.js";
+import { readJson, short, showState, tellFailure } from "./curves.js";
 import { timeElement } from "./times.js";
 
 const EVERY_MS = 5000;
@@ -24,9 +24,9 @@ async function look() {
       runs.forEach(show);
       form.dataset.looks = Number(form.dataset.looks || 0) + 1;
       dispatchEvent(new Event("weft:reached"));
-    } catch {
+    } catch (error) {
       // The next look may succeed.
-      dispatchEvent(new Event("weft:unreached"));
+      tellFailure(error);
     }
   }
   setTimeout(look, EVERY_MS);

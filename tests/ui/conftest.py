@@ -44,7 +44,7 @@ class UiTenant:
 class UiService:
     """The running service; ``cats`` and ``dogs`` are its tenants, whose keys are of admins.
 
-    ``ops_url`` is the admin listener's, ``operator_key`` opens it.
+    ``ops_url`` is the admin listener's, ``operator_key`` opens it. ``codes`` are the one-time codes that were made.
     """
 
     process: ServiceProcess
@@ -53,10 +53,18 @@ class UiService:
     dogs: UiTenant
     ops_url: str
     operator_key: str
+    codes: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return self.process.base_url
+
+    def link(self, key: str, *options: str, address: str) -> str:
+        """Return a link of ``weft ui open``, whose code nothing may keep."""
+        printed = weft(self.data, "ui", "open", key, "--address", address, *options).split()[0]
+        self.codes.append(printed.partition("#code=")[2])
+        assert len(self.codes[-1]) >= 22
+        return printed
 
 
 @pytest.fixture(scope="module")
@@ -89,17 +97,20 @@ def ui_service(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -
             key = make_key(data, name, role="admin")
             tenants.append(UiTenant(name, data, key, {"admin": key}))
         operator_key = weft(data, "operator", "create", "--note", "tests").strip()
-        yield UiService(process, data, *tenants, f"http://127.0.0.1:{port}", operator_key)
-        assert_no_secret_is_kept(process, data)
+        service = UiService(process, data, *tenants, f"http://127.0.0.1:{port}", operator_key)
+        yield service
+        assert_no_secret_is_kept(service)
 
 
-def assert_no_secret_is_kept(process: ServiceProcess, data: Path) -> None:
-    """Assert that neither log nor database has a whole key or a session's secret, whatever the tests have done."""
-    kept = {"log": process.log_tail(10**8).encode()}
-    kept |= {path.name: path.read_bytes() for path in data.glob("weft.db*")}
-    assert {name for name, content in kept.items() if len(content) > 1000} >= {"log", "weft.db"}
+def assert_no_secret_is_kept(service: UiService) -> None:
+    """Assert that neither log nor database has a whole key, a session's secret or a one-time code, whatever was done."""
+    kept = {"log": service.process.log_tail(10**8).encode()}
+    kept |= {path.name: path.read_bytes() for path in service.data.glob("weft.db*")}
+    assert {name for name, content in kept.items() if content} >= {"log", "weft.db"}
+    codes = [re.escape(code.encode()) for code in service.codes]
+    secret = re.compile(b"|".join([_WHOLE_SECRET.pattern, *codes]))
     for name, content in kept.items():
-        found = _WHOLE_SECRET.search(content)
+        found = secret.search(content)
         assert found is None, f"{name} keeps a secret: …{content[found.start() - 200 : found.start() + 20]!r}"
 
 

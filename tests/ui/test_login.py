@@ -3,9 +3,10 @@
 import re
 
 import httpx
-from playwright.sync_api import expect
+import pytest
+from playwright.sync_api import Page, Request, expect
 
-from testing.operator_command import weft
+from tests.ui.conftest import UiService, assert_no_secret_is_kept
 
 
 def test_a_key_becomes_a_session_and_stays_nowhere_in_the_browser(browse, axe, ui_service) -> None:
@@ -28,20 +29,68 @@ def test_a_key_becomes_a_session_and_stays_nowhere_in_the_browser(browse, axe, u
     assert ui_service.cats.key.split("-")[2] not in str(cookies)
 
 
-def test_a_link_with_a_code_logs_in_once_also_where_the_login_is_open_already(browse, watched, ui_service) -> None:
-    """The address then changes in its fragment alone, and no page is loaded."""
-    page = browse(None)
-    link = weft(ui_service.data, "ui", "open", ui_service.dogs.key).split()[0]
-    page.goto("/ui/login")
-    page.evaluate("(fragment) => { location.hash = fragment; }", link.partition("#")[2])
+def history(page: Page) -> list[str]:
+    """Return what the browser keeps of each page before and after this one."""
+    told = page.context.new_cdp_session(page).send("Page.getNavigationHistory")
+    assert len(told["entries"]) > 1
+    return [str(one) for one in told["entries"]]
+
+
+def note_requests(page: Page) -> list[Request]:
+    """Note the page's requests."""
+    noted: list[Request] = []
+    page.on("request", lambda asked: noted.append(asked))
+    return noted
+
+
+def check_code_is_nowhere(page: Page, code: str, requests: list[Request], service: UiService) -> None:
+    """Assert that a code that was used is in no address, header, page, log or row, and not in the form that has sent it."""
+    assert any("/login/code" in one.url for one in requests)
+    for one in requests:
+        assert code not in f"{one.url} {one.headers}"
+        assert one.headers.get("referer", "") == "", one.url
+    assert code not in " ".join(history(page))
+    assert_no_secret_is_kept(service)
+    page.go_back()
+    assert code not in page.content() + " ".join(history(page))
+    for field in page.locator("[name=code]").all():
+        assert field.input_value() == ""
+    page.go_forward()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    assert "code" not in page.url
-    watched[0].expected.append("401")
+    kept = (
+        "() => JSON.stringify([{...localStorage}, {...sessionStorage}, history.state, document.referrer, window.name])"
+    )
+    assert code not in page.evaluate(kept)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["opened", "open already"])
+@pytest.mark.parametrize("place", ["/ui", "/ops"])
+def test_a_link_with_a_code_logs_in_once_and_leaves_nothing(
+    browse, watched, ui_service, place: str, is_open: bool
+) -> None:
+    """A login that is open already has its address changed in the fragment alone, and loads no page."""
+    if place == "/ui":
+        link = ui_service.link(ui_service.dogs.key, address=ui_service.url)
+    else:
+        link = ui_service.link(ui_service.operator_key, "--operator", address=ui_service.ops_url)
+    assert f"{place}/login#code=" in link
+    page, beside = browse(None), browse(ui_service.cats)
+    requests = note_requests(page)
+    address, _, fragment = link.partition("#")
+    if is_open:
+        page.goto(address)
+        page.evaluate("(fragment) => { location.hash = fragment; }", fragment)
+    else:
+        page.goto(link)
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    check_code_is_nowhere(page, ui_service.codes[-1], requests, ui_service)
     other = browse(None)
-    watched[1].expected.append("401")
-    other.goto(f"/ui/login#{link.partition('#')[2]}")
+    watched[-1].expected.append("401")
+    other.goto(link)
     expect(other.get_by_role("alert")).to_contain_text("was used before")
     assert "code=" not in other.url
+    beside.reload()
+    expect(beside.get_by_role("heading", name="Overview")).to_be_visible()
 
 
 def test_a_wrong_key_is_told_alike_whatever_is_wrong(browse, watched, ui_service) -> None:

@@ -64,3 +64,11 @@ def test_the_list_of_forbidden_things_finds_them() -> None:
 def test_no_code_of_the_dashboard_trusts_text() -> None:
     for path in DASHBOARD.rglob("*.py"):
         assert "Markup" not in path.read_text(), path
+
+
+def test_no_test_turns_the_policy_of_pages_off() -> None:
+    """A browser that is told to bypass it sees no violation of it, and every other test of the folder would be blind."""
+    off = re.compile("bypass" + "_csp|bypass" + "CSP|disable-web" + "-security|setBypass" + "CSP")
+    files = sorted(Path(__file__).parent.rglob("*.py")) + sorted((ROOT / "bench").rglob("*.py"))
+    assert len(files) > 30
+    assert [path.name for path in files if off.search(path.read_text())] == []

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import closing
+from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
 
@@ -79,20 +80,20 @@ def swapped(page: Page, part: str) -> None:
     expect(page.locator(f"{part} time").first).to_be_visible()
 
 
-def check_ages(page: Page, watched: Watched, place: str, path: str) -> None:
-    """Assert that times are right just after a part came anew, and grow older when no part comes any more."""
+def check_ages(page: Page, watched: Watched, place: str, path: str, fresh: re.Pattern[str] = AGE) -> None:
+    """Assert that times are right just after a part came anew, and three hours older when no part comes any more."""
     page.clock.install()
     page.goto(place)
     swapped(page, f'[hx-get^="{path}"]')
     time = page.locator(f'[hx-get^="{path}"] time').first
-    expect(time).to_have_text(AGE)
+    expect(time).to_have_text(fresh)
     expect(time).to_have_attribute("title", EXACT)
     told = time.get_attribute("datetime")
     watched.expected += ["net::ERR", "Failed to load resource", "htmx:"]
     page.route(f"**{path}*", lambda route: route.abort())
     page.clock.fast_forward("03:00:00")
     same = page.locator(f'[hx-get^="{path}"] time[datetime="{told}"]').first
-    expect(same).to_have_text(re.compile(r"^(2|3)\u202fh ago$"))
+    expect(same).to_have_text(re.compile(r"^[1-5]\u202fh ago$"))
     expect(same).to_have_attribute("title", EXACT)
     page.unroute(f"**{path}*")
     # The next part tells the service's own time again.
@@ -110,12 +111,29 @@ def test_times_of_parts_that_come_anew_are_right_and_grow_older(browse, operate,
         other.step()
         for place, path in (("/ui", "/ui/parts/overview"), ("/ui/queue", "/ui/queue/table")):
             check_ages(browse(ui_service.cats), watched[-1], place, path)
-        check_ages(operate(), watched[-1], "/ops/processes", "/ops/processes/now")
+        # Another test may have left a process that began an hour ago.
+        began = re.compile(r"^(now|\d+\u202f(s|min|h) ago)$")
+        check_ages(operate(), watched[-1], "/ops/processes", "/ops/processes/now", began)
         beside = browse(ui_service.dogs)
         beside.goto("/ui/queue")
         expect(beside.get_by_text("Nothing waits")).to_be_visible()
         client.result(client.step(run, 1))
         client.result(late)
+
+
+def test_times_of_gates_grow_older_in_the_list_and_on_the_adapters_page(
+    browse, watched, ui_service, speakers, cat
+) -> None:
+    """A list tells when a pause ends, which comes nearer and is over then; an adapter's page also since when it is paused."""
+    cat.gate("pause", mode="keep", ttl_seconds=3600, timeout_seconds=0)
+    ends = re.compile(r"^in (1\u202fh|5\d\u202fmin)$")
+    check_ages(browse(ui_service.cats), watched[-1], "/ui/adapters", "/ui/adapters/table", ends)
+    adapter = f"/ui/adapters/{quote(cat.run)}"
+    check_ages(browse(ui_service.cats), watched[-1], adapter, f"{adapter}/panel")
+    beside = browse(ui_service.dogs)
+    beside.goto(f"/ui/adapters/{quote(speakers[1].run)}")
+    expect(beside.locator(".gate-panel")).to_have_attribute("data-state", "open")
+    expect(beside.locator(".gate-panel time")).to_have_count(0)
 
 
 def test_a_runs_last_request_is_told_anew_while_its_row_is_in_sight(browse, ui_service) -> None:

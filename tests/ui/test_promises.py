@@ -19,6 +19,20 @@ from tests.e2e.raw_client import RawClient, pass_message
 from tests.ui.conftest import UiService, UiTenant
 from tests.ui.stored import write_rows
 
+EDGES = """
+all => all.map((bar) => {
+  const whole = bar.getBoundingClientRect();
+  const parts = [...bar.querySelectorAll("rect")].map((one) => one.getBoundingClientRect()).filter((one) => one.width);
+  if (!whole.height || !parts.length) return [];
+  return [
+    Math.max(...parts.map((one) => one.top)) - whole.top,
+    whole.bottom - Math.min(...parts.map((one) => one.bottom)),
+    Math.min(...parts.map((one) => one.left)) - whole.left,
+    whole.right - Math.max(...parts.map((one) => one.right)),
+  ];
+})
+"""
+"""Distances of a bar's parts from the edges of its place."""
 LEASE = 4.0
 """Seconds of a made-up process's lease."""
 POLL = 2.0
@@ -57,6 +71,8 @@ def test_usage_is_the_apis_to_the_token(browse, axe, ui_service, owls, client) -
     lines = [(str(one["train_tokens"]), str(one["sampled_tokens"])) for one in told["lines"]]
     assert sorted(tuple(one) for one in shown) == sorted(lines)
     assert sum(int(train) for train, _ in shown) == 23
+    (edges,) = [one for one in page.locator("svg.usage-bar").evaluate_all(EDGES) if one]
+    assert edges == pytest.approx([0, 0, 0, 0], abs=0.5), "the largest line's bar fills its place"
     axe(page)
     file = page.request.get("/ui/usage.csv?days=7&width=1d&by=kind").text().splitlines()
     place = file[0].split(",").index("train_tokens")

@@ -2,7 +2,7 @@
 
 from playwright.sync_api import expect
 
-from api.dashboard.rendering import duration
+from api.dashboard.rendering import count, duration
 from tests.e2e.speaker import MEOW, WOOF
 
 
@@ -33,6 +33,9 @@ def test_a_sample_is_listed_and_shown_as_its_report_tells(browse, axe, ui_servic
         expect(pane.locator(".tok")).to_have_count(400)
         for place, span in enumerate(sequence["spans"]):
             expect(pane.locator(f".tok.v{place}")).to_have_count(span["end"] - span["start"])
+        # A page counts tokens as it does where one is pointed at: from 0 to the last.
+        told = [f"{count(span['start'])} to {count(span['end'] - 1)}" for span in sequence["spans"]]
+        expect(pane.locator("td.number")).to_have_text(told)
     expect(page.locator(".legend").first).to_contain_text(f"{MEOW.strip()} · step 2")
     axe(page)
     assert page.request.get(f"/ui/samples/{theirs.request_id}").status == 404

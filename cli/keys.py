@@ -1,7 +1,7 @@
 """``weft key``: makes, lists, bounds, rotates and revokes tenants' API keys."""
 
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,7 +15,7 @@ from cli.times import moment, span
 from contracts.errors import NotFound
 from store.clock import utc_now
 from tenants.key_text import shown_prefix
-from tenants.rights import SCOPES_OF_ROLES, TENANT_ROLES, Role, Scope
+from tenants.rights import SCOPES_OF_ROLES, Role, Scope
 
 app = typer.Typer()
 
@@ -23,6 +23,7 @@ _UNUSED = timedelta(days=90)
 """Age of the last use from which a list says that a key is unused."""
 
 TenantOption = Annotated[str, typer.Option(help="Name of the tenant.")]
+TenantRole = Literal["viewer", "member", "billing", "admin"]
 KeyArgument = Annotated[str, typer.Argument(help="The key, or its first part as `weft key list` shows it.")]
 
 
@@ -31,7 +32,7 @@ def create(
     admin: AdminClient,
     tenant: TenantOption = "default",
     note: Annotated[str, typer.Option(help="Purpose of the key.")] = "",
-    role: Annotated[Role, typer.Option(help=f"One of {', '.join(TENANT_ROLES)}.")] = Role.MEMBER,
+    role: Annotated[TenantRole, typer.Option(help="Role of the key.")] = "member",
     scope: Annotated[list[Scope] | None, typer.Option(help="Scope that the role keeps; repeatable. None: all.")] = None,
     project: Annotated[list[str] | None, typer.Option(help="Project that the key is for; repeatable.")] = None,
     expires: Annotated[str, typer.Option(help="End of the key: 30d, or 2027-01-31.")] = "",
@@ -47,7 +48,7 @@ def create(
     """Make a key. It is shown only once."""
     asked = NewKeyRequest(
         note=note,
-        role=role,
+        role=Role(role),
         scopes=scope or None,
         projects=project or None,
         expires_at=moment(expires, "--expires", utc_now()) if expires else None,

@@ -13,7 +13,7 @@ from api.admin.acts import record_operator
 from api.admin.bodies import Limit, Listed, PathId, QueryText, listed
 from api.admin.services import Admin, Caller
 from api.admin.tenants import find_row
-from api.wire.request_model import NO_NUL, UtcTime
+from api.wire.request_model import NO_NUL, UtcDay, UtcTime
 from contracts.ids import TenantId
 from tenants.audit_actions import Action
 from tenants.usage import UsageLine, usage
@@ -88,7 +88,7 @@ class UsageVerification(BaseModel):
 
 
 @router.get("/usage/verification")
-async def verify_usage(caller: Caller, admin: Admin, day: date) -> UsageVerification:
+async def verify_usage(caller: Caller, admin: Admin, day: UtcDay) -> UsageVerification:
     """Count a day's usage again: days from their hours, and hours from the operations that are kept. Takes a while."""
     del caller
     now, settings = await admin.now(), admin.runtime.settings

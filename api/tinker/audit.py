@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
@@ -15,6 +15,7 @@ from api.authentication import AuditReader
 from api.endable_response import EndableResponse
 from api.security_events import note_read
 from api.services import ApiServices, Services
+from api.wire.request_model import UtcDay
 from store.tables import AuditEntry
 from tenants.audit_actions import Action
 from tenants.audit_log import AuditFilter, AuditPage, read_entries, told_actor
@@ -55,7 +56,7 @@ async def read_day(
     services: Services,
     request: Request,
     event_type: EventType = "all",
-    day: Annotated[date | None, Query(ge=date(1970, 1, 2), lt=date(9999, 1, 1))] = None,
+    day: UtcDay | None = None,
 ) -> Response:
     """Return the entries of a day, midnight to midnight UTC, by default of today."""
     note_read(request, caller, Action.AUDIT_READ)

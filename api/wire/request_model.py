@@ -1,7 +1,7 @@
 """Base of every JSON request body, and the text fields that all of them use."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     FailFast,
+    Field,
     PrivateAttr,
     StringConstraints,
     ValidationError,
@@ -79,6 +80,8 @@ def _utc(time: datetime) -> datetime:
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
 UtcTime = Annotated[datetime, AfterValidator(_utc)]
 """A time that a client sends, with a zone; in UTC from then on."""
+UtcDay = Annotated[date, Field(ge=date(_FIRST_YEAR, 1, 2), le=date(_LAST_YEAR, 12, 31))]
+"""A day (UTC) that a client sends. There is one before and one after it."""
 
 _SHOWN_PROBLEMS = 3
 

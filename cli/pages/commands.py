@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -81,8 +81,10 @@ def _shown(parameter: Any) -> str:
     return f"{parameter.opts[0]} {parameter.metavar or _values(parameter.type_descriptor.annotation)}"
 
 
-def _values(kind: type) -> str:
-    """Return an enum's values, or the name of the type."""
+def _values(kind: Any) -> str:
+    """Return an enum's or a literal's values, or the name of the type."""
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
     return "|".join(str(one.value) for one in kind) if issubclass(kind, Enum) else kind.__name__.upper()
 
 

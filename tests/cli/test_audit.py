@@ -91,7 +91,7 @@ UNAUDITED = {
     **dict.fromkeys(
         ("gate list", "operator list", "process list", "queue placements", "queue show", "replica list"), _LOOKS
     ),
-    **dict.fromkeys(("process apis", "process ended"), _LOOKS),
+    **dict.fromkeys(("alert list", "process apis", "process ended"), _LOOKS),
     **dict.fromkeys(("run list", "session list", "session show", "tenant shares", "tenant show", "top"), _LOOKS),
     **dict.fromkeys(("housekeeping status", "audit verify", "usage verify", "price list"), _LOOKS),
     **dict.fromkeys(("checkpoint list", "checkpoint show", "base list", "webhook list", "webhook events"), _LOOKS),

@@ -42,3 +42,5 @@ def test_verify_says_from_when_on_operations_are_counted_again(tmp_path: Path) -
     assert "0 operations counted again from" in weft(data, "usage", "verify", "--day", str(today)).stdout
     long_ago = weft(data, "usage", "verify", "--day", str(today - timedelta(days=90))).stdout
     assert "no operation counted again, since none is surely kept" in long_ago
+    last = weft(data, "usage", "verify", "--day", "9999-12-31")
+    assert (last.returncode, "query.day" in last.stderr) == (1, True), "no day comes after it"

@@ -1,8 +1,11 @@
 """Looks at the service that ``weft top`` shows, once or one after another."""
 
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 import typer
 from rich.console import Console
@@ -35,9 +38,9 @@ def watch(
 def _follow(admin: AdminClient, console: Console, seen: Overview, interval: float, window: int) -> None:
     """Show one look after another. While the service does not answer, the last look stays, with the reason."""
     trouble: str | None = None
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with Interrupt() as interrupt, Live(console=console, screen=True, auto_refresh=False) as live:
         try:
-            while True:
+            while not interrupt.has_come:
                 live.update(frame(seen, rows=_room(console, seen), trouble=trouble), refresh=True)
                 time.sleep(interval)
                 try:
@@ -46,6 +49,25 @@ def _follow(admin: AdminClient, console: Console, seen: Overview, interval: floa
                     trouble = error.message
         except KeyboardInterrupt:
             return
+
+
+class Interrupt:
+    """Ctrl-C while this context is open. ``KeyboardInterrupt`` alone is lost where it is raised in a finalizer."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, place: FrameType | None) -> None:
+        self.has_come = True
+        signal.default_int_handler(number, place)
 
 
 def _look(admin: AdminClient, window: int) -> Overview:

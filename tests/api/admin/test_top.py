@@ -22,6 +22,7 @@ from sqlalchemy import update
 
 from api.admin.overview import Overview
 from cli.top_view import frame
+from cli.top_watch import Interrupt
 from contracts.operations import OptimStepped
 from store.clock import utc_now
 from store.tables import Operation
@@ -116,6 +117,23 @@ async def test_top_keeps_the_last_look_while_it_cannot_read_what_a_newer_service
             await screen.until("another version", "this is the last look", since=len(seen))
             screen.process.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(screen.process.wait, SECONDS) == 0
+
+
+def test_ctrl_c_in_a_finalizer_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what is raised there."""
+
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    dropped: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        assert not interrupt.has_come
+        Dying()
+        assert (dropped, interrupt.has_come) == ([KeyboardInterrupt], True)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 async def test_a_tenant_that_had_no_tokens_and_has_no_work_is_due_nothing(

@@ -142,19 +142,19 @@ def test_a_replica_killed_mid_stream_loses_nothing_and_comes_back(
     service: Service, pair: tuple[Speaker, Speaker]
 ) -> None:
     expected = [speaker.uncut(MEOW) for speaker in pair]
-    streams = [[speaker.stream(sampler=speaker.pinned(MEOW, 200 + n)) for n in range(4)] for speaker in pair]
-    for stream in (*streams[0], *streams[1]):
-        stream.until_tokens(5)
-    victim = next(iter(pair[0].gate()["versions"]))
-    (other,) = set(REPLICAS) - {victim}
-    server = server_of(service, victim)
+    # The page before the streams: it takes seconds to open, in which they could end.
     with replicas_page(service) as page:
-        ill, well = (page.locator(f'tr[data-replica="{name}"]') for name in (victim, other))
-        for row in (ill, well):
+        rows = {name: page.locator(f'tr[data-replica="{name}"]') for name in REPLICAS}
+        for row in rows.values():
             expect(row.locator(".badge-good")).to_be_visible()
-        os.killpg(server.pid, signal.SIGKILL)
-        expect(ill.locator(".badge-bad")).to_have_text("down", timeout=1000 * RED_SECONDS)
-        expect(well.locator(".badge-good")).to_be_visible()
+        streams = [[speaker.stream(sampler=speaker.pinned(MEOW, 200 + n)) for n in range(4)] for speaker in pair]
+        for stream in (*streams[0], *streams[1]):
+            stream.until_tokens(5)
+        victim = next(iter(pair[0].gate()["versions"]))
+        (other,) = set(REPLICAS) - {victim}
+        os.killpg(server_of(service, victim).pid, signal.SIGKILL)
+        expect(rows[victim].locator(".badge-bad")).to_have_text("down", timeout=1000 * RED_SECONDS)
+        expect(rows[other].locator(".badge-good")).to_be_visible()
     moved = 0
     for speaker, tokens, mine in zip(pair, expected, streams, strict=True):
         for stream in mine:

@@ -140,17 +140,16 @@ class Ledger:
         else:
             topic = placements_topic(new.base_model)
             values = {"run_id": new.lane, "tenant_id": new.tenant, "base_model": new.base_model}
-            placement = sql.PLACE[transaction.get_bind().dialect.name]
+            placement = sql.PLACE_UNLESS_PRESENT[transaction.get_bind().dialect.name]
             await transaction.execute(placement, {**values, "created_at": self._clock()})
         self.wakeups.announce_after_commit(transaction, topic)
 
     async def reject(self, transaction: AsyncSession, rejected: RejectedOperation) -> RequestId:
         """Record a training operation as failed, so that later seq_ids of its run can run. Raises ``SequenceConflict``."""
-        # The placement before the run, as trainers lock them.
-        await self._announce_training(transaction, rejected)
         await lock_runs(transaction, [rejected.lane])
         request_id = (await self._insert(transaction, rejected)).id
         await advance(transaction, [rejected.lane], self._clock())
+        await self._announce_training(transaction, rejected)
         return request_id
 
     async def _insert(

@@ -81,13 +81,7 @@ MARK = update(operations).where(operations.c.id == bindparam("operation_id")).va
 INSERT_MANY_UNLESS_PRESENT = {dialect: make(operations).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
 """Inserts operations, by dialect, and skips keys that exist. ``PRESENT`` then tells which ids were inserted."""
 PRESENT = select(operations.c.id).where(operations.c.id.in_(bindparam("ids", expanding=True)))
-PLACE = {
-    dialect: make(placements).on_conflict_do_update(
-        index_elements=[placements.c.run_id], set_={"created_at": placements.c.created_at}
-    )
-    for dialect, make in _INSERTS.items()
-}
-"""Inserts the placement of a run, by dialect, unless it is there. A trainer that is about to delete it is waited for."""
+PLACE_UNLESS_PRESENT = {dialect: make(placements).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
 INSERT_PAYLOAD = insert(payloads)
 INSERT_RESULT = insert(results)
 

@@ -33,7 +33,7 @@ async def claim_runs(transaction: AsyncSession, trainer: str, base_model: str, m
     """Lease at most ``most`` runs to ``trainer``, those with the oldest placements first, and delete the placements.
 
     Placements and runs that another transaction has locked are left. A run that is just being released keeps its placement: it
-    would have none once this one is deleted. Nothing is waited for while placements are locked, since requests wait for them.
+    would have none once this one is deleted.
     """
     oldest = (
         select(Placement.run_id)

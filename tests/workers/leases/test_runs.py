@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import func, select, update
 
 from contracts.errors import LeaseLost
 from contracts.ids import RunId, SessionId, TenantId
@@ -273,25 +273,6 @@ async def test_a_run_that_is_claimed_while_it_is_released_waits_for_no_net(train
     await one.look()
     assert await trainers.held() == {one.identity.id: 1, two.identity.id: 1}
     await trainers.finish(await trainers.head(two, other))
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_an_operation_that_comes_while_its_run_is_claimed_leaves_a_placement(trainers: Trainers) -> None:
-    """The trainer reads what waits before it knows of the operation: only a placement has it look again."""
-    run, other = await trainers.run(0), await trainers.run(1)
-    async with trainers.database.write() as transaction:
-        locked = select(Placement.run_id).where(Placement.run_id == run).with_for_update()
-        assert await transaction.scalar(locked) == run
-        coming = asyncio.create_task(trainers.accept(run, 2))
-        await trainers.accept(other, 2)
-        while not (await transaction.scalar(_WAITING)) and not coming.done():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await transaction.execute(delete(Placement).where(Placement.run_id == run))
-    await coming
-    assert await trainers.count(Placement) == 2
-
-
-_WAITING = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
 
 async def test_runs_that_nobody_asks_for_are_no_load(trainers: Trainers) -> None:

@@ -214,8 +214,12 @@ class Conversations:
 
 def test_turns_of_a_trajectory_find_their_prefix_on_their_home(service: Service, pair: tuple[Speaker, Speaker]) -> None:
     """The neighbour holds conversations of the same keys meanwhile: its turns have homes of their own."""
+    # Each replica has loaded the adapter before hits are counted. Left alone, all samples may go to the other one.
     for replica in REPLICAS:
+        (other,) = set(REPLICAS) - {replica}
+        send_directive(service, "drain", other)
         sampled_on(pair[0], replica)
+        send_directive(service, "work", other)
     before = cached_tokens(service)
     held = (Conversations(), Conversations())
     with ThreadPoolExecutor(2) as threads:

@@ -126,7 +126,8 @@ def _lease(one: ProcessBody) -> str:
 
 
 def _runs(one: TrainerBody) -> str:
-    return f"{one.runs} runs" + (f" ({one.reason})" if one.reason else "")
+    runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
+    return runs + (f" ({one.reason})" if one.reason else "")
 
 
 def _samples(one: PoolBody) -> str:

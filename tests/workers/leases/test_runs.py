@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
 
 from contracts.errors import LeaseLost
 from contracts.ids import RunId, SessionId, TenantId
@@ -273,6 +273,32 @@ async def test_a_run_that_is_claimed_while_it_is_released_waits_for_no_net(train
     await one.look()
     assert await trainers.held() == {one.identity.id: 1, two.identity.id: 1}
     await trainers.finish(await trainers.head(two, other))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_claim_that_leaves_a_locked_run_looks_again_at_once(trainers: Trainers) -> None:
+    """Nobody announces the placement anew, and the next look by the clock is fifteen seconds away."""
+    released = await trainers.run(0)
+    one, two = (trainers.leases(name, lease=timedelta(minutes=1)) for name in ("one", "two"))
+    await one.look()
+    await trainers.accept(released, 2)
+    looked = asyncio.Event()
+
+    def note(*given: object) -> None:
+        if "FROM runs" in str(given[2]) and "SKIP LOCKED" in str(given[2]):
+            looked.set()
+
+    event.listen(trainers.database.engine.sync_engine, "after_cursor_execute", note)
+    async with asyncio.timeout(10):
+        async with trainers.database.write() as transaction:
+            await release_runs(transaction, one.identity.id, [released], trainers.now)
+            running = asyncio.create_task(two.run())
+            await looked.wait()
+            assert await trainers.held() == {one.identity.id: 1}
+        while await trainers.held() != {two.identity.id: 1}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    two.stop()
+    await running
 
 
 async def test_runs_that_nobody_asks_for_are_no_load(trainers: Trainers) -> None:

@@ -1,10 +1,11 @@
 """``weft key list`` tells which keys nobody uses."""
 
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 from api.admin.keys import OperatorsKeyBody
-from cli.keys import _line
-from tenants.rights import SCOPES_OF_ROLES, Role
+from cli.keys import TenantRole, _line
+from tenants.rights import SCOPES_OF_ROLES, TENANT_ROLES, Role
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -24,3 +25,7 @@ def test_a_key_that_was_never_used_or_not_for_ninety_days_says_so() -> None:
     assert "\tused 2026-03-02 23:59 (unused for 90 days)\t" in line(NOW - timedelta(days=90, minutes=1))
     assert "\tused 2026-03-03 00:00\t" in line(NOW - timedelta(days=90))
     assert "requests_per_minute=60" in line(None)
+
+
+def test_a_command_offers_every_role_that_a_tenants_key_may_have() -> None:
+    assert get_args(TenantRole) == TENANT_ROLES

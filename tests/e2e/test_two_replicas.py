@@ -84,8 +84,17 @@ def server_of(service: Service, replica: str) -> psutil.Process:
 
 
 def send_directive(service: Service, action: str, replica: str) -> None:
-    """Send a replica directive by the admin command."""
-    weft(service.data, "replica", action, replica, "--base", BASE_NAME, environment=service.process.environment)
+    """Send a replica directive by the admin command, and wait until the replica's process tells that it follows."""
+    condition = {"drain": "draining", "work": "works"}[action]
+    command = ("replica", action, replica, "--base", BASE_NAME)
+    weft(service.data, *command, environment=service.process.environment)
+    deadline = time.monotonic() + RESTART_SECONDS
+    while time.monotonic() < deadline:
+        listed = weft(service.data, "replica", "list", "--json", environment=service.process.environment)
+        (found,) = [one for one in json.loads(listed)["items"] if one["replica"] == replica]
+        if found["condition"] == condition:
+            return
+    raise AssertionError(f"{replica} is not {condition}")
 
 
 @contextmanager

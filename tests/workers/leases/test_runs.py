@@ -277,7 +277,7 @@ async def test_a_run_that_is_claimed_while_it_is_released_waits_for_no_net(train
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_a_claim_that_leaves_a_locked_run_looks_again_at_once(trainers: Trainers) -> None:
-    """Nobody announces the placement anew, and the next look by the clock is fifteen seconds away."""
+    """The placement is not announced anew, and the next look by the clock is fifteen seconds away."""
     released = await trainers.run(0)
     one, two = (trainers.leases(name, lease=timedelta(minutes=1)) for name in ("one", "two"))
     await one.look()

@@ -2,7 +2,7 @@
 
 Two halves of a batch, on one thread each, are faster than the whole batch on two threads. Small matrix products wait at a
 barrier every few microseconds, so one thread that loses its core for a moment makes the other one wait too
-(``bench.contention``).
+(``bench.contention``). A micro-batch alone therefore leaves one core to the rest of the service.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,8 @@ class MicroBatchThreads:
         """Compute ``batches`` on ``slots`` cores and return their results in order."""
         compute = partial(micro_batches.compute, backward=backward)
         if self._executor is None or len(batches) < 2 or slots < 2:
-            return [_on_threads(slots, compute, batch) for batch in batches]
+            threads = max(1, min(slots, self._cores - 1))
+            return [_on_threads(threads, compute, batch) for batch in batches]
         threads = max(1, slots // len(batches))
         found = list(self._executor.map(partial(_on_threads, threads, compute), batches))
         # torch keeps a number of threads for each thread, and the last number set is the default of new threads.

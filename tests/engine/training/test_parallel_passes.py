@@ -63,6 +63,22 @@ def test_a_pass_on_several_threads_gives_the_numbers_of_one(base: BaseModel, thr
             assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
 
 
+def test_a_micro_batch_alone_leaves_a_core_to_the_rest_of_the_service(base: BaseModel, threads: int) -> None:
+    """The neighbour's micro-batches, as many as there are cores, take all."""
+    trainer, seen = Trainer(base), []
+    for run in (RUN, NEIGHBOUR):
+        trainer.create(run, settings(rank=4))
+    noted = base.model.get_input_embeddings().register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    try:
+        for run, lengths, wanted in ((RUN, LENGTHS[:1], [threads - 1]), (NEIGHBOUR, (256,) * threads, [1] * threads)):
+            operation = PassOperation(run, make_batch(1, LossName.CROSS_ENTROPY, lengths), True)
+            trainer.compute([operation.next_piece(len(lengths))], slots=threads)
+            assert seen == wanted
+            seen.clear()
+    finally:
+        noted.remove()
+
+
 def pass_on(trainer: Trainer, slots: int) -> list[PassOperation]:
     """Both tenants' operations, computed on ``slots`` slots and noted, but not accumulated."""
     losses = {RUN: LossName.PPO, NEIGHBOUR: LossName.CROSS_ENTROPY}

@@ -11,6 +11,7 @@ from cli.admin_command import Shown, admin_command
 from cli.options import AfterOption, LimitOption
 from cli.tenants import find_tenant
 from cli.wait_lines import wait_lines
+from contracts.plurals import counted
 from store.tables import RunState
 from tenants.run_history import MOST_EVENTS
 
@@ -111,7 +112,9 @@ def evict(admin: AdminClient, run: RunArgument, reason: ReasonOption = "") -> Sh
 def _line(one: RunBody) -> str:
     last = f"{one.last_request_at:%Y-%m-%d %H:%M:%S}"
     held = one.trainer_id or "none"
-    return "\t".join([one.id, one.state, one.base_model, str(one.rank), held, f"{one.optimizer_steps} steps", last])
+    return "\t".join(
+        [one.id, one.state, one.base_model, str(one.rank), held, counted(one.optimizer_steps, "step"), last]
+    )
 
 
 def _outcome(found: DirectedRunBody) -> str:

@@ -10,6 +10,7 @@ from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
 from cli.options import AfterOption, LimitOption
 from cli.tenants import find_tenant
+from contracts.plurals import counted
 
 app = typer.Typer()
 
@@ -47,7 +48,7 @@ def end(
 ) -> Shown:
     """End a session: its client is told to stop, and what it has pending is cancelled. Checkpoints stay."""
     found = admin.send("POST", f"/sessions/{segment(session)}/end", EndedSession, ReasonBody(reason=reason))
-    return Shown(found, [f"{session}\tended\t{found.cancelled} operations cancelled"])
+    return Shown(found, [f"{session}\tended\t{counted(found.cancelled, 'operation')} cancelled"])
 
 
 def _line(one: SessionBody) -> str:

@@ -23,6 +23,7 @@ from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
 from cli.times import span
 from contracts.errors import InvalidRequest, NotFound
+from contracts.plurals import counted
 from contracts.service_class import ServiceClass
 from tenants.budget_settings import MOST
 from tenants.budgets import Period
@@ -237,7 +238,8 @@ def delete(
     begin = "" if found.delete_at is None else f" from {found.delete_at:%Y-%m-%d %H:%M} UTC on"
     lines = [f"{name}\tis deleted{begin}"]
     if found.checkpoints:
-        lines.append(f"{found.checkpoints} checkpoints ({found.stored_bytes} bytes) go with it: export what is to stay")
+        lost = counted(found.checkpoints, "checkpoint")
+        lines.append(f"with it: {lost} of {counted(found.stored_bytes, 'byte')}; export what is to stay")
     return Shown(found, lines)
 
 

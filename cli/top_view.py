@@ -11,6 +11,7 @@ from api.admin.overview import Overview, TenantLoad
 from api.admin.processes import ApiBody, PoolBody, ProcessBody, TrainerBody
 from api.admin.queue import QueueLine
 from api.admin.replicas import ReplicaBody
+from contracts.plurals import counted
 from store.tables import ReplicaCondition
 
 _BAR = 10
@@ -126,8 +127,7 @@ def _lease(one: ProcessBody) -> str:
 
 
 def _runs(one: TrainerBody) -> str:
-    runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
-    return runs + (f" ({one.reason})" if one.reason else "")
+    return counted(one.runs, "run") + (f" ({one.reason})" if one.reason else "")
 
 
 def _samples(one: PoolBody) -> str:

@@ -8,6 +8,7 @@ from api.admin.bodies import ReasonBody
 from api.admin.processes import ApiBody, DrainedTrainer, EndedBody, LastPassBody, PoolBody, TrainerBody
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
+from contracts.plurals import counted
 
 app = typer.Typer()
 process_app = typer.Typer()
@@ -35,7 +36,7 @@ def drain(
     """Have a trainer hand its runs to others in order, and take none. It can be ended once it has none."""
     found = admin.send("PUT", f"/trainers/{segment(trainer)}/drain", DrainedTrainer, ReasonBody(reason=reason))
     note = "" if found.others else f"\tno other trainer of {found.base_model} takes runs: their work waits for one"
-    return Shown(found, [f"{found.id}\tgives up {found.runs} runs{note}"])
+    return Shown(found, [f"{found.id}\tgives up {counted(found.runs, 'run')}{note}"])
 
 
 @admin_command(app, "work")
@@ -88,9 +89,9 @@ def list_ended(admin: AdminClient) -> Shown:
 
 
 def _taken_over(one: EndedBody) -> str:
-    told = [f"{part.runs} runs now with {part.trainer or 'no trainer'}" for part in one.taken_over]
+    told = [f"{counted(part.runs, 'run')} now with {part.trainer or 'no trainer'}" for part in one.taken_over]
     if one.samples:
-        told.append(f"{one.samples} samples begun anew")
+        told.append(f"{counted(one.samples, 'sample')} begun anew")
     return ", ".join(told) or "nothing in hand"
 
 
@@ -99,9 +100,9 @@ def _state(one: TrainerBody) -> list[str]:
     memory = "-" if one.residents is None else f"{one.residents} in memory"
     return [
         state,
-        f"{one.runs} runs",
+        counted(one.runs, "run"),
         memory,
-        f"{one.replays} replays",
+        counted(one.replays, "replay"),
         _last_pass(one.last_pass),
         one.release or "-",
         one.reason or "",
@@ -111,4 +112,4 @@ def _state(one: TrainerBody) -> list[str]:
 def _last_pass(one: LastPassBody | None) -> str:
     if one is None:
         return "-"
-    return f"{one.tokens} tokens of {one.tenants} tenants, {one.padding_share:.0%} padding"
+    return f"{counted(one.tokens, 'token')} of {counted(one.tenants, 'tenant')}, {one.padding_share:.0%} padding"

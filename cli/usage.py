@@ -16,6 +16,7 @@ from cli.administration import on_database
 from cli.options import DataOption, load_settings
 from cli.tenants import find_tenant
 from cli.times import moment
+from contracts.plurals import counted
 from store.clock import utc_now
 from store.database import Database
 from tenants.audit_actions import Action
@@ -110,10 +111,10 @@ def verify(
         f"{one.tenant}\t{one.table}\t{one.name}\t{one.told} told\t{one.counted} counted" for one in found.mismatches
     ]
     since = found.since.astimezone(UTC)
-    counted = f"{found.operations} operations counted again from {since:%Y-%m-%dT%H:%MZ} on"
+    again = f"{counted(found.operations, 'operation')} counted again from {since:%Y-%m-%dT%H:%MZ} on"
     if since.date() > found.day:
-        counted = "no operation counted again, since none is surely kept (WEFT_RETENTION_OPERATIONS)"
-    lines.append(f"{found.day}: {len(found.mismatches)} sums differ; {found.tenants} tenants, {counted}")
+        again = "no operation counted again, since none is surely kept (WEFT_RETENTION_OPERATIONS)"
+    lines.append(f"{found.day}: {len(found.mismatches)} sums differ; {counted(found.tenants, 'tenant')}, {again}")
     if not found.has_all_hours:
         lines.append(f"{found.day}: not counted again from its hours, some of which have expired")
     return Shown(found, lines, is_failure=bool(found.mismatches))

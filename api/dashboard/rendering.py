@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, sel
 from api.dashboard.navigation import entries_for
 from api.dashboard.waiting_words import waiting_words
 from api.services import ApiServices
+from contracts.plurals import noun
 from tenants.rights import Principal
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -101,11 +102,6 @@ def count(value: float | None) -> str:
         return "–"
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
     return text.replace(",", _THIN)
-
-
-def noun(value: int, one: str, more: str | None = None) -> str:
-    """Return the word for so many: ``one`` for a single one, else ``more``, by default ``one`` with an s."""
-    return one if value == 1 else more or f"{one}s"
 
 
 def measured(value: float | None) -> str:

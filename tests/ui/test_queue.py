@@ -8,7 +8,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from api.dashboard.rendering import count, duration, noun
+from api.dashboard.rendering import count, duration
+from contracts.plurals import noun
 from tests.ui.browser import SECONDS
 from tests.ui.conftest import UiService, UiTenant
 from tests.ui.still_queue import BASE, StillQueue

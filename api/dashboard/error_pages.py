@@ -1,6 +1,6 @@
 """Error answers of the dashboard: pages with the error's code and what to do, and the way to the login."""
 
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +15,10 @@ from api.wire.request_model import describe_problems
 from contracts.errors import EngineFailure, InvalidRequest, NotFound, Unauthenticated, WeftError
 
 LOGIN = "/ui/login"
+_CHOICES = frozenset(
+    ("run", "text", "metadata", "base", "project", "state", "type", "show", "action", "days", "width", "by", "sequence")
+)
+"""Names of what a page's address may choose. A login's address repeats no other: it may be a secret in the wrong place."""
 _TITLES = {
     400: "That did not work",
     402: "The budget is spent",
@@ -56,20 +60,23 @@ def _to_login(request: Request) -> Response:
     """Return the answer that brings a browser to the login: a redirection for a page, a header for a part, else a plain 401."""
     answer: Response
     if _is_part(request):
-        page_path = urlsplit(request.headers.get("hx-current-url", "")).path
-        answer = Response(status_code=401, headers={"HX-Redirect": _login_before(page_path)})
+        shown = urlsplit(request.headers.get("hx-current-url", ""))
+        answer = Response(status_code=401, headers={"HX-Redirect": _login_before(shown.path, shown.query)})
     elif request.headers.get("sec-fetch-dest", "document") == "document":
         path = request.url.path if request.method == "GET" else ""
-        answer = RedirectResponse(_login_before(path), status_code=303)
+        answer = RedirectResponse(_login_before(path, request.url.query), status_code=303)
     else:
         answer = Response(status_code=401)
     drop_session_cookie(request, answer)
     return answer
 
 
-def _login_before(path: str) -> str:
-    """Return the login's address, from which a page of a tenant goes on to where it was."""
-    return f"{LOGIN}?next={quote(path)}" if path.startswith("/ui/") else LOGIN
+def _login_before(path: str, query: str) -> str:
+    """Return the login's address, from which a page of a tenant goes on to where it was, with what was chosen there."""
+    if not path.startswith("/ui/"):
+        return LOGIN
+    choice = urlencode([(name, value) for name, value in parse_qsl(query) if name in _CHOICES])
+    return f"{LOGIN}?next={quote(f'{path}?{choice}' if choice else path)}"
 
 
 def _is_part(request: Request) -> bool:

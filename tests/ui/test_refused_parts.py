@@ -87,7 +87,7 @@ def test_a_session_that_ends_leads_to_the_login_and_from_there_back(browse, watc
     with stepping(ui_service.url, ui_service.cats.key) as client:
         page, other, beside = browse(ui_service.cats), browse(ui_service.cats), browse(ui_service.dogs)
         watched[0].expected += ["401", "htmx:"]
-        paths = ["/ui/queue", "/ui/runs", f"/ui/runs/{client.run}"]
+        paths = ["/ui/queue", "/ui/runs?state=ready", f"/ui/runs/{client.run}?points=1"]
         tabs = [page, *(page.context.new_page() for _ in paths[1:])]
         for tab, path in zip(tabs, paths, strict=True):
             tab.goto(path)

@@ -93,6 +93,8 @@ def test_curves_are_drawn_over_each_other(browse, axe: Callable[[Page], None], m
     page.goto("/ui/runs/compare?" + "&".join(f"run={one}" for one in chosen))
     expect(page.locator("#compare")).to_have_attribute("data-points", "40 40 40 40")
     expect(page.locator("#loss-plot canvas")).to_be_visible()
+    for one in (page.locator(".legend li"), page.locator(".settings thead th:not(:first-child)")):
+        expect(one).to_contain_text([re.compile(r"sweep=\d+")] * len(chosen))
     axe(page)
 
 

@@ -29,7 +29,7 @@ function tellReached() {
 function tellRefused({ status, text }) {
   if (status === 401) {
     const isOperators = location.pathname.startsWith("/ops");
-    location.assign(isOperators ? "/ops/login" : `/ui/login?next=${encodeURIComponent(location.pathname)}`);
+    location.assign(isOperators ? "/ops/login" : `/ui/login?next=${encodeURIComponent(location.pathname + location.search)}`);
     return;
   }
   // The service's own words, without the code; an answer of something between has none.

@@ -3,9 +3,8 @@
 import re
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from api.acting import record_act
 from api.dashboard.cookies import check_secure, drop_session_cookie, is_secure, session_cookie, set_session_cookie
@@ -29,15 +28,15 @@ router = APIRouter(tags=["login"])
 
 _WRONG_KEY = "That is no live API key of this service. Check that it was copied whole, or ask your administrator."
 _WRONG_CODE = "This one-time code was used before, or its time is over. `weft ui open` makes another."
-_OWN_PAGE = re.compile(r"/ui(/[A-Za-z0-9._~:@!$&'()*+,;=%/-]*)?")
+_MOST_NEXT = 2000
+"""Characters of an address of an own page that a login goes on to."""
+_OWN_PAGE = re.compile(r"/ui(/[A-Za-z0-9._~:@!$&'()*+,;=%/-]*)?(\?[A-Za-z0-9._~:@!$&'()*+,;=%/?-]*)?")
 
 
 @router.get("/login")
-async def login_page(
-    request: Request, services: Services, next: Annotated[str, Query(max_length=2000)] = ""
-) -> Response:
-    """Show the form that takes a key."""
-    return _form(request, services, next)
+async def login_page(request: Request, services: Services, next: str = "") -> Response:
+    """Show the form that takes a key. Of a page to go on to whose address is too long, the query is left out."""
+    return _form(request, services, next if len(next) <= _MOST_NEXT else next.partition("?")[0][:_MOST_NEXT])
 
 
 @router.post("/login")

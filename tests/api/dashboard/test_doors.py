@@ -4,6 +4,7 @@ import asyncio
 import re
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from html import escape
 
 import httpx
 import pytest
@@ -291,19 +292,32 @@ async def test_plain_http_from_elsewhere_takes_no_key(service, cats) -> None:
 async def test_a_login_leads_to_own_pages_only_and_always_begins_a_new_session(service, cats) -> None:
     async with visitor(service) as http:
         places, cookies = [], set()
-        for target in ("/ui/runs", "https://evil.example/ui", "//evil.example", "/ui//\\evil", "/other"):
+        own = ("/ui/runs", "/ui/runs/compare?run=a%3A1&run=b")
+        evil = ("https://evil.example/ui", "//evil.example", "/ui//\\evil", "/ui?x=\r\ny", "/other?/ui")
+        for target in (*own, *evil):
             http.headers["cookie"] = f"{COOKIE}=fixed"
             answer = await log_in(http, cats.key, next=target)
             places.append(answer.headers["location"])
             cookies.add(cookie_of(answer))
-        assert places == ["/ui/runs", "/ui", "/ui", "/ui", "/ui"]
-        assert len(cookies) == 5
+        assert places == [*own, *["/ui"] * len(evil)]
+        assert len(cookies) == len(places)
         flags = answer.headers["set-cookie"].lower()
         assert flags.startswith("__host-weft=")
         assert {one.strip() for one in flags.split(";")[1:]} == {
             *("httponly", "path=/", "samesite=lax", "secure"),
             "max-age=86400",
         }
+
+
+async def test_a_page_that_needs_a_login_comes_back_whole_after_it(service, cats) -> None:
+    async with visitor(service) as http:
+        shown = "/ui/runs/compare?run=a%3A1&run=b"
+        parted = {"hx-request": "true", "hx-current-url": f"https://weft.example{shown}"}
+        moved = (await http.get(shown)).headers["location"]
+        assert moved == (await http.get("/ui/queue/table", headers=parted)).headers["hx-redirect"]
+        assert f'value="{escape(shown)}"' in (await http.get(moved)).text
+        long = await http.get((await http.get(f"/ui/runs?text={'x' * 3000}")).headers["location"])
+        assert (long.status_code, 'value="/ui/runs"' in long.text) == (200, True)
 
 
 async def test_a_key_has_so_many_sessions_and_no_more(service, cats, dogs) -> None:

@@ -169,7 +169,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         light_normal, normal = phases.beside(NORMAL, options.seconds)
         light_flood, flood = phases.beside(FLOOD, options.seconds)
         flood_again = phases.alone(FLOOD, options.seconds)
-    flood_rate = rates(flood, window_of(light_flood))[0]
+    flood_rate, light_rate = rates(flood, window_of(light_flood))[0], sum(rates(light_flood, window_of(light_flood)))
     # The mean of before and after, because the machine may have changed meanwhile.
     flood_alone_rate = statistics.mean(rates(report, window_of(report))[0] for report in (flood_alone, flood_again))
     normal_rates = rates(normal, window_of(light_normal))
@@ -187,6 +187,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         "normal_tokens_per_s": sum(normal_rates),
         "flood_alone_tokens_per_s": flood_alone_rate,
         "flood_with_light_tokens_per_s": flood_rate,
+        "light_with_flood_tokens_per_s": light_rate,
         "flood_tokens_per_s_ratio": flood_rate / flood_alone_rate,
+        "served_tokens_per_s_ratio": (flood_rate + light_rate) / flood_alone_rate,
         "jain_index": jain_index(normal_rates),
     }

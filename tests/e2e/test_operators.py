@@ -156,7 +156,7 @@ def test_a_session_is_ended_with_what_it_has_pending(service: Service, pair: tup
     treated, neighbour = pair
     ahead = treated.passes(pass_message(treated.run, 4, TOKENS)).json()["request_id"]
     ended = weft(service.data, "session", "end", treated.session_id, "--reason", "maintenance")
-    assert ended.endswith("1 operations cancelled\n")
+    assert ended.endswith("1 operation cancelled\n")
     assert "maintenance" in treated.wait(ahead).json()["error"]
     assert treated.post("/session_heartbeat", session_id=treated.session_id).status_code == 410
     assert neighbour.post("/session_heartbeat", session_id=neighbour.session_id).status_code == 200

@@ -81,7 +81,7 @@ _TENSORS = (
         Cost.SHRINK,
         "sum mean amax amin argmax argmin any all std var norm logsumexp softmax log_softmax cumsum logcumsumexp flip roll"
         " sort argsort median numel unsqueeze squeeze reshape flatten transpose permute narrow select gather tril triu"
-        " diagonal nansum nanmean count_nonzero",
+        " diagonal nansum nanmean count_nonzero prod cumprod",
     )
     | _named(Cost.PRODUCT, "matmul mm dot outer")
 )
@@ -101,7 +101,8 @@ FUNCTIONS: Mapping[str, Cost] = MappingProxyType(
     | _prefixed(
         "torch.nn.functional",
         Cost.BROADCAST,
-        "softplus logsigmoid log_sigmoid relu sigmoid tanh silu gelu elu leaky_relu huber_loss smooth_l1_loss mse_loss l1_loss",
+        "softplus logsigmoid log_sigmoid relu sigmoid tanh silu gelu elu leaky_relu huber_loss smooth_l1_loss mse_loss l1_loss"
+        " kl_div binary_cross_entropy_with_logits",
     )
     | _prefixed("torch.nn.functional", Cost.SHRINK, "softmax log_softmax")
     | _prefixed(
@@ -118,10 +119,13 @@ ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "values", "indices"})
 _KEYWORD_NAMES = (
     "dim keepdim dtype min max correction unbiased descending p exponent alpha beta threshold reduction diagonal offset input"
     " other weight end start step size fill_value value delta shape index dims shifts length nan posinf neginf approximate"
-    " negative_slope dim0 dim1 tensors condition rounding_mode start_dim end_dim eps self axis stable"
+    " negative_slope dim0 dim1 tensors condition rounding_mode start_dim end_dim eps self axis stable log_target"
+    " pos_weight"
 )
 _KEYWORDS = frozenset(_KEYWORD_NAMES.split())
-_TEXTS = frozenset({"mean", "sum", "none", "tanh", "floor", "trunc"})
+_IDLE: Mapping[str, Any] = MappingProxyType({"size_average": None, "reduce": None, "inplace": False, "_stacklevel": 3})
+"""Keywords that torch's own functions pass along, with the values that change nothing. They are dropped."""
+_TEXTS = frozenset({"mean", "sum", "batchmean", "none", "tanh", "floor", "trunc"})
 """Texts that an argument may be: how to reduce, to round, to approximate."""
 _ALIASES = ("torch._C._nn.", "torch._C._special.", "torch.special.")
 """Modules whose functions the SDK names by the place where torch defines them."""
@@ -225,7 +229,8 @@ def _node(given: Mapping[str, Any]) -> Node:
         if target.startswith(alias):
             target = f"torch.{'nn.functional.' if alias == _ALIASES[0] else ''}{target.removeprefix(alias)}"
     args = _listed(given.get("args", []), f"node {name}.args", _MOST_ARGUMENTS)
-    kwargs = _mapping(given.get("kwargs", {}), f"node {name}.kwargs")
+    passed = _mapping(given.get("kwargs", {}), f"node {name}.kwargs")
+    kwargs = {key: value for key, value in passed.items() if key not in _IDLE or value != _IDLE[key]}
     node = Node(op, name, target, args, kwargs)
     _check_target(node)
     if unknown := sorted(set(kwargs) - _KEYWORDS):

@@ -30,6 +30,7 @@
     ├── BodyTooSlow            408  body_too_slow        the body stopped coming; the SDK repeats the request
     ├── StaleSample            400  stale_sample         the sample fell too many versions behind its run
     ├── Cancelled              400  cancelled            ended from outside; the message says by whom and why
+    │   └── ClientSilent       400  client_silent        a sample whose client sent no heartbeat; polls are answered 410
     ├── PayloadTooLarge        413  payload_too_large    the body, or what it decompresses to
     │   └── OversizedBody      413  payload_too_large    carries the body's first bytes, which name the failed operation
     ├── EngineFailure          500  engine_failure       weft's own fault; only ever stored as a failed operation
@@ -274,6 +275,12 @@ class Cancelled(WeftError):
     code = "cancelled"
     status = 400
     category = "user"
+
+
+class ClientSilent(Cancelled):
+    """The sample was ended because its client had sent no heartbeat for a while. A poll for it is answered with 410."""
+
+    code = "client_silent"
 
 
 class PayloadTooLarge(WeftError):

@@ -187,7 +187,10 @@ class LanePosition:
 
     next_seq_id: int
     done_seq_id: int
-    """Last operation before ``next_seq_id`` that has changed the adapter or may have; -1: none. Failed ones have not."""
+    """Last operation before ``next_seq_id`` that has changed the adapter or may have; -1: none. Failed ones have not.
+
+    At least the last one that the snapshot covers, whatever that was: rows before it may be forgotten.
+    """
 
 
 @dataclass(frozen=True, slots=True)

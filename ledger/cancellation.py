@@ -19,7 +19,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Row, Table, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import Cancelled, RunUnloaded, WeftError
+from contracts.errors import Cancelled, ClientSilent, RunUnloaded, WeftError
 from contracts.ids import RequestId, RunId, TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind, known_kind
@@ -82,19 +82,31 @@ class OfEndedSessions:
 
 
 @dataclass(frozen=True, slots=True)
+class OfSilentSessions:
+    """Selects the operations of open sessions whose clients have sent heartbeats, and none since ``silent_since``."""
+
+    silent_since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class OfEndedKeys:
     """Selects the operations of all API keys that have ended by ``now``: a net for those accepted while their key ended."""
 
     now: datetime
 
 
-Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey | OfEndedSessions | OfEndedKeys
+Selection = OfOperation | OfLane | OfSession | OfTenant | OfKey | OfEndedSessions | OfSilentSessions | OfEndedKeys
 """Selects pending operations by one of their owners."""
 
 
 def session_ended() -> Cancelled:
     """Return the error of an operation whose session ended before it was done."""
     return Cancelled("cancelled: the session of this request has ended")
+
+
+def client_silent() -> ClientSilent:
+    """Return the error of a sample whose client has sent no heartbeat for too long."""
+    return ClientSilent("cancelled: the client of this request had sent no heartbeat for a while; send a new request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +229,9 @@ def _samples_of(selection: Selection) -> list[ColumnElement[bool]]:
         case OfEndedSessions():
             ended = select(_samplers.c.id).join_from(_samplers, _sessions, _sessions.c.id == _samplers.c.session_id)
             return [ended.where(_samplers.c.id == operations.c.lane, _sessions.c.ended_at.is_not(None)).exists()]
+        case OfSilentSessions(since):
+            silent = select(_samplers.c.id).join_from(_samplers, _sessions, _sessions.c.id == _samplers.c.session_id)
+            return [silent.where(_samplers.c.id == operations.c.lane, *_is_silent(since)).exists()]
         case OfEndedKeys(now):
             return [_is_of_ended_key(now)]
 
@@ -238,8 +253,19 @@ def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
         case OfEndedSessions():
             ended = select(_sessions.c.id).where(_sessions.c.id == runs.c.session_id, _sessions.c.ended_at.is_not(None))
             return [ended.exists()]
+        case OfSilentSessions(since):
+            return [select(_sessions.c.id).where(_sessions.c.id == runs.c.session_id, *_is_silent(since)).exists()]
         case OfEndedKeys(now):
             return [_is_of_ended_key(now)]
+
+
+def _is_silent(since: datetime) -> list[ColumnElement[bool]]:
+    """Return the conditions on a session. A client that has never sent a heartbeat is not expected to send one."""
+    return [
+        _sessions.c.ended_at.is_(None),
+        _sessions.c.last_seen_at < since,
+        _sessions.c.last_seen_at > _sessions.c.created_at,
+    ]
 
 
 def _is_of_ended_key(now: datetime) -> ColumnElement[bool]:

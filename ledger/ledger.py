@@ -13,6 +13,7 @@ results and payloads that nothing needs any more.
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic, time
 
@@ -128,7 +129,7 @@ class Ledger:
         else:
             await self._announce_training(transaction, new)
         if new.loads is not None and request_id == new.id:
-            await resolve_when_accepted(transaction, new, self._clock)
+            accepted = replace(accepted, loads_of=await resolve_when_accepted(transaction, new, self._clock))
         if self._telemetry.traces.is_on:
             after_commit(transaction, partial(self._telemetry.accepted, request_id, new.kind, started=started))
         return accepted
@@ -197,7 +198,7 @@ class Ledger:
     async def lane_positions(self, session: AsyncSession, lanes: Sequence[str]) -> dict[str, LanePosition]:
         """Return how far each of the runs' lanes has come."""
         rows = await session.execute(sql.LANE_POSITIONS, {"lanes": list(lanes)})
-        return {row.id: LanePosition(row.next_seq_id, -1 if row.done is None else row.done) for row in rows}
+        return {row.id: LanePosition(row.next_seq_id, row.done) for row in rows}
 
     async def leases(self, session: AsyncSession, runs: Sequence[RunId]) -> dict[RunId, RunLease]:
         """Return the valid lease of each of the runs that has one."""

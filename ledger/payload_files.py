@@ -17,12 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar, cast
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from sqlalchemy import Table, bindparam, select
 
 from contracts.codec import pack
 from contracts.errors import Unavailable, WeftError
-from contracts.ids import RequestId
+from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, StoredPayload
 from contracts.operations import Payload, SampleRequest, TrainingBatch
 from store.batcher import few_lengths
@@ -40,6 +41,8 @@ _INLINE_TOKENS = 2048
 """Most tokens of a payload that is packed on the event loop: for less, a thread would cost more than the work."""
 _THREADS = 4
 """Threads of their own: adapters' files, which may be slow to write, hold no request up."""
+_OF_TENANT = 2
+"""Threads on which one tenant's payloads are written at a time, however large they are and however slow the disk is."""
 _PRIVATE = 0o600
 _SETTLED = timedelta(minutes=10)
 """Age of a file whose row is committed, if it ever will be."""
@@ -54,17 +57,27 @@ class PayloadFiles:
     def __init__(self, data_folder: DataFolder) -> None:
         self._folder = data_folder
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="payloads")
+        self._of_tenants: WeakValueDictionary[TenantId, asyncio.Semaphore] = WeakValueDictionary()
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run ``work`` on a thread for payloads and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def store(self, operation: RequestId, payload: Payload) -> StoredPayload:
-        """Pack ``payload``; write its file when it is large. Raises ``Unavailable`` when the disk takes no more."""
+    async def store(self, tenant: TenantId, operation: RequestId, payload: Payload) -> StoredPayload:
+        """Pack the tenant's ``payload``; write its file when it is large.
+
+        Raises ``Unavailable`` when the disk takes no more.
+        """
         if _tokens(payload) <= _INLINE_TOKENS:
             return StoredPayload(pack(payload))
+
+        async def written() -> StoredPayload:
+            async with self._of_tenants.setdefault(tenant, asyncio.Semaphore(_OF_TENANT)):
+                return await self.off_loop(partial(self._store, operation, payload))
+
         try:
-            return await self.off_loop(partial(self._store, operation, payload))
+            # A thread goes on when nobody waits for it any more, and stays its tenant's as long.
+            return await asyncio.shield(written())
         except OSError as error:
             raise Unavailable("the data folder takes no more; the request is repeated until it does") from error
 

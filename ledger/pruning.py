@@ -24,6 +24,8 @@ PRUNE_BATCH = 250
 """Most operations pruned by one transaction: a larger one would block other writers for long."""
 SEEN_BATCH = 1000
 """Most rows that a transaction of ``forget_operations`` looks at."""
+REPEATABLE = 1024
+"""Last operations of an open run whose rows stay: a client that was stopped for days sends the last of them again."""
 _MOST_RUNS = 4
 _MOST_SEQ_IDS = 250
 """Most operations of one run whose payloads a transaction deletes: a thousand rows with all of its runs."""
@@ -126,14 +128,21 @@ async def drop_covered_payloads(transaction: AsyncSession) -> int:
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
-_IS_OF_OPEN_RUN: ColumnElement[bool] = exists().where(
-    runs.c.id == operations.c.lane, runs.c.state.in_([RunState.CREATING, RunState.READY])
+# The first operation of a run makes it: a repeat of that request finds the run by it.
+_MAY_COME_AGAIN: ColumnElement[bool] = exists().where(
+    runs.c.id == operations.c.lane,
+    runs.c.state.in_([RunState.CREATING, RunState.READY]),
+    or_(
+        operations.c.seq_id == 0,
+        operations.c.seq_id > runs.c.payloads_dropped_to,
+        operations.c.seq_id >= runs.c.next_seq_id - REPEATABLE,
+    ),
 )
 _IS_NEEDED = or_(
     operations.c.pruned_at.is_(None),
     operations.c.pruned_at >= bindparam("pruned_before"),
     operations.c.finished_at >= bindparam("pruned_before"),
-    case((operations.c.kind == OperationKind.SAMPLE, literal(False)), else_=_IS_OF_OPEN_RUN),
+    case((operations.c.kind == OperationKind.SAMPLE, literal(False)), else_=_MAY_COME_AGAIN),
 )
 _SEEN = (
     select(operations.c.position, operations.c.created_at, _IS_NEEDED.label("is_needed"))
@@ -151,8 +160,8 @@ _FORGET = (
 async def forget_operations(transaction: AsyncSession, *, before: datetime, after: int) -> tuple[int, int | None]:
     """Delete old operations' rows among the next ``SEEN_BATCH`` in order of acceptance.
 
-    A row goes once its result was pruned and it is older than ``before``. Rows of open runs stay, since a repeat must find them
-    and a replay needs them. Return how many went, and the position from which the next call goes on; None at the end.
+    A row goes once its result was pruned and it is older than ``before``. Of an open run those stay that a replay needs, the
+    last ``REPEATABLE``, and the first. Return how many went, and the position from which the next call goes on; None at the end.
     """
     seen = (await transaction.execute(_SEEN, {"after": after, "pruned_before": before})).all()
     needless = [row.position for row in seen if not row.is_needed]

@@ -52,13 +52,15 @@ class Inserted:
 class Accepted:
     """Id of an accepted request. For new training also the pending training of its tenant, counted with this one.
 
-    ``rate`` is the tightest of its rates after it, None without one and for a repeat.
+    - ``rate``: the tightest of its rates after it, None without one and for a repeat.
+    - ``loads_of``: tenant of the checkpoint that it loads, None if that is not known yet, and for a repeat.
     """
 
     id: RequestId
     operations: int = 0
     nbytes: int = 0
     rate: RateState | None = None
+    loads_of: TenantId | None = None
 
 
 async def insert_operation(

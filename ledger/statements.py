@@ -201,18 +201,20 @@ PENDING_OF_RUNS: Select[Any] = _PENDING_TRAINING.where(operations.c.lane.in_(bin
 
 BY_ID = _READY.where(operations.c.id.in_(bindparam("ids", expanding=True))).order_by(operations.c.position)
 
+# Rows that the snapshot covers may be forgotten, and the lane of a run may be long.
 _last_done = (
     select(func.max(operations.c.seq_id))
     .where(
         operations.c.lane == runs.c.id,
+        operations.c.seq_id > runs.c.snapshot_seq_id,
         operations.c.seq_id < runs.c.next_seq_id,
         operations.c.state == OperationState.DONE,
     )
     .scalar_subquery()
 )
-LANE_POSITIONS = select(runs.c.id, runs.c.next_seq_id, _last_done.label("done")).where(
-    runs.c.id.in_(bindparam("lanes", expanding=True))
-)
+LANE_POSITIONS = select(
+    runs.c.id, runs.c.next_seq_id, func.coalesce(_last_done, runs.c.snapshot_seq_id).label("done")
+).where(runs.c.id.in_(bindparam("lanes", expanding=True)))
 
 _WITHOUT_EFFECT = (
     OperationKind.FORWARD,

@@ -20,6 +20,7 @@ from store.fair_places import FairPlaces
 from store.inline_sqlite import InlineConnection, inline_url
 from store.outages import outages_as_unavailable
 from store.statement_parameters import clean_parameters
+from store.surveys import Surveys
 from store.transaction import SQLITE_BUSY_SECONDS, KeptConnections, PooledConnections
 
 DEFAULT_POOL = 16
@@ -37,6 +38,8 @@ A busy machine can keep a process that is well from its processors for some seco
 POOL_SECONDS = 10.0
 """Longest wait for a free connection of the pool."""
 
+_JOURNAL_BYTES = 64 * 2**20
+"""Size to which SQLite's log is cut once it begins anew: surveys that overlap keep it growing until then."""
 _TRUSTED_SECONDS = 1.0
 """Seconds after its last use for which a connection counts as alive without a ping."""
 
@@ -81,7 +84,8 @@ def create_engine(url: str, *, pool_size: int = DEFAULT_POOL) -> AsyncEngine:
     @event.listens_for(engine.sync_engine, "connect")
     def _set_pragmas(connection: Any, _record: ConnectionPoolEntry) -> None:
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        size = f"journal_size_limit={_JOURNAL_BYTES}"
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", size):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -135,6 +139,7 @@ class Database:
         self._connections = KeptConnections(engine) if self._is_sqlite else PooledConnections(engine)
         most = 1 if self._is_sqlite else _pool_size(engine)
         self.places = FairPlaces(most, each=max(1, most // 2))
+        self.surveys = Surveys(engine.url) if self._is_sqlite else None
 
     @property
     def has_one_service(self) -> bool:
@@ -152,6 +157,20 @@ class Database:
             else:
                 async with self.places.place(patience=POOL_SECONDS), self._connections.reading() as session:
                     yield session
+
+    @asynccontextmanager
+    async def survey(self) -> AsyncIterator[AsyncSession]:
+        """Open a session as ``read`` does, for queries that may go through many rows. Raises ``Unavailable``.
+
+        One survey of a tenant runs at a time on SQLite, so a block never opens another one.
+        """
+        if self.surveys is None:
+            async with self.read() as session:
+                yield session
+            return
+        with outages_as_unavailable():
+            async with self.surveys.reading() as session:
+                yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:

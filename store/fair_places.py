@@ -16,21 +16,30 @@ STRANGERS = ""
 Owner = str | None
 _Turn = asyncio.Future[None]
 
-_OWN_WORK: Owner = None
-_asking: ContextVar[Owner] = ContextVar("weft_asking", default=_OWN_WORK)
+OWN_WORK: Owner = None
+"""Owner of the places of the service's own work, and of what its operators ask for."""
+_asking: ContextVar[Owner] = ContextVar("weft_asking", default=OWN_WORK)
 
 
-def ask_for(owner: str) -> None:
-    """Have the running task ask for places in the turns of ``owner``, a tenant or ``STRANGERS``."""
+def ask_for(owner: Owner) -> None:
+    """Have the running task ask for places in the turns of ``owner``: a tenant, ``STRANGERS`` or ``OWN_WORK``."""
     _asking.set(owner)
 
 
-class FairPlaces:
-    """``places`` places, at most ``each`` of one tenant at a time. Used from one event loop."""
+def asking() -> Owner:
+    """Return who the running task asks for."""
+    return _asking.get()
 
-    def __init__(self, places: int, *, each: int) -> None:
+
+class FairPlaces:
+    """``places`` places, at most ``each`` of one tenant at a time, and ``own`` (None: all) of the service's own work.
+
+    Used from one event loop.
+    """
+
+    def __init__(self, places: int, *, each: int, own: int | None = None) -> None:
         self._free = places
-        self._places = places
+        self._own = places if own is None else own
         self._each = each
         self._held: Counter[Owner] = Counter()
         self._waiting: dict[Owner, deque[_Turn]] = {}
@@ -77,7 +86,7 @@ class FairPlaces:
                 del self._waiting[owner]
 
     def _has_room(self, owner: Owner) -> bool:
-        return self._held[owner] < (self._places if owner is _OWN_WORK else self._each)
+        return self._held[owner] < (self._own if owner is OWN_WORK else self._each)
 
     def _take(self, owner: Owner) -> None:
         self._free -= 1
@@ -89,7 +98,7 @@ class FairPlaces:
         if not self._held[owner]:
             del self._held[owner]
         while self._free and (ready := self._ready()):
-            self._begin(_OWN_WORK if _OWN_WORK in ready and not self._was_own_work else ready[0])
+            self._begin(OWN_WORK if OWN_WORK in ready and not self._was_own_work else ready[0])
 
     def _ready(self) -> list[Owner]:
         """Return the owners that wait and may have a place, in the order of their turns."""
@@ -102,6 +111,6 @@ class FairPlaces:
         if turns:
             self._waiting[owner] = turns
         if not turn.done():
-            self._was_own_work = owner is _OWN_WORK
+            self._was_own_work = owner is OWN_WORK
             self._take(owner)
             turn.set_result(None)

@@ -29,6 +29,12 @@ class LimitSettings(BaseSettings):
         ge=1,
         description="Most open models of one tenant. Further creations wait until a model is unloaded or its session ends.",
     )
+    limit_max_rank: int = Field(
+        default=0,
+        ge=0,
+        description="Largest LoRA rank of one tenant's new models, copies and imports; 0: that of `WEFT_MAX_RANK`. A larger one "
+        "is answered 403, and an import fails.",
+    )
     limit_sessions: int = Field(
         default=1024, ge=1, description="Most open sessions of one tenant. The next one is answered 429."
     )

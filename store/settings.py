@@ -21,6 +21,7 @@ from store.dashboard_settings import DashboardSettings
 from store.http_settings import HttpSettings
 from store.limit_settings import LimitSettings
 from store.retention_settings import RetentionSettings
+from store.vllm_settings import VllmSettings
 from store.webhook_settings import WebhookSettings
 
 SETTINGS_FILE = "weft.toml"
@@ -42,7 +43,9 @@ _NO_SETTINGS = ("WEFT_CONFIG", "WEFT_ADMIN_URL", "WEFT_ADMIN_KEY")
 _NO_SETTINGS_PREFIXES = ("WEFT_TEST_", "WEFT_BENCH_")
 
 
-class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, DashboardSettings, WebhookSettings):
+class Settings(
+    LimitSettings, RetentionSettings, HttpSettings, AdminSettings, DashboardSettings, WebhookSettings, VllmSettings
+):
     """Settings with their defaults; ``docs/reference/settings.md`` is generated from this class.
 
     Durations are ISO 8601 (``PT25S``) or seconds. Raises ``pydantic.ValidationError`` that says what to change.
@@ -79,7 +82,8 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, Da
         default=None,
         pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$",
         description="URL under which clients reach the API, such as `https://weft.example.org`. Download links begin "
-        "with it. Default: the host that a request names, if it is a trusted one.",
+        "with it. Default: the host that a request names, if it is a trusted one. Set it, too, where a proxy or a tunnel on "
+        "this machine passes clients of other machines on.",
     )
     trusted_hosts: tuple[str, ...] = Field(
         default=(),
@@ -114,7 +118,7 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, Da
         default=100,
         ge=0,
         description="Largest topk_prompt_logprobs, topk_sample_logprobs and prompt_alt_tokens_k, and most target tokens at a "
-        "prompt's position, on every sampler.",
+        "prompt's position, on every sampler; largest logprobs and top_logprobs of OpenAI's routes.",
     )
     pass_token_budget: int | None = Field(
         default=None,
@@ -174,81 +178,12 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, Da
         description="Most adapter versions in the torch sampler's memory. The least recently used version is "
         "dropped first.",
     )
-    vllm_urls: tuple[str, ...] = Field(
-        default=(),
-        description="vLLM servers that sample instead of this process, each as `[NAME=]URL[#REPLICA]`. NAME is the "
-        "base model that the server serves; default: every base model. REPLICA is the replica's name in reports and "
-        "commands; default: `server-0`, `server-1` and so on.",
-        repr=False,
-    )
-    vllm_api_key: str | None = Field(default=None, description="API key of the vLLM servers.", repr=False)
-    vllm_data_dir: Path | None = Field(
-        default=None,
-        description="Path under which the servers of `vllm_urls` see the data folder, from which they read adapters. "
-        "Default: the same path.",
-    )
-    vllm_replicas: int = Field(
-        default=0, ge=0, description="Number of vLLM servers that weft starts itself for each base model."
-    )
-    vllm_command: tuple[str, ...] = Field(
-        default=(),
-        description="Command that starts a vLLM server, as a list. Default: the vLLM in `.venv-vllm` (`make vllm`).",
-    )
-    vllm_arguments: tuple[str, ...] = Field(
-        default=(), description="Further arguments of that command, such as `--tensor-parallel-size`, `2`."
-    )
-    beside_trainer: bool = Field(
-        default=False,
-        description="A trainer runs on this machine, too, on the first GPU or the one that the device names: the vLLM servers "
-        "of `weft pool` leave it half of what is left there. `weft up` sets it.",
-    )
-    vllm_memory_share: float | None = Field(
-        default=None,
-        gt=0,
-        le=0.95,
-        description="Share of the memory left on a device that its vLLM servers take together. Default: half of it beside "
-        "a trainer, on a CPU or on the trainer's GPU, and nine tenths of another GPU. Memory or key-value sizes in the "
-        "arguments of vLLM win over it.",
-    )
-    vllm_max_loras: int = Field(
-        default=8,
-        ge=2,
-        description="Most adapters in one batch of a vLLM server. One of them stands for the bare base.",
-    )
-    vllm_sequences: int = Field(
-        default=256,
-        ge=2,
-        description="Most sequences on one vLLM server at a time. A ninth of them is kept for tenants that come beside a "
-        "flood. Servers that you start yourself need `--max-num-seqs` of at least this, or sequences wait in their "
-        "queue, where tenants take no turns.",
-    )
-    vllm_context_length: int | None = Field(
-        default=None, ge=1, description="Context length of the vLLM servers in tokens. Default: the base model's own."
-    )
-    vllm_prompt_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Most prompt tokens that one vLLM server computes at a time; a longer prompt is computed "
-        "alone. A smaller number makes other samples wait less behind long prompts. Meant for "
-        "servers that do not split prompts, as on a CPU. Default: no limit.",
-    )
-    vllm_head_adapters: bool = Field(
-        default=True,
-        description="Accept adapters that change the output head (`train_unembed`). vLLM cannot score prompts beside "
-        "such adapters, so the trainer's forward scores them: in `weft serve` on the base in memory, in a pool on a base that "
-        "a process of its own loads on the CPU. Off: the servers score prompts themselves.",
-    )
     sampler_tolerance: float | None = Field(
         default=None,
         gt=0,
         description="Most by which a replica's log-probabilities may differ from the trainer's in its handshake, in nats, as "
         "the mean of a few tokens. A replica that is off by more takes no work. Default: 0.001 for a base in float32, "
         "0.1 for one in half precision.",
-    )
-    vllm_tune_cpu: bool = Field(
-        default=True,
-        description="Tune vLLM servers that weft starts on a machine without an accelerator: engine and model share a "
-        "process, and the first server leaves the last core free. Off: vLLM's own way.",
     )
     swap_policy: Literal["continue", "finish"] = Field(
         default="continue",
@@ -295,6 +230,12 @@ class Settings(LimitSettings, RetentionSettings, HttpSettings, AdminSettings, Da
     session_timeout: timedelta = Field(
         default=timedelta(hours=1),
         description="Time without a heartbeat or training request after which a session is ended.",
+    )
+    sample_silence: timedelta = Field(
+        default=timedelta(minutes=2),
+        gt=timedelta(0),
+        description="Time without a heartbeat after which the pending samples of a session are ended, once its client has "
+        "sent heartbeats. The SDK sends one every 10 s. If it was only cut off, it sends such a sample again by itself.",
     )
     housekeeping_interval: timedelta = Field(
         default=timedelta(seconds=30),

@@ -2,7 +2,9 @@
 
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Literal, TextIO
 
 import orjson
@@ -10,10 +12,21 @@ import orjson
 from contracts.secrets import mask_secrets
 from telemetry.context import WorkContext, current_work
 
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+MOST_FRAMES = 64
+"""Frames of an exception's traceback that are logged, the innermost."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
-class TextFormatter(logging.Formatter):
+class _ShortTracebacks(logging.Formatter):
+    """Formatter of tracebacks by their last frames: a function that calls itself leaves a thousand."""
+
+    def formatException(self, ei: _ExcInfo) -> str:
+        """Return the traceback of an exception and of those before it."""
+        return "".join(traceback.format_exception(*ei, limit=-MOST_FRAMES)).removesuffix("\n")
+
+
+class TextFormatter(_ShortTracebacks):
     """Formats a record as a line of text with the ids at its end."""
 
     def __init__(self) -> None:
@@ -29,7 +42,7 @@ class TextFormatter(logging.Formatter):
         return mask_secrets(super().format(record))
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_ShortTracebacks):
     """Formats a record as a JSON object: time, level, logger, message, process, and trace_id, tenant, operation if known."""
 
     def __init__(self, process: str) -> None:

@@ -64,6 +64,7 @@ class Door(StrEnum):
 
     - ``key``: an API key. ``token``: a token that stands for one. ``link``: a download link that was made with one.
     - ``ui``: the dashboard, in a web session that was begun with an API key.
+    - ``share``: another tenant, which may use a checkpoint: published, or with a key of its tenant's as access token.
     - ``cli``: the ``weft`` command on the database. ``admin``: the operators' API.
     - ``service``: weft itself, such as its housekeeping.
     """
@@ -72,6 +73,7 @@ class Door(StrEnum):
     TOKEN = "token"
     LINK = "link"
     UI = "ui"
+    SHARE = "share"
     CLI = "cli"
     ADMIN = "admin"
     SERVICE = "service"
@@ -160,7 +162,7 @@ async def record_many(
     transaction: AsyncSession,
     actor: Actor,
     action: Action,
-    resources: Sequence[tuple[str, str]],
+    resources: Sequence[tuple[str, str | None]],
     *,
     tenant: TenantId,
     now: datetime,

@@ -33,6 +33,7 @@ class Action(StrEnum):
     RUN_UNLOAD = "run_unload"
     RUN_DELETE = "run_delete"
     RUN_RELOAD = "run_reload"
+    RUN_LOAD = "run_load"
     RUN_WEIGH = "run_weigh"
     RUN_MOVE = "run_move"
     RUN_EVICT = "run_evict"
@@ -100,13 +101,17 @@ MEANINGS: Mapping[Action, str] = MappingProxyType(
         Action.RUN_UNLOAD: "a run was unloaded at its tenant's request",
         Action.RUN_DELETE: "housekeeping deleted an ended run that had no checkpoints",
         Action.RUN_RELOAD: "the live samplers of a run were pointed at a version",
+        Action.RUN_LOAD: "a load of another tenant's checkpoint, named in `after`, into an existing run was accepted",
         Action.RUN_WEIGH: "a run got another weight among its tenant's runs",
         Action.RUN_MOVE: "an operator had a run handed to another trainer",
         Action.RUN_EVICT: "an operator had a run's adapter paged out",
         Action.SAMPLER_CREATE: "a request made a sampler",
         Action.SAMPLER_SET: "a live sampler got another staleness bound or swap policy",
         Action.CHECKPOINT_CREATE: "a checkpoint with a name was saved, merged, imported or copied",
-        Action.CHECKPOINT_READ: "a link to a checkpoint's files was made or followed, or an operator merged it: see `purpose`",
+        Action.CHECKPOINT_READ: (
+            "a link to a checkpoint's files was made or followed, an operator merged it, or another tenant has used it (`load`, "
+            "`copy`, `sample`; one entry a minute for each key): see `purpose` or `cause`"
+        ),
         Action.CHECKPOINT_SET: "a checkpoint got another time to live",
         Action.CHECKPOINT_DELETE: "a checkpoint was deleted",
         Action.CHECKPOINT_EXPIRE: "housekeeping deleted a checkpoint with a name whose time to live was over",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, literal, select, tuple_
+from sqlalchemy import ColumnElement, and_, literal, not_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest
@@ -22,6 +22,9 @@ _OPERATORS = (Door.CLI, Door.ADMIN)
 """Doors that operators alone come by. To their pages they come by ``ui``, as tenants' own people do."""
 OPERATOR = "operator"
 """Name by which tenants are told of an operator."""
+ANOTHER_TENANT = "another tenant"
+"""Name by which tenants are told of one that uses what they have published."""
+_IS_STRANGER = and_(AuditEntry.door == Door.SHARE, AuditEntry.key_id.is_(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +68,15 @@ async def read_entries(
 
 
 def told_actor(entry: AuditEntry) -> tuple[str, int | None, str | None]:
-    """Return an entry's actor, key and address as tenants are told them: an operator's are the service's own."""
-    is_operator = entry.door in _OPERATORS or entry.role == Role.OPERATOR
-    return (OPERATOR, None, None) if is_operator else (entry.actor, entry.key_id, entry.address)
+    """Return an entry's actor, key and address as tenants are told them.
+
+    An operator's are the service's own. Of another tenant they are told nothing but which of their own keys it has used.
+    """
+    if entry.door in _OPERATORS or entry.role == Role.OPERATOR:
+        return OPERATOR, None, None
+    if entry.door == Door.SHARE:
+        return ANOTHER_TENANT if entry.key_id is None else entry.actor, entry.key_id, None
+    return entry.actor, entry.key_id, entry.address
 
 
 def _conditions(which: AuditFilter) -> list[ColumnElement[bool]]:
@@ -85,8 +94,9 @@ def _conditions(which: AuditFilter) -> list[ColumnElement[bool]]:
     if which.key is not None:
         conditions.append(AuditEntry.actor == which.key)
         if which.owner is not None:
-            # Tenants are not told operators' names, so they find none by them.
+            # Tenants are not told names of operators and of other tenants, so they find none by them.
             conditions += [AuditEntry.door.not_in(_OPERATORS), AuditEntry.role.is_distinct_from(Role.OPERATOR)]
+            conditions.append(not_(_IS_STRANGER))
     if which.since is not None:
         conditions.append(AuditEntry.at >= which.since)
     if which.until is not None:

@@ -21,7 +21,7 @@ from store.clock import Clock
 from store.database import Database
 from store.repeat import repeat
 from store.tables import ApiKey
-from tenants.audit import Actor, Outcome, record
+from tenants.audit import Actor, Door, Outcome, record
 from tenants.audit_actions import Action
 
 WRITE_SECONDS = 60.0
@@ -64,6 +64,8 @@ class _Count:
 
 
 _Kind = tuple[Action, str, str, str | None, str]
+_Log = tuple[TenantId | None, bool]
+"""Tenant, and whether it is what others do with its things: they crowd nothing else out of its minute."""
 
 
 class AuditTally:
@@ -73,21 +75,21 @@ class AuditTally:
         self._database = database
         self._clock = clock
         self._counts: dict[_Kind, _Count] = {}
-        self._kinds: Counter[str | None] = Counter()
-        """Number of the kinds of each tenant; None: of keys not known yet."""
+        self._kinds: Counter[_Log] = Counter()
+        """Number of the kinds of each log; without a tenant: of keys not known yet."""
 
     def note(self, request: Repeated) -> None:
         """Count a request."""
         kind = _kind(request)
         most = _MOST_STRANGERS if request.tenant is None else _MOST_KINDS
-        if kind not in self._counts and self._kinds[request.tenant] >= most:
+        if kind not in self._counts and self._kinds[_log(request)] >= most:
             request = _unnamed(request)
             kind = _kind(request)
         now = self._clock()
         counted = self._counts.get(kind)
         if counted is None:
             counted = self._counts[kind] = _Count(request, now, now)
-            self._kinds[request.tenant] += 1
+            self._kinds[_log(request)] += 1
         counted.until, counted.count = now, counted.count + 1
 
     async def write(self) -> None:
@@ -116,7 +118,7 @@ class AuditTally:
         except BaseException:
             for kind, one in counts.items():
                 _add(self._counts, kind, one)
-            self._kinds = Counter(one.first.tenant for one in self._counts.values())
+            self._kinds = Counter(_log(one.first) for one in self._counts.values())
             raise
 
     async def run(self, stopping: asyncio.Event | None = None) -> None:
@@ -143,6 +145,10 @@ async def _owners(session: AsyncSession, named: Collection[str]) -> dict[str, Te
     return owners
 
 
+def _log(request: Repeated) -> _Log:
+    return request.tenant, request.actor.door is Door.SHARE
+
+
 def _kind(request: Repeated) -> _Kind:
     what = request.resource_id if request.action is Action.CHECKPOINT_READ else ""
     return request.action, request.actor.name, request.cause, request.tenant, what
@@ -156,15 +162,15 @@ def _unnamed(request: Repeated) -> Repeated:
 def _merged(counts: Iterable[_Count], owners: Mapping[str, TenantId]) -> list[_Count]:
     """Return the counts with their tenants; those of keys that no tenant has count together."""
     merged: dict[_Kind, _Count] = {}
-    kinds: Counter[TenantId] = Counter()
+    kinds: Counter[_Log] = Counter()
     for one in counts:
         request = one.first
         if request.tenant is None:
             owner = owners.get(request.actor.name)
             request = _unnamed(request) if owner is None else replace(request, tenant=owner)
         if request.tenant is not None and _kind(request) not in merged:
-            kinds[request.tenant] += 1
-            request = _unnamed(request) if kinds[request.tenant] > _MOST_KINDS else request
+            kinds[_log(request)] += 1
+            request = _unnamed(request) if kinds[_log(request)] > _MOST_KINDS else request
         _add(merged, _kind(request), _Count(request, one.since, one.until, one.count))
     return list(merged.values())
 

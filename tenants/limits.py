@@ -33,6 +33,7 @@ class Limits:
     pending_bytes: int
     seq_ahead: int
     open_runs: int
+    max_rank: int
     sessions: int
     stored_bytes: int
     checkpoints: int

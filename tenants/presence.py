@@ -33,10 +33,12 @@ async def note_presence(session: AsyncSession, *, now: datetime, session_timeout
     )
 
 
-async def was_present(session: AsyncSession, *, now: datetime, session_timeout: timedelta) -> bool:
-    """Return whether clients could reach the service all through the last ``session_timeout``."""
+async def was_present(
+    session: AsyncSession, *, now: datetime, session_timeout: timedelta, through: timedelta | None = None
+) -> bool:
+    """Return whether clients could reach the service all through the last ``through``, by default ``session_timeout``."""
     found = await session.get(ServicePresence, _THE_ROW, populate_existing=True)
     if found is None:
         return False
     is_present = found.present_at >= now - _MISSED * note_interval(session_timeout)
-    return is_present and found.back_at <= now - session_timeout
+    return is_present and found.back_at <= now - (through or session_timeout)

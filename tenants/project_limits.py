@@ -14,23 +14,25 @@ from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, liter
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import InvalidRequest, NotFound
-from contracts.ids import TenantId
+from contracts.errors import Forbidden, InvalidRequest, NotFound
+from contracts.ids import RequestId, TenantId
 from contracts.rate_lines import RateScope
 from store.batcher import few_lengths
 from store.clock import Clock
-from store.pending_operations import IS_PENDING, IS_SAMPLE
+from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import Checkpoint, Operation, Project, Run, RunState, Sampler, Session
 from tenants.budgets import spent_budgets
-from tenants.limits import MOST
+from tenants.limits import MOST, Limits
 from tenants.rate_lines import set_line_paces
 from tenants.rates import RATE_LIMITS
 from tenants.reach import Owner, Reach, tenant_of
 from tenants.request_rates import REQUEST_RATE
 
-COUNTED = ("sessions", "open_runs", "pending_samples", "stored_bytes", "checkpoints")
+PENDING_TRAINING = ("pending_operations", "pending_bytes")
+COUNTED = ("sessions", "open_runs", *PENDING_TRAINING, "pending_samples", "stored_bytes", "checkpoints")
 """Limits that are counted over a project's sessions."""
-PROJECT_LIMITS = (*COUNTED, "checkpoint_seconds", "kept_checkpoints", *RATE_LIMITS, REQUEST_RATE)
+RANK = "max_rank"
+PROJECT_LIMITS = (*COUNTED, RANK, "checkpoint_seconds", "kept_checkpoints", *RATE_LIMITS, REQUEST_RATE)
 """Limits that a project may have of its own, named as its tenant's."""
 
 
@@ -57,6 +59,21 @@ def smaller(tenants: int, projects: int | None) -> int:
     return min((bound for bound in (tenants, projects or 0) if bound), default=0)
 
 
+def training_limits(limits: Limits, own: Mapping[str, int] | None) -> Limits:
+    """Return a tenant's limits with those of pending training that its project has smaller."""
+    given = own or {}
+    return limits.with_own(
+        {name: min(getattr(limits, name), given[name]) for name in PENDING_TRAINING if name in given}
+    )
+
+
+def check_rank_in(name: str | None, limits: Mapping[str, int] | None, rank: int) -> None:
+    """Raise ``Forbidden`` for an adapter of a higher rank than the own limit of the project of that name."""
+    most = (limits or {}).get(RANK, rank)
+    if rank > most:
+        raise Forbidden(f"adapters of project {name!r} are of rank {most} at most; got rank {rank}")
+
+
 _PROJECT = Session.project == bindparam("project", unique=False)
 
 
@@ -72,20 +89,24 @@ def _checkpoints(counted: Any) -> Select[Any]:
     return _runs(counted).join(Checkpoint, Checkpoint.run_id == Run.id)
 
 
-_LANE_IS_IN_PROJECT = (
-    select(Sampler.id)
-    .join(Session, Session.id == Sampler.session_id)
-    .where(Sampler.id == Operation.lane, _PROJECT)
-    .correlate(Operation)
-    .exists()
-)
+def _is_of_project(lanes: type[Run] | type[Sampler]) -> ColumnElement[bool]:
+    """Return whether the operation's lane is one of the project's."""
+    made_in = select(lanes.id).join(Session, Session.id == lanes.session_id)
+    return made_in.where(lanes.id == Operation.lane, _PROJECT).correlate(Operation).exists()
+
+
+_IS_OF_TENANT = Operation.tenant_id == bindparam("tenant", unique=False)
+_IS_PENDING_TRAINING = (_IS_OF_TENANT, IS_PENDING, IS_TRAINING, _is_of_project(Run))
+_OLDEST_PENDING = select(Operation.id).where(*_IS_PENDING_TRAINING).order_by(Operation.position).limit(1)
 _COUNTS: Mapping[str, Any] = {
     "sessions": select(func.count()).select_from(Session).where(_PROJECT, Session.ended_at.is_(None)).scalar_subquery(),
     "open_runs": _runs(func.count()).where(Run.state == RunState.READY, Session.ended_at.is_(None)).scalar_subquery(),
+    "pending_operations": select(func.count()).select_from(Operation).where(*_IS_PENDING_TRAINING).scalar_subquery(),
+    "pending_bytes": select(_sum(Operation.payload_bytes)).where(*_IS_PENDING_TRAINING).scalar_subquery(),
     # Counted from the tenant's pending samples: a sampler's lane holds every operation that is kept.
     "pending_samples": select(func.count())
     .select_from(Operation)
-    .where(Operation.tenant_id == bindparam("tenant", unique=False), IS_PENDING, IS_SAMPLE, _LANE_IS_IN_PROJECT)
+    .where(_IS_OF_TENANT, IS_PENDING, IS_SAMPLE, _is_of_project(Sampler))
     .scalar_subquery(),
     "stored_bytes": _checkpoints(_sum(Checkpoint.size_bytes)).scalar_subquery()
     + _runs(_sum(Run.snapshot_bytes)).where(Run.snapshot_dir.is_not(None)).scalar_subquery(),
@@ -133,6 +154,17 @@ async def use_of_project(
         return None
     row = (await session.execute(_OF_PROJECT, {"tenant": tenant, "project": project})).one_or_none()
     return None if row is None else await _counted(session, row, names)
+
+
+def bounds_training(limits: Mapping[str, int] | None) -> bool:
+    """Tell whether a project's own limits bound its pending training."""
+    return any(name in (limits or {}) for name in PENDING_TRAINING)
+
+
+async def oldest_pending(session: AsyncSession, tenant: TenantId, project: str) -> RequestId | None:
+    """Return the pending training operation of the project that was accepted first."""
+    found = await session.scalar(_OLDEST_PENDING, {"tenant": tenant, "project": project})
+    return None if found is None else RequestId(found)
 
 
 async def uses_of_samplers(session: AsyncSession, lanes: Collection[str]) -> dict[str, ProjectUse]:

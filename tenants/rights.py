@@ -260,11 +260,13 @@ class Principal:
                 f"this key is only for the base models {', '.join(sorted(allowed))}; not {base_model[:300]!r}"
             )
 
-    def check_rank(self, rank: int) -> None:
-        """Raise ``Forbidden`` for an adapter of a higher rank than the key's bound."""
+    def check_rank(self, rank: int, tenants: int) -> None:
+        """Raise ``Forbidden`` for an adapter of a higher rank than the key's bound, or than its tenant's (0: none)."""
         most = self.rights.max_rank
         if most is not None and rank > most:
             raise Forbidden(f"this key makes adapters of rank {most} at most; got rank {rank}")
+        if 0 < tenants < rank:
+            raise Forbidden(f"your limit max_rank lets you make adapters of rank {tenants} at most; got rank {rank}")
 
     def obstacle_of_work(self, base_model: str) -> WeftError | None:
         """Return the error that new work on ``base_model`` ends with; None if the key may have it done."""

@@ -160,7 +160,8 @@ async def _of_sampling(session: AsyncSession, run: Run, now: datetime) -> list[R
         told: dict[str, Any] = row.after or {}
         id = f"audit-{row.id}"
         if row.action == Action.RUN_RELOAD:
-            marks.append(RunMark(id, MarkKind.RELOADED, row.at, "Live samplers were pointed at a version"))
+            name = told["path"].rsplit("/", 1)[-1] if told.get("path") else "the newest version"
+            marks.append(RunMark(id, MarkKind.RELOADED, row.at, f"Live samplers were pointed at {name}"))
             continue
         marks += _expired(ends, row.at)
         ends = None

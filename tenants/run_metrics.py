@@ -1,5 +1,6 @@
 """Users' own metrics of runs, such as a reward or the loss of an evaluation: idempotent by run, step and name."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -97,14 +98,22 @@ async def metric_values(session: AsyncSession, run: str, name: str, *, after: in
     return [MetricValue(row.name, row.step, row.value, row.at) for row in rows]
 
 
-async def last_values(session: AsyncSession, run: str, names: Sequence[str]) -> dict[str, MetricValue]:
-    """Return the value of each of the metrics at its last step, by name."""
+async def last_values(
+    session: AsyncSession, run: str, names: Sequence[str], *, most: int
+) -> dict[str, list[MetricValue]]:
+    """Return at most ``most`` values of each of the metrics at its last steps, the last one first, by name."""
     if not names:
         return {}
     columns = (RunMetric.name, RunMetric.step, RunMetric.value, RunMetric.at)
     newest = (
-        select(*columns).where(RunMetric.run_id == run, RunMetric.name == name).order_by(RunMetric.step.desc()).limit(1)
+        select(*columns)
+        .where(RunMetric.run_id == run, RunMetric.name == name)
+        .order_by(RunMetric.step.desc())
+        .limit(most)
         for name in names
     )
     rows = await session.execute(union_all(*(select(one.subquery()) for one in newest)))
-    return {row.name: MetricValue(row.name, row.step, row.value, row.at) for row in rows}
+    found: defaultdict[str, list[MetricValue]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.step, reverse=True):
+        found[row.name].append(MetricValue(row.name, row.step, row.value, row.at))
+    return dict(found)

@@ -18,7 +18,7 @@ from tenants.budgets import spent_budgets
 from tenants.limit_use import LIMITED_PROJECTS, RUN_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.list_places import Place, behind
-from tenants.project_limits import use_in_session
+from tenants.project_limits import bounds_training, use_in_session
 from tenants.reach import Owner, default_project, includes, tenant_of, within
 
 
@@ -117,6 +117,11 @@ class RunStanding:
     """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
     project_limits: Mapping[str, int] | None = None
     """Limits that the project has of its own."""
+
+    @property
+    def bounding_project(self) -> str | None:
+        """Project, if it bounds its pending training itself."""
+        return self.project if bounds_training(self.project_limits) else None
 
     def check_open(self) -> None:
         """Raise ``RunUnloaded`` or ``SessionEnded`` unless the run accepts work."""

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import InvalidRequest, NotFound, SequenceConflict, SessionEnded, WeftError
 from contracts.ids import CheckpointId, RunId, SamplerId, SessionId, TenantId
+from contracts.paths import CheckpointPath, Segment
 from contracts.stored_words import known
 from store.batcher import Batcher, few_lengths
 from store.clock import Clock
@@ -78,6 +79,8 @@ class SamplerStanding:
     """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
     project_limits: Mapping[str, int] | None = None
     """Limits that the project has of its own."""
+    shared_by: tuple[TenantId, CheckpointPath] | None = None
+    """Another tenant whose checkpoint it samples, and that checkpoint."""
 
 
 _IS_UNEXPIRED = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > bindparam("now"))
@@ -93,6 +96,10 @@ _STANDING = (
         Session.project,
         Project.limits.label("project_limits"),
         Checkpoint.id.label("unexpired_checkpoint"),
+        Checkpoint.tenant_id.label("owner"),
+        Checkpoint.run_id.label("of_run"),
+        Checkpoint.segment,
+        Checkpoint.name,
         spent_budgets(Sampler.tenant_id.expression).label("spent_budgets"),
     )
     .join(Session, and_(Session.id == Sampler.session_id, Session.tenant_id == Sampler.tenant_id))
@@ -204,8 +211,11 @@ def _standing(row: Any) -> SamplerStanding:
         obstacle = SessionEnded(f"session {row.session_id} has ended ({row.end_reason}); open a new one")
     elif row.checkpoint_id is not None and row.unexpired_checkpoint is None:
         obstacle = gone_checkpoint()
+    shared_by = None
+    if row.owner is not None and row.owner != row.tenant_id:
+        shared_by = TenantId(row.owner), CheckpointPath(row.of_run, Segment(row.segment), row.name)
     return SamplerStanding(
-        SamplerId(row.id), row.base_model, obstacle, row.project, row.spent_budgets, row.project_limits
+        SamplerId(row.id), row.base_model, obstacle, row.project, row.spent_budgets, row.project_limits, shared_by
     )
 
 
@@ -285,18 +295,6 @@ async def publish_live(
     return moved.first() is not None
 
 
-async def version_published(
-    session: AsyncSession, tenant: TenantId, run_id: RunId, *, beside: SessionId
-) -> CheckpointId | None:
-    """Return the version followed by the run's live samplers outside session ``beside``, or None without any."""
-    found = await session.scalar(
-        select(Sampler.checkpoint_id)
-        .where(Sampler.tenant_id == tenant, Sampler.live_run_id == run_id, Sampler.session_id != beside)
-        .limit(1)
-    )
-    return None if found is None else CheckpointId(found)
-
-
 async def count_samplers(session: AsyncSession, owner: Owner, checkpoints: Collection[str]) -> dict[str, int]:
     """Return how many of the owner's samplers, of sessions that have not ended, sample each of the checkpoints."""
     own = (Sampler.tenant_id == tenant_of(owner), *within(owner, Sampler.session_id))
@@ -307,6 +305,17 @@ async def count_samplers(session: AsyncSession, owner: Owner, checkpoints: Colle
         .group_by(Sampler.checkpoint_id)
     )
     return {checkpoint or "": samplers for checkpoint, samplers in rows}
+
+
+async def sampled_runs(session: AsyncSession, owner: Owner, samplers: Collection[str]) -> dict[str, str]:
+    """Return the run whose weights each of the owner's samplers samples, without the samplers of a bare base."""
+    run = func.coalesce(Sampler.live_run_id, Checkpoint.run_id)
+    rows = await session.execute(
+        select(Sampler.id, run.label("run"))
+        .join(Checkpoint, Checkpoint.id == Sampler.checkpoint_id, isouter=True)
+        .where(Sampler.id.in_(few_lengths(sorted(samplers))), Sampler.tenant_id == tenant_of(owner), run.is_not(None))
+    )
+    return {row.id: row.run for row in rows}
 
 
 async def point_sampler(transaction: AsyncSession, sampler_id: SamplerId, version: CheckpointId) -> bool:

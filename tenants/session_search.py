@@ -1,8 +1,10 @@
 """Search of sessions by what the SDK's ``search_sessions`` asks for."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,6 +15,13 @@ from tenants.reach import Owner, default_project, reached_sessions, tenant_of
 
 FINISH_REASONS = ("success", "errored", "interrupted")
 """Reasons with which clients finish their sessions."""
+SEARCHED = 10_000
+"""Sessions of a page that are searched at most."""
+PIECE = 250
+"""Sessions searched by one statement. SQLite's statements run on the event loop, and no index has what metadata says."""
+
+Place = tuple[datetime, str]
+"""Time and id of the session behind which a page begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class SessionQuery:
     user_metadata: dict[str, str]
     key_prefixes: tuple[str, ...] | None
     statuses: tuple[SessionStatus, ...] | None
-    after: tuple[datetime, str] | None
+    after: Place | None
     limit: int
 
 
@@ -51,21 +60,65 @@ class FoundSession:
     checkpoint_bytes: int
 
 
-async def search_sessions(session: AsyncSession, owner: Owner, query: SessionQuery) -> tuple[list[FoundSession], bool]:
-    """Return a page of the owner's sessions, newest first, and whether there are more. Raises ``InvalidRequest``."""
-    found = (
-        select(Session, ApiKey.prefix)
-        .outerjoin(ApiKey, ApiKey.id == Session.key_id)
-        .where(*reached_sessions(owner), *_conditions(query))
-        .order_by(Session.created_at.desc(), Session.id)
-        .limit(query.limit + 1)
-    )
-    rows = (await session.execute(found)).all()
+async def search_sessions(
+    session: AsyncSession, owner: Owner, query: SessionQuery
+) -> tuple[list[FoundSession], Place | None]:
+    """Return a page of the owner's sessions, newest first, and the place behind which the next page begins, if there is one.
+
+    A page may be shorter than the query's limit and still have a next one. Raises ``InvalidRequest``.
+    """
+    rows, end = await _searched(session, reached_sessions(owner), _conditions(query), query)
     page = rows[: query.limit]
+    if len(rows) > query.limit:
+        last = page[-1][0]
+        end = last.created_at, last.id
     stored = await _stored(session, [row[0].id for row in page])
     default = default_project(tenant_of(owner))
     sessions = [FoundSession(row, prefix, row.project or default, *stored.get(row.id, (0, 0))) for row, prefix in page]
-    return sessions, len(rows) > query.limit
+    return sessions, end
+
+
+async def _searched(
+    session: AsyncSession,
+    reached: Sequence[ColumnElement[bool]],
+    sought: Sequence[ColumnElement[bool]],
+    query: SessionQuery,
+) -> tuple[list[Any], Place | None]:
+    """Return the sessions that the search finds, one more than a page at most, and where it stopped; None at the end."""
+    order = Session.created_at.desc(), Session.id
+    keys = select(Session.created_at, Session.id).order_by(*order)
+    found = select(Session, ApiKey.prefix).outerjoin(ApiKey, ApiKey.id == Session.key_id).order_by(*order)
+    if query.session_id is not None and query.display_name is None:
+        return list((await session.execute(found.where(*reached, *_behind(query.after), *sought))).all()), None
+    rows: list[Any] = []
+    place = query.after
+    for _ in range(SEARCHED // PIECE):
+        piece = [*reached, *_behind(place)]
+        last = (await session.execute(keys.where(*piece).offset(PIECE - 1).limit(1))).one_or_none()
+        if last is not None:
+            piece += _up_to((last.created_at, last.id))
+        most = query.limit + 1 - len(rows)
+        rows += (await session.execute(found.where(*piece, *sought).limit(most))).all()
+        place = None if last is None else (last.created_at, last.id)
+        if place is None or len(rows) > query.limit:
+            break
+        # Other requests have their turn: a statement of SQLite gives none.
+        await asyncio.sleep(0)
+    return rows, place
+
+
+def _behind(place: Place | None) -> list[ColumnElement[bool]]:
+    """Return the conditions on sessions behind the place: older ones, and those of the same time with a higher id."""
+    if place is None:
+        return []
+    created, last = place
+    # The first alone is a range of the index.
+    return [Session.created_at <= created, or_(Session.created_at < created, Session.id > last)]
+
+
+def _up_to(place: Place) -> list[ColumnElement[bool]]:
+    created, last = place
+    return [Session.created_at >= created, or_(Session.created_at > created, Session.id <= last)]
 
 
 def _conditions(query: SessionQuery) -> list[ColumnElement[bool]]:
@@ -89,9 +142,6 @@ def _conditions(query: SessionQuery) -> list[ColumnElement[bool]]:
         conditions.append(ApiKey.prefix.in_(query.key_prefixes))
     if query.statuses is not None:
         conditions.append(or_(*(_has(status) for status in query.statuses)))
-    if query.after is not None:
-        created, last = query.after
-        conditions.append(or_(Session.created_at < created, and_(Session.created_at == created, Session.id > last)))
     return conditions
 
 

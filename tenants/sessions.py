@@ -2,13 +2,13 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 from uuid import uuid4
 
-from sqlalchemy import Row, Table, bindparam, select, update
+from sqlalchemy import Row, Table, bindparam, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import HeartbeatRefused, InvalidRequest, NotFound, SessionEnded, TooManySessions
@@ -16,7 +16,7 @@ from contracts.ids import SessionId, TenantId
 from contracts.webhooks import EventKind
 from store.clock import Clock
 from store.inserts import insert_unless_present
-from store.tables import Run, Sampler, Session
+from store.tables import Project, Run, Sampler, Session
 from tenants.budgets import spent_budgets
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
@@ -47,6 +47,7 @@ class NewSession:
 
 
 _sessions = cast(Table, Session.__table__)
+_projects = cast(Table, Project.__table__)
 _BEAT = (
     update(_sessions)
     .where(
@@ -59,12 +60,18 @@ _BEAT = (
 )
 
 # Built once: every new model and sampler begins with this query.
-_STANDING = select(
-    _sessions.c.id,
-    _sessions.c.project,
-    _sessions.c.end_reason,
-    spent_budgets(_sessions.c.tenant_id).label("spent_budgets"),
-).where(_sessions.c.id == bindparam("session_id"), _sessions.c.tenant_id == bindparam("tenant"))
+_STANDING = (
+    select(
+        _sessions.c.id,
+        _sessions.c.project,
+        _sessions.c.end_reason,
+        spent_budgets(_sessions.c.tenant_id).label("spent_budgets"),
+        _projects.c.name.label("project_name"),
+        _projects.c.limits.label("project_limits"),
+    )
+    .outerjoin_from(_sessions, _projects, _projects.c.id == _sessions.c.project)
+    .where(_sessions.c.id == bindparam("session_id"), _sessions.c.tenant_id == bindparam("tenant"))
+)
 
 
 async def create_session(
@@ -187,6 +194,9 @@ class SessionStanding:
     """Reason of the session's end, None while it is open."""
     spent_budgets: str | None
     """Budgets of the tenant and its keys that are spent (``tenants.budgets.first_spent``)."""
+    project_name: str | None = None
+    project_limits: Mapping[str, int] | None = None
+    """Limits that the project has of its own."""
 
     def check_open(self) -> None:
         """Raise ``SessionEnded`` once the session has ended."""
@@ -201,7 +211,10 @@ async def session_standing(session: AsyncSession, owner: Owner, session_id: str,
     row = (await session.execute(_STANDING, keys)).one_or_none()
     if row is None or not includes(owner, row.project):
         raise _missing(session_id)
-    return SessionStanding(SessionId(row.id), row.project or default_project(tenant), row.end_reason, row.spent_budgets)
+    project = row.project or default_project(tenant)
+    return SessionStanding(
+        SessionId(row.id), project, row.end_reason, row.spent_budgets, row.project_name, row.project_limits
+    )
 
 
 async def live_session(session: AsyncSession, owner: Owner, session_id: str, now: datetime) -> SessionStanding:
@@ -281,10 +294,21 @@ def _lost(row: Row[*tuple[Any, ...]]) -> TenantEvent:
 
 
 async def list_lost_sessions(
-    session: AsyncSession, owner: Owner, *, session_id: str | None = None, most: int
+    session: AsyncSession,
+    owner: Owner,
+    *,
+    session_id: str | None = None,
+    since: datetime | None = None,
+    most: int,
 ) -> Sequence[Session]:
-    """Return the owner's sessions that were ended for their silence, the last ended first; of one id if it is given."""
-    query = select(Session).where(*reached_sessions(owner), Session.end_reason == TIMED_OUT)
+    """Return the owner's sessions that were ended for their silence, the last ended first.
+
+    Only those that ended from ``since`` on, if it is given, and the one with that id.
+    """
+    # A literal: SQLite takes a partial index for no parameter.
+    query = select(Session).where(*reached_sessions(owner), Session.end_reason == literal_column(f"'{TIMED_OUT}'"))
+    if since is not None:
+        query = query.where(Session.ended_at >= since)
     if session_id is not None:
         query = query.where(Session.id == session_id)
     return (await session.scalars(query.order_by(Session.ended_at.desc(), Session.id).limit(most))).all()

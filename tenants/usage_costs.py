@@ -2,16 +2,27 @@
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from sqlalchemy import case, literal, literal_column, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contracts.ids import TenantId
 from store.database import Database
-from tenants.prices import Meter, Tariff, sum_of, tariff
+from tenants.prices import Meter, Tariff, sum_of, tariff, tariffs
 from tenants.reach import Owner, tenant_of
-from tenants.usage_hours import SUMS, BucketWidth, Dimension, UsageLine, UsageRows, key_of, place_of, usage_lines
+from tenants.usage_hours import (
+    SUMS,
+    BucketWidth,
+    Dimension,
+    UsageLine,
+    UsageRows,
+    key_of,
+    place_of,
+    usage_lines,
+    usage_of_tenants,
+)
 
 _LENGTHS = {BucketWidth.HOUR: timedelta(hours=1), BucketWidth.DAY: timedelta(days=1)}
 _PAGE = 5_000
@@ -43,6 +54,29 @@ class PricedLine:
     cost: Decimal | None
 
 
+@dataclass(frozen=True, slots=True)
+class KnownCost:
+    """Cost of what has a price, and the number of tokens that have none."""
+
+    cost: Decimal
+    unpriced: int
+
+
+async def costs_of_tenants(
+    session: AsyncSession, tenants: Collection[TenantId], *, since: datetime, before: datetime
+) -> dict[TenantId, KnownCost]:
+    """Return what was used in the hours that begin from ``since`` on and before ``before`` cost each tenant that used some."""
+    used = await usage_of_tenants(session, tenants, since=since, before=before)
+    bases = {line.base_model for lines in used.values() for line in lines if line.base_model is not None}
+    prices = await tariffs(session, used, bases)
+    found = {}
+    for tenant, lines in used.items():
+        parts = [prices[tenant].known_cost(quantities(sums_of(line)), line.base_model, line.start) for line in lines]
+        cost = sum_of(cost for cost, _ in parts) or Decimal(0)
+        found[tenant] = KnownCost(cost, sum(unpriced for _, unpriced in parts))
+    return found
+
+
 async def priced(
     session: AsyncSession, owner: Owner, lines: Sequence[UsageLine], *, by: Collection[Dimension], width: BucketWidth
 ) -> tuple[str | None, list[PricedLine]]:
@@ -59,6 +93,37 @@ async def priced(
     return prices.currency, [_joined(line, found.get(key_of(line, by), [])) for line in lines]
 
 
+@dataclass(frozen=True, slots=True)
+class UsagePage:
+    """A page of usage. ``last`` is its last line if another page comes behind it."""
+
+    lines: list[PricedLine]
+    currency: str | None
+    last: UsageLine | None
+
+
+async def priced_page(
+    session: AsyncSession,
+    owner: Owner,
+    *,
+    since: datetime,
+    before: datetime | None,
+    by: Collection[Dimension],
+    width: BucketWidth,
+    limit: int,
+    offset: int = 0,
+    after: UsageLine | None = None,
+) -> UsagePage:
+    """Return ``limit`` lines of ``usage_lines`` with their costs, up to now without ``before``."""
+    end = before or datetime.max.replace(tzinfo=UTC)
+    found = await usage_lines(
+        session, owner, since=since, before=end, by=by, width=width, limit=limit + 1, offset=offset, after=after
+    )
+    shown = found[:limit]
+    currency, lines = await priced(session, owner, shown, by=by, width=width)
+    return UsagePage(lines, currency, shown[-1] if len(found) > limit else None)
+
+
 async def priced_pages(
     database: Database,
     owner: Owner,
@@ -73,7 +138,7 @@ async def priced_pages(
 
     Days are read one by one, so that a page adds up no more than its day.
     """
-    async with database.read() as session:
+    async with database.survey() as session:
         found = await usage_lines(
             session, owner, since=since, before=before, by=(), width=BucketWidth.DAY, limit=_MOST_DAYS
         )
@@ -81,7 +146,7 @@ async def priced_pages(
         last: UsageLine | None = None
         is_more = True
         while is_more:
-            async with database.read() as session:
+            async with database.survey() as session:
                 page = await usage_lines(
                     session,
                     owner,

@@ -137,14 +137,14 @@ async def usage_records(
     ``before``: at most what ``final_before`` returns, so that a repeated export is the same. No connection is held while a
     page is used.
     """
-    async with database.read() as session:
+    async with database.survey() as session:
         account = await _account(session, tenant_of(owner))
         hours = await usage_lines(session, owner, since=since, before=before, by=(), limit=_hours_of(since, before))
         stored = await stored_hours(session, owner, since=since, before=before)
     for hour in sorted({*stored, *(line.start for line in hours)}):
         async for page in _lines(database, owner, hour):
             yield [record for line in page for record in _of_line(account, line)]
-        async with database.read() as session:
+        async with database.survey() as session:
             kept = await storage_lines(session, owner, since=hour, before=hour + HOUR, limit=_MOST_PROJECTS)
         yield [_of_storage(account, line) for line in kept]
 
@@ -159,7 +159,7 @@ async def _account(session: AsyncSession, tenant: TenantId) -> _Account:
 async def _lines(database: Database, owner: Owner, hour: datetime) -> AsyncIterator[list[UsageLine]]:
     last: UsageLine | None = None
     while True:
-        async with database.read() as session:
+        async with database.survey() as session:
             page = await usage_lines(
                 session,
                 owner,

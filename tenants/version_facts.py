@@ -1,10 +1,10 @@
 """Facts of weight versions for readers: the path of each, and the optimizer step of its run that it was saved after."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import CTE, ColumnElement, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.batcher import few_lengths
@@ -31,11 +31,33 @@ async def version_facts(session: AsyncSession, owner: Owner, versions: Collectio
     """Return the facts of the owner's versions by their ids, without those that were deleted or are another tenant's."""
     if not versions:
         return {}
-    ended = (RunPoint.run_id == Checkpoint.run_id, RunPoint.at <= Checkpoint.created_at)
-    step = select(func.coalesce(func.max(RunPoint.step), 0)).where(*ended).scalar_subquery()
     of_tenant = (Checkpoint.id.in_(few_lengths(sorted(versions))), Checkpoint.tenant_id == tenant_of(owner))
-    rows = await session.execute(select(Checkpoint, step.label("step")).where(*of_tenant))
+    steps = _steps(of_tenant)
+    rows = await session.execute(
+        select(Checkpoint, func.coalesce(steps.c.step, 0)).join(steps, steps.c.id == Checkpoint.id).where(*of_tenant)
+    )
     return {
-        row.id: VersionFacts(row.id, row.run_id, str(path_of(row)) if row.listed else None, steps, row.created_at)
-        for row, steps in rows
+        row.id: VersionFacts(row.id, row.run_id, str(path_of(row)) if row.listed else None, step, row.created_at)
+        for row, step in rows
     }
+
+
+def _steps(wanted: Sequence[ColumnElement[bool]]) -> CTE:
+    """Return a table of the wanted versions with the last step before each.
+
+    It goes from a run's newest version to its oldest, and looks for each step before the last one found: so many versions of
+    a long run read its points once.
+    """
+    place = func.row_number().over(
+        partition_by=Checkpoint.run_id, order_by=(Checkpoint.created_at.desc(), Checkpoint.id)
+    )
+    ordered = select(Checkpoint.id, Checkpoint.run_id, Checkpoint.created_at, place.label("place")).where(*wanted)
+    versions = ordered.cte("versions")
+    ended = (RunPoint.run_id == versions.c.run_id, RunPoint.at <= versions.c.created_at)
+    newest = select(func.max(RunPoint.step)).where(*ended)
+    columns = (versions.c.id, versions.c.run_id, versions.c.place)
+    first = select(*columns, newest.correlate(versions).scalar_subquery().label("step")).where(versions.c.place == 1)
+    steps = first.cte("steps", recursive=True)
+    before = newest.where(RunPoint.step <= steps.c.step).correlate(versions, steps).scalar_subquery()
+    older = and_(versions.c.run_id == steps.c.run_id, versions.c.place == steps.c.place + 1)
+    return steps.union_all(select(*columns, before).join_from(steps, versions, older))

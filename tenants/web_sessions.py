@@ -34,6 +34,7 @@ _sessions, _keys, _tenants = WebSession.__table__, ApiKey.__table__, Tenant.__ta
 _BY_HASH = (
     select(
         *KEY_COLUMNS,
+        _tenants.c.name.label("tenant_name"),
         _sessions.c.id.label("session_id"),
         _sessions.c.token_hash,
         _sessions.c.seen_at,
@@ -56,6 +57,7 @@ class LiveSession:
     principal: Principal
     expires_at: datetime
     is_due: bool
+    tenant_name: str
     operator: str | None = None
 
 
@@ -74,7 +76,8 @@ class WebSessionReader:
         """Return the session with that secret. Raises ``Unauthenticated`` when it, or its key, has ended."""
         row, principal, now = await self._living(token, address)
         self._uses.note(row.id, row.last_used_at, now)
-        return LiveSession(row.session_id, principal, row.session_ends, row.seen_at + _SEEN <= now, row.operator)
+        is_due = row.seen_at + _SEEN <= now
+        return LiveSession(row.session_id, principal, row.session_ends, is_due, row.tenant_name, row.operator)
 
     async def principal(self, token: str | None, address: str | None) -> Principal:
         """Return the session's principal as it is now, as no use of the session or its key. Raises ``Unauthenticated``."""
@@ -159,6 +162,16 @@ async def end_session(transaction: AsyncSession, tenant: TenantId, session_id: i
         gone = gone.where(WebSession.key_id == key_id)
     if (await transaction.execute(gone.returning(WebSession.id))).scalar_one_or_none() is None:
         raise NotFound("no such web session; it may have ended already")
+
+
+async def end_other_sessions(
+    transaction: AsyncSession, tenant: TenantId, kept: int, *, key_id: int | None
+) -> list[int]:
+    """End the tenant's web sessions but ``kept``, those of that key alone if one is named; return the numbers of the ended."""
+    gone = delete(WebSession).where(WebSession.tenant_id == tenant, WebSession.id != kept)
+    if key_id is not None:
+        gone = gone.where(WebSession.key_id == key_id)
+    return sorted(await transaction.scalars(gone.returning(WebSession.id)))
 
 
 async def delete_ended_sessions(transaction: AsyncSession, *, now: datetime, idle: timedelta, most: int) -> int:

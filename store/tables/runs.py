@@ -41,6 +41,7 @@ class Run(Base):
     - ``lease_token``: fencing token; grows with every lease.
     - ``optimizer_steps``: steps that the run has taken.
     - ``weight``: weight of its passes among the runs of its tenant.
+    - ``reloaded_version``, ``reloaded_at``: version of the last reload, and its time.
     - ``metric_names``, ``metric_rows``: names of its user's own metrics, and the number of their values.
     """
 
@@ -69,6 +70,8 @@ class Run(Base):
     lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
     optimizer_steps: Mapped[int] = mapped_column(BigInteger, server_default="0")
     weight: Mapped[float] = mapped_column(Float, default=1.0, server_default="1")
+    reloaded_version: Mapped[str | None] = mapped_column(String(32))
+    reloaded_at: Mapped[datetime | None]
     metric_names: Mapped[list[str] | None]
     metric_rows: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created_at: Mapped[datetime]

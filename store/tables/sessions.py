@@ -33,10 +33,11 @@ class Session(Base):
     end_detail: Mapped[str | None] = mapped_column(Text)
 
     __table_args__ = (
-        Index("ix_sessions_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_sessions_listed", "tenant_id", "created_at", "id"),
         partial_index("ix_sessions_project", "project", "created_at", where=text("project IS NOT NULL")),
         partial_index("ix_sessions_open", "tenant_id", where=_IS_OPEN),
         partial_index("ix_sessions_silent", "last_seen_at", where=_IS_OPEN),
+        partial_index("ix_sessions_lost", "tenant_id", "ended_at", "id", where=text("end_reason = 'timed_out'")),
         partial_index("ix_sessions_ended", "ended_at", "id", where=text("ended_at IS NOT NULL")),
     )
 

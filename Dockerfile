@@ -1,8 +1,9 @@
 # weft, for every process of a cluster: `docker build -t weft .`, then `docker run weft serve …`, `weft api …` and so on.
 # --build-arg TORCH_INDEX=<one of PyTorch's indexes> chooses its build for a CPU, or for your CUDA; without it, PyPI's (CUDA).
-ARG PYTHON=3.11
+# --build-arg PYTHON_IMAGE=python@sha256:… pins the image below.
+ARG PYTHON_IMAGE=python:3.11-slim
 
-FROM python:${PYTHON}-slim AS build
+FROM ${PYTHON_IMAGE} AS build
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -26,7 +27,7 @@ COPY workers workers
 # With the setuptools of requirements.lock, not with one fetched for the build.
 RUN /opt/weft/bin/pip install --no-deps --no-build-isolation .
 
-FROM python:${PYTHON}-slim
+FROM ${PYTHON_IMAGE}
 RUN useradd --uid 10001 --create-home weft && install -d -o weft -g weft /data
 COPY --from=build /opt/weft /opt/weft
 # Tokenizers and models come from mounted folders: a process that looks for them elsewhere has a wrong path.

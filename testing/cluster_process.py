@@ -9,12 +9,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 import psutil
 import psycopg
 from redis import Redis
 from redis.exceptions import RedisError
 
+from testing.certificates import Certificate
 from testing.service_process import ServiceProcess
 from testing.tenants import make_tenants
 from testing.throwaway_database import throwaway_database
@@ -25,22 +27,37 @@ _START_SECONDS = 20.0
 class RedisProcess:
     """A Redis server that stores nothing on disk: restarted, it is empty. Use as a context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, certificate: Certificate | None = None, password: str | None = None) -> None:
+        """Speak TLS alone, where there is a ``certificate``."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._folder = folder
+        self._certificate = certificate
+        self._password = password
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """URL for clients."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        account = "" if self._password is None else f":{quote(self._password, safe='')}@"
+        if self._certificate is None:
+            return f"redis://{account}127.0.0.1:{self.port}/0"
+        return f"rediss://{account}localhost:{self.port}/0?ssl_ca_certs={self._certificate.file}"
+
+    @property
+    def _options(self) -> list[str]:
+        port = str(self.port)
+        asks = [] if self._password is None else ["--requirepass", self._password]
+        if self._certificate is None:
+            return ["--port", port, *asks]
+        pair = ["--tls-cert-file", str(self._certificate.file), "--tls-key-file", str(self._certificate.key)]
+        return ["--port", "0", "--tls-port", port, "--tls-auth-clients", "no", *pair, *asks]
 
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ``RuntimeError`` when it does not."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = ["redis-server", *self._options, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=log, stderr=log)
         deadline = time.monotonic() + _START_SECONDS

@@ -8,6 +8,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
+
+from testing.certificates import Certificate
 
 _START_SECONDS = "60"
 _ACCOUNT = "postgres"
@@ -15,10 +18,13 @@ _ACCOUNT = "postgres"
 
 
 class PostgresProcess:
-    """A server on a free loopback port that trusts every connection. Use as a context manager."""
+    """A server on a free loopback port. Use as a context manager."""
 
-    def __init__(self) -> None:
-        """Make the folder. Raises ``FileNotFoundError`` where PostgreSQL is not installed."""
+    def __init__(self, *, certificate: Certificate | None = None, password: str | None = None) -> None:
+        """Trust every connection; with a ``certificate`` and a ``password``, those by TLS that know it.
+
+        Raises ``FileNotFoundError`` where PostgreSQL is not installed.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -26,10 +32,14 @@ class PostgresProcess:
         self._folder = Path(mkdtemp(prefix="weft-postgres-"))
         self._programs = _programs()
         self._account = _ACCOUNT if os.geteuid() == 0 else None
+        self._certificate = certificate
+        self._password = password
 
     def url(self, database: str = "postgres") -> str:
         """Return the URL of one of its databases, as psycopg reads it."""
-        return f"postgresql://{_ACCOUNT}@127.0.0.1:{self.port}/{database}"
+        if self._certificate is None or self._password is None:
+            return f"postgresql://{_ACCOUNT}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://{_ACCOUNT}:{quote(self._password, safe='')}@localhost:{self.port}/{database}"
 
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ``subprocess.CalledProcessError``."""
@@ -47,9 +57,28 @@ class PostgresProcess:
     def __enter__(self) -> Self:
         if self._account is not None:
             shutil.chown(self._folder, self._account)
-        self._run("initdb", "-U", _ACCOUNT, "-A", "trust", "--no-sync")
+        if self._certificate is None or self._password is None:
+            self._run("initdb", "-U", _ACCOUNT, "-A", "trust", "--no-sync")
+        else:
+            self._make_guarded(self._certificate, self._password)
         self.start()
         return self
+
+    def _make_guarded(self, certificate: Certificate, password: str) -> None:
+        secret = self._folder / "password"
+        secret.write_text(password)
+        # A key that others may read is refused.
+        for source, name in ((certificate.file, "server.crt"), (certificate.key, "server.key")):
+            shutil.copyfile(source, self._folder / name)
+            (self._folder / name).chmod(0o600)
+        if self._account is not None:
+            for name in ("password", "server.crt", "server.key"):
+                shutil.chown(self._folder / name, self._account)
+        self._run("initdb", "-U", _ACCOUNT, "-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync")
+        (self._folder / "data" / "pg_hba.conf").write_text("hostssl all all all scram-sha-256\n")
+        with (self._folder / "data" / "postgresql.conf").open("a") as settings:
+            pair = f"ssl_cert_file = '{self._folder}/server.crt'\nssl_key_file = '{self._folder}/server.key'\n"
+            settings.write(f"ssl = on\n{pair}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

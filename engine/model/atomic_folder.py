@@ -22,7 +22,10 @@ def write_atomically(directory: Path, fill: Callable[[Path], None]) -> int:
     staging.mkdir(parents=True)
     try:
         fill(staging)
-        size = sum(_sync(file) for file in staging.iterdir())
+        written = list(staging.rglob("*"))
+        size = sum(_sync(path) for path in written if path.is_file())
+        for folder in [path for path in written if path.is_dir()]:
+            _sync(folder)
         _sync(staging)
         staging.rename(directory)
         _sync(directory.parent)

@@ -11,6 +11,9 @@ from contracts.vocabulary import BaseVocabulary, ChatMessage
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LONGEST_TOLD = 300
+"""Characters of a chat template's error that are told: it may hold what was sent."""
+
 
 def read_vocabulary(path: Path) -> BaseVocabulary:
     """Return the vocabulary of the Hugging Face model folder ``path``; takes seconds.
@@ -84,14 +87,14 @@ class _Texts:
         return list(self._tokenizer.encode(text))
 
     def chat(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        from jinja2 import TemplateError
-
         turns = [{"role": message.role, "content": message.content, **message.extra} for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
                 turns, tools=[dict(tool) for tool in tools] or None, tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:
-            raise InvalidRequest(f"messages do not fit this base model's chat template: {error}") from error
+        except Exception as error:
+            # Templates check little of what they read: a field of another type fails in the midst of an expression.
+            told = str(error)[:_LONGEST_TOLD]
+            raise InvalidRequest(f"messages or tools do not fit this base model's chat template: {told}") from error
         # The template itself adds the tokens that begin a conversation.
         return list(self._tokenizer.encode(str(text), add_special_tokens=False))

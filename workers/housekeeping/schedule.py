@@ -12,6 +12,7 @@ class StepName(StrEnum):
     END_SESSIONS = "end-sessions"
     DELETE_TENANTS = "delete-tenants"
     CANCEL_SAMPLES = "cancel-samples"
+    CANCEL_SILENT_SAMPLES = "cancel-silent-samples"
     END_RUNS = "end-runs"
     CLOSE_GAPS = "close-gaps"
     OPEN_GATES = "open-gates"

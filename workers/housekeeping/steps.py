@@ -6,7 +6,7 @@ from datetime import UTC, timedelta
 from sqlalchemy import delete, select
 
 from contracts.errors import SessionEnded
-from ledger.cancellation import OfEndedKeys, OfEndedSessions, session_ended
+from ledger.cancellation import OfEndedKeys, OfEndedSessions, OfSilentSessions, client_silent, session_ended
 from ledger.ended_keys import key_ended
 from ledger.gaps import close_gaps
 from ledger.pruning import PRUNE_BATCH, drop_covered_payloads, forget_operations, prune
@@ -67,6 +67,7 @@ class HousekeepingSteps:
             StepName.END_SESSIONS: self._end_sessions,
             StepName.DELETE_TENANTS: self._delete_tenants,
             StepName.CANCEL_SAMPLES: self._cancel_samples,
+            StepName.CANCEL_SILENT_SAMPLES: self._cancel_silent_samples,
             StepName.END_RUNS: self._end_runs,
             StepName.CLOSE_GAPS: self._close_gaps,
             StepName.OPEN_GATES: self._open_gates,
@@ -119,6 +120,16 @@ class HousekeepingSteps:
         async with self._runtime.database.write() as transaction:
             ended = await ledger.cancel(transaction, OfEndedSessions(), session_ended(), only_samples=True)
             ended += await ledger.cancel(transaction, OfEndedKeys(now), key_ended(), only_samples=True)
+        return Batch(len(ended))
+
+    async def _cancel_silent_samples(self, _place: str | None) -> Batch:
+        now, settings = self._runtime.clock(), self._runtime.settings
+        silence, timeout = settings.sample_silence, settings.session_timeout
+        async with self._runtime.database.write() as transaction:
+            if not await was_present(transaction, now=now, session_timeout=timeout, through=silence):
+                return Batch(0)
+            silent = OfSilentSessions(now - silence)
+            ended = await self._runtime.ledger.cancel(transaction, silent, client_silent(), only_samples=True)
         return Batch(len(ended))
 
     async def _end_runs(self, _place: str | None) -> Batch:

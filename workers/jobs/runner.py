@@ -34,7 +34,8 @@ from tenants.audit_actions import Action
 from tenants.checkpoints import NewCheckpoint, directory_of, find_checkpoint, is_path_taken
 from tenants.imported_checkpoints import ImportedCheckpoint, record_import
 from tenants.limit_use import STORAGE_USE
-from tenants.limits import Counted, Limits, hold_count
+from tenants.limits import Counted, Limits, hold_count, limits_of
+from tenants.project_limits import RANK, smaller, use_in_session
 from tenants.storage import store_checkpoint
 from tenants.taken_jobs import (
     LEASE,
@@ -296,7 +297,7 @@ class JobRunner:
 
     async def _import(self, attempt: _Attempt, asked: ImportRequest) -> str:
         job, settings, folder = attempt.job, self._runtime.settings, self._runtime.data_folder
-        bounds = ImportBounds(settings.max_import_bytes, settings.max_rank)
+        bounds = ImportBounds(settings.max_import_bytes, await self._largest_rank(job))
         staged, directory = folder.path(staged_folder(job.id)), folder.path(directory_of(job.checkpoint))
         await asyncio.to_thread(_remove, folder.path(directory_of(job.abandoned)))
         base = self._bases[job.base_model]
@@ -310,6 +311,13 @@ class JobRunner:
             return await record_import(transaction, job.tenant, new, clock, self._defaults, session=job.session)
 
         return await self._record(attempt, record)
+
+    async def _largest_rank(self, job: TakenJob) -> int:
+        """Return the largest rank that the service, the job's tenant and its project allow."""
+        async with self._runtime.database.read() as session:
+            tenants = (await limits_of(session, job.tenant, self._defaults)).max_rank
+            own = None if job.session is None else await use_in_session(session, job.tenant, job.session, ())
+        return smaller(smaller(self._runtime.settings.max_rank, tenants), None if own is None else own.limits.get(RANK))
 
     async def _record(self, attempt: _Attempt, record: Callable[[AsyncSession], Awaitable[CheckpointPath]]) -> str:
         """Record the job's end and, by ``record``, what it made, both or neither; return its path."""

@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 from contracts.base_model import BaseModelFacts
@@ -13,8 +12,9 @@ from contracts.errors import InvalidRequest
 from contracts.secrets import mask_secrets
 from engine.sampling.replica import SamplerReplica
 from engine.sampling.trainer_forward import TrainerForward
+from engine.sampling.vllm.command import find_server_command
 from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
-from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.server_memory import MemoryNeed, gpus_each
 from engine.sampling.vllm.settings import VllmSettings
@@ -115,8 +115,8 @@ def vllm_sources(
 
     ``forward`` scores the prompts that servers with head adapters cannot score; None: such prompts are refused.
     ``trains_here``: this process trains on the settings' device, too, which its servers leave a part of.
-    Raises ``InvalidRequest`` for an entry that is no ``[NAME=]URL[#REPLICA]``, for two replicas of one name, and for a base that
-    vLLM cannot serve with adapters.
+    Raises ``InvalidRequest`` for an entry that is no ``[NAME=]URL[#REPLICA]``, for two replicas of one name, for a base that
+    vLLM cannot serve with adapters, and where no vLLM is found to start.
     """
     servers = [server for server in vllm_servers(settings.vllm_urls) if server.base_model in (None, facts.name)]
     sources: list[ReplicaSource] = [
@@ -218,7 +218,7 @@ def _process_settings(
             "WEFT_BASE_DTYPE=bfloat16, for the trainer and the samplers alike"
         )
     return VllmProcessSettings(
-        command=settings.vllm_command or server_command(Path(".venv-vllm/bin/python").absolute()),
+        command=settings.vllm_command or find_server_command(),
         model=facts.path,
         served_model=facts.name,
         log=data_folder.path(f"logs/{_file_name(settings, facts, own)}.log"),

@@ -38,7 +38,7 @@ from store.sampled_bases import check_can_be_sampled
 from store.tables import RunState
 from tenants.audit import actor_of_operation, record, session_of
 from tenants.audit_actions import Action
-from tenants.checkpoint_holds import hold
+from tenants.checkpoint_holds import Load, hold
 from tenants.checkpoints import NewCheckpoint, directory_of, is_path_taken, new_checkpoint_id
 from tenants.limits import Counted, Limits, hold_count, limits_of
 from tenants.runs import get_run, lora_settings, open_run_within_limit, set_run_state
@@ -85,7 +85,8 @@ class CheckpointOperations:
         async with self._database.write() as transaction:
             if load.creates and not await self._open(transaction, operation):
                 return False
-            await hold(transaction, operation.tenant, operation.id, run, operation.seq_id, found.id)
+            held = Load(operation.tenant, operation.id, run, operation.seq_id)
+            await hold(transaction, held, found.id, self._clock, is_late=True)
             await self._complete(transaction, operation, WeightsLoaded(path=load.path, model_id=run))
         # Afterwards, so that an operation that could not be recorded has not changed the adapter.
         await self._residency.take(operation, load, found.state)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
@@ -31,7 +31,20 @@ _MOST_WEBHOOKS, _MOST_OF_TENANT = 32, 2
 """Webhooks that are sent to at once, and those of one tenant among them."""
 _MOST_EVENTS = 20
 _BATCH_SECONDS = 15.0
+"""Time after which a webhook's place is the next one's."""
+_ROUND_SECONDS = 60.0
+"""Time after which no further webhook is sent to, so that the step is recorded."""
+_LOOK_SECONDS = 1.0
+"""Time between two looks for what has come due, while receivers are slow."""
 _LOOKED_AT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A webhook with due events."""
+
+    id: int
+    tenant: TenantId
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +67,40 @@ class WebhookDelivery:
         self._sender = WebhookSender(runtime.settings.webhook_networks)
 
     async def deliver(self) -> tuple[int, bool]:
-        """Send to some of the webhooks with due events. Return how many events were sent, and whether more may be due."""
-        chosen, is_all = await self._choose()
-        ends = await asyncio.gather(*(self._send_to(webhook) for webhook in chosen), return_exceptions=True)
-        # Raised once all have ended: one webhook's failure takes no other's outcome along.
-        sent = [_sent(end) for end in ends]
-        return sum(number for number, _ in sent), not is_all or any(is_more for _, is_more in sent)
+        """Send due events, to the next webhook as soon as another's are sent, so that none waits for a slow receiver.
 
-    async def _choose(self) -> tuple[list[int], bool]:
-        """Return webhooks with due events, the longest due first and few of each tenant, and whether those are all."""
+        Return how many events were sent, and whether more may be due, which is so when the time of a round is over.
+        """
+        ends = monotonic() + _ROUND_SECONDS
+        sending: dict[asyncio.Task[int], _Due] = {}
+        sent, failures = 0, list[BaseException]()
+        try:
+            while True:
+                if not failures and monotonic() < ends:
+                    for due in await self._choose(sending.values()):
+                        sending[asyncio.create_task(self._send_to(due.id, ends))] = due
+                if not sending:
+                    break
+                ended, _ = await asyncio.wait(sending, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    del sending[task]
+                    if (failure := task.exception()) is not None:
+                        failures.append(failure)
+                    else:
+                        sent += task.result()
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+        if failures:
+            # Raised once all have ended: one webhook's failure takes no other's outcome along.
+            raise failures[0]
+        return sent, monotonic() >= ends
+
+    async def _choose(self, sending: Collection[_Due]) -> list[_Due]:
+        """Return further webhooks with due events, the longest due first and few of each tenant, for the places that are free."""
         now = self._runtime.clock()
+        busy = {one.id for one in sending}
         due = (
             select(Webhook.id, Webhook.tenant_id, func.min(WebhookEvent.due_at).label("first"))
             .join(WebhookEvent, WebhookEvent.webhook_id == Webhook.id)
@@ -74,20 +111,21 @@ class WebhookDelivery:
         )
         async with self._runtime.database.read() as session:
             rows = (await session.execute(due)).all()
-        of_tenants: Counter[str] = Counter()
-        chosen: list[int] = []
+        of_tenants = Counter(one.tenant for one in sending)
+        chosen: list[_Due] = []
         for row in rows:
-            if len(chosen) < _MOST_WEBHOOKS and of_tenants[row.tenant_id] < _MOST_OF_TENANT:
+            has_place = len(busy) + len(chosen) < _MOST_WEBHOOKS and of_tenants[row.tenant_id] < _MOST_OF_TENANT
+            if has_place and row.id not in busy:
                 of_tenants[row.tenant_id] += 1
-                chosen.append(row.id)
-        return chosen, len(chosen) == len(rows)
+                chosen.append(_Due(row.id, TenantId(row.tenant_id)))
+        return chosen
 
-    async def _send_to(self, webhook: int) -> tuple[int, bool]:
-        """Send the webhook's due events in order, until one fails. Return how many were taken, and whether more are due."""
+    async def _send_to(self, webhook: int, ends: float) -> int:
+        """Send some of the webhook's due events in order, until one fails or the round ends. Return how many were taken."""
         claimed = await self._claim(webhook)
         if claimed is None:
-            return 0, False
-        began, taken = monotonic(), 0
+            return 0
+        ends, taken = min(ends, monotonic() + _BATCH_SECONDS), 0
         events = await self._due_events(webhook)
         async with self._sender.client() as client:
             for event in events:
@@ -96,12 +134,12 @@ class WebhookDelivery:
                 async with self._runtime.database.write() as transaction:
                     await self._note(transaction, claimed, event, outcome)
                 if not outcome.is_taken:
-                    return taken, False
+                    return taken
                 taken += 1
-                if monotonic() - began > _BATCH_SECONDS:
+                if monotonic() > ends:
                     break
         await self._release(claimed)
-        return taken, taken < len(events) or len(events) == _MOST_EVENTS
+        return taken
 
     async def _claim(self, webhook: int) -> _Claimed | None:
         """Take the webhook's lease; return None if another process has it, or it is gone."""
@@ -179,12 +217,6 @@ class WebhookDelivery:
         mine = update(Webhook).where(Webhook.id == claimed.id, Webhook.rests_until == claimed.until)
         async with self._runtime.database.write() as transaction:
             await _change(transaction, mine.values(rests_until=None))
-
-
-def _sent(end: tuple[int, bool] | BaseException) -> tuple[int, bool]:
-    if isinstance(end, BaseException):
-        raise end
-    return end
 
 
 async def _change(transaction: AsyncSession, statement: Update) -> None:

@@ -38,11 +38,6 @@ _NO_HEAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 _log = logging.getLogger(__name__)
 
 
-def server_command(python: Path) -> tuple[str, ...]:
-    """Return the command that starts the vLLM installed for the interpreter ``python``."""
-    return (str(python), "-m", "vllm.entrypoints.openai.api_server")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmProcessSettings:
     """Settings to start one server. Names that end in ``_s`` are in seconds.

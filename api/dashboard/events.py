@@ -46,6 +46,9 @@ class PageEvent:
         return encoded_event(self.name, orjson.dumps(self.data))
 
 
+_DISPLACED = PageEvent("displaced", {})
+"""Tells a page that another of its session took its stream: the service is there all the same."""
+
 Events = Callable[[asyncio.Event], AsyncGenerator[StreamEvent | None, None]]
 """Makes a stream's events from its bell. They have a None, at which the stream may end, whenever the bell was rung."""
 
@@ -64,7 +67,7 @@ class OpenStream:
         self.bell.set()
 
     def displace(self) -> None:
-        """End the stream; its page comes back a minute later at the soonest."""
+        """End the stream; its page is told ``displaced``, and comes back a minute later at the soonest."""
         self.is_displaced = True
         self.bell.set()
 
@@ -129,6 +132,7 @@ async def _followed(request: Request, services: ApiServices, events: Events) -> 
                     if wakeups.is_closed or refused.is_set() or stream.is_over:
                         return
                     if stream.is_displaced:
+                        yield _DISPLACED.encoded
                         yield _retry(DISPLACED_MILLISECONDS)
                         return
                     if event is not None:

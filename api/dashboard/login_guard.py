@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from starlette.types import Scope
 
-from api.loop_time import network_of
+from api.connection_holder import network_of
 from contracts.errors import OverRate
 from tenants.key_text import KEY_PREFIX, shown_prefix
 

@@ -59,7 +59,7 @@ def _told(content: bytes) -> str | None:
         report = orjson.loads(content)["csp-report"]
         directive = str(report.get("effective-directive") or report["violated-directive"])
         blocked, page = urlsplit(str(report["blocked-uri"])), urlsplit(str(report["document-uri"]))
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return None
     origin = f"{blocked.scheme}://{blocked.netloc}" if blocked.netloc else blocked.path
     return " ".join(repr(part[:_LONGEST])[1:-1] for part in (directive, "blocked", origin, "on", page.path))

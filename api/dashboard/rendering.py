@@ -11,9 +11,11 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
 
 from api.dashboard.navigation import entries_for
+from api.dashboard.series_names import series_name
 from api.dashboard.waiting_words import waiting_words
 from api.services import ApiServices
 from contracts.plurals import noun
+from tenants.prices import told as money
 from tenants.rights import Principal
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -55,7 +57,7 @@ def install_rendering(app: FastAPI, *, insecure: bool = False) -> None:
     )
     filters = {"count": count, "bytes": byte_size, "duration": duration, "marked": marked, "exact": exact, "ago": ago}
     filters |= {"measured": measured, "browser": browser, "told": told, "short_id": short_id, "noun": noun}
-    filters["waiting_words"] = waiting_words
+    filters |= {"waiting_words": waiting_words, "money": money, "series_name": series_name}
     environment.filters.update(filters)
     app.state.templates = environment
     app.state.is_insecure = insecure
@@ -93,6 +95,7 @@ def _context(request: Request) -> dict[str, Any]:
         "now": services.runtime.clock(),
         "is_insecure": request.app.state.is_insecure,
         "looker": getattr(request.state, "looker", None),
+        "tenant_name": getattr(request.state, "tenant_name", None),
     }
 
 
@@ -105,8 +108,13 @@ def count(value: float | None) -> str:
 
 
 def measured(value: float | None) -> str:
-    """Return a measured number with four digits that count; a dash for none."""
-    return "–" if value is None else f"{value:.4g}"
+    """Return a measured number with four digits that count, from a thousand on a whole one; a dash for none.
+
+    A power of ten is told of the least and greatest. ``static/numbers.js`` writes numbers in the same way.
+    """
+    if value is None:
+        return "–"
+    return count(round(value)) if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def byte_size(value: float | None) -> str:

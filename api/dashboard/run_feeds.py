@@ -297,10 +297,14 @@ def _step_of(place: _Place, head: RunHead) -> int:
     return max(0, head.optimizer_steps - KEPT_POINTS) if place.after is None else place.after
 
 
-def _standing(listed: ListedRun, waiting: WaitingInfo) -> FeedEvent:
+def standing_told(state: str, end_reason: str | None, waiting: WaitingInfo) -> dict[str, Any]:
+    """Return a run's standing as its page is told it."""
     reasons = waiting.model_dump() | {"words": waiting_words(waiting.reason)}
-    told: dict[str, Any] = {"state": listed.state, "end_reason": listed.end_reason, "waiting": reasons}
-    return FeedEvent("standing", _json(told))
+    return {"state": state, "end_reason": end_reason, "waiting": reasons}
+
+
+def _standing(listed: ListedRun, waiting: WaitingInfo) -> FeedEvent:
+    return FeedEvent("standing", _json(standing_told(listed.state, listed.end_reason, waiting)))
 
 
 def _body(point: Point) -> dict[str, Any]:

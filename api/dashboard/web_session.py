@@ -21,7 +21,7 @@ _LOGOUT = "/ui/logout"
 
 
 async def get_page_caller(request: Request, services: Services) -> Principal:
-    """Return the principal of the request's web session; its number is then in ``request.state.web_session``.
+    """Return the principal of the request's web session; ``request.state`` then has its number and its tenant's name.
 
     Raises ``Unauthenticated``, upon which the browser is sent to the login, and ``Forbidden``, ``Suspended``,
     ``TooManyRequests`` as for the key itself; a logout is no operator's change and open to a blocked tenant.
@@ -37,6 +37,7 @@ async def get_page_caller(request: Request, services: Services) -> Principal:
     principal = found.principal
     loop_time.know(secret, principal.tenant)
     request.state.looker = found.operator
+    request.state.tenant_name = found.tenant_name
     _check_look(request, found.operator)
     note_caller(principal.tenant, principal.key_id)
     principal.check_address()

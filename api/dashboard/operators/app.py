@@ -1,10 +1,14 @@
 """Operators' pages as an application of its own, beside the admin API on its listener: same services, other door."""
 
+from typing import Any
+
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api.admin.services import AdminServices
+from api.admission import AdmissionEnd
 from api.dashboard import policy_reports, static_files
 from api.dashboard.bounded_reads import BoundedReads
 from api.dashboard.login_guard import LoginGuard
@@ -27,6 +31,7 @@ from api.dashboard.origin_guard import OriginGuard
 from api.dashboard.rendering import install_rendering
 from api.dashboard.security_headers import SecurityHeaders, is_under
 from api.dashboard.static_files import install_static_files
+from api.loop_turns import LoopTurns
 
 STATIC = "/ui/static"
 """Path of styles and scripts, the same on both listeners."""
@@ -69,9 +74,16 @@ def create_operator_pages(services: AdminServices) -> FastAPI:
     return app
 
 
-def with_operator_pages(admin_app: ASGIApp, pages: ASGIApp) -> ASGIApp:
-    """Return the listener's application: the pages under their prefix, the admin API elsewhere."""
-    return SecurityHeaders(_OperatorDoor(admin_app, pages), pages=(OPS, STATIC))
+def with_operator_pages(admin_app: ASGIApp, pages: ASGIApp, services: AdminServices) -> ASGIApp:
+    """Return the listener's application: the pages under their prefix, the admin API elsewhere.
+
+    Whoever asks is a stranger until a key or a session is known, and takes turns with others on the loop and the database.
+    """
+    # uvicorn and starlette write the same types in other words.
+    door: Any = LoopTurns(AdmissionEnd(_OperatorDoor(admin_app, pages)), loop_time=services.loop_time)
+    proxies = [str(network) for network in services.runtime.settings.trusted_proxies]
+    proxied: Any = ProxyHeadersMiddleware(door, trusted_hosts=proxies)
+    return SecurityHeaders(proxied, pages=(OPS, STATIC))
 
 
 class _OperatorDoor:

@@ -9,31 +9,34 @@ from fastapi import Depends, Request, Response
 
 from api.admin.services import Admin, AdminServices
 from api.dashboard.cookies import check_secure
+from api.presented_session import OPERATOR_COOKIE, presented_session
 from contracts.errors import Unauthenticated
 from tenants.operator_keys import Operator
 from tenants.operator_sessions import WHOLE, LiveOperatorSession, live_operator_session, note_operator_seen
 
-COOKIE = "__Host-weft-ops"
 _LONGEST_SECRET = 200
 
 
 def set_cookie(response: Response, secret: str) -> None:
     """Have the browser keep its session's secret."""
     seconds = int(WHOLE.total_seconds())
-    response.set_cookie(COOKIE, secret, max_age=seconds, path="/", secure=True, httponly=True, samesite="lax")
+    response.set_cookie(OPERATOR_COOKIE, secret, max_age=seconds, path="/", secure=True, httponly=True, samesite="lax")
 
 
 def drop_cookie(response: Response) -> None:
     """Have the browser forget the secret."""
-    response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="lax")
+    response.delete_cookie(OPERATOR_COOKIE, path="/", secure=True, httponly=True, samesite="lax")
 
 
 async def get_operator_session(request: Request, admin: Admin) -> LiveOperatorSession:
     """Return the session of the request's browser. Raises ``Unauthenticated``, upon which it is sent to the login."""
     check_secure(request, may_be_insecure=False)
+    secret = presented_session(request.headers, OPERATOR_COOKIE)
     found, now = await find_session(request, admin), admin.runtime.clock()
     if found is None:
+        admin.refuse(secret)
         raise Unauthenticated("this session has ended; log in again")
+    admin.admit(secret)
     if found.is_due(now):
         async with admin.runtime.database.write() as transaction:
             await note_operator_seen(transaction, found.id, now)
@@ -42,7 +45,7 @@ async def get_operator_session(request: Request, admin: Admin) -> LiveOperatorSe
 
 async def find_session(request: Request, admin: AdminServices) -> LiveOperatorSession | None:
     """Return the session of the request's cookie, None without one that goes on."""
-    secret = request.cookies.get(COOKIE, "")
+    secret = request.cookies.get(OPERATOR_COOKIE, "")
     if not 0 < len(secret) <= _LONGEST_SECRET:
         return None
     async with admin.runtime.database.read() as session:

@@ -1,5 +1,6 @@
 // Curves of several runs over each other, by optimizer step.
-import { Curve, LABELS, chart, positive, readJson, short } from "./curves.js";
+import { Curve, LABELS, chart, positive, readJson } from "./curves.js";
+import { measured } from "./numbers.js";
 
 const root = document.getElementById("compare");
 const scale = document.getElementById("scale");
@@ -46,7 +47,7 @@ function hover(place) {
     const values = plot.data[2 * number + 1];
     let at = place ?? values.length - 1;
     while (place === null && at > 0 && (values[at] === null || values[at] === undefined)) at -= 1;
-    entry.querySelector("[data-value]").textContent = short(values[at]);
+    entry.querySelector("[data-value]").textContent = measured(values[at]);
   });
 }
 

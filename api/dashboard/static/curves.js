@@ -1,4 +1,5 @@
 // Curves of runs: reading columns, the moving average, and uPlot charts with marks. Text reaches the page by textContent only.
+import { count, measured } from "./numbers.js";
 
 const COLOURS = ["--curve-1", "--curve-2", "--curve-3", "--curve-4"];
 
@@ -21,15 +22,6 @@ export function curveColour(number) {
 
 export function unitOf(series) {
   return UNITS[series] || "";
-}
-
-/** A short number: four digits that count, or a power of ten. */
-export function short(value) {
-  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return size >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: 1 }) : String(Number(value.toPrecision(4)));
 }
 
 /** The columns of one curve. Later points are appended once, by their step. */
@@ -193,10 +185,10 @@ export function chart(place, { lines, label, isLog, marks, broken, onHover, onPa
     padding: [12, 12, 0, 0],
     scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
     axes: [
-      { ...axis(isSmall ? null : "Optimizer step", isSmall ? 24 : 34), values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? short(v) : "")) },
+      { ...axis(isSmall ? null : "Optimizer step", isSmall ? 24 : 34), values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? count(v) : "")) },
       {
         ...axis(isSmall ? null : label, isSmall ? 52 : 62),
-        values: (_, splits) => splits.map((v) => (v === null ? "" : short(v))),
+        values: (_, splits) => splits.map((v) => (v === null ? "" : measured(v))),
       },
     ],
     series: [

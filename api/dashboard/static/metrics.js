@@ -1,8 +1,21 @@
 // Small curves of all of a run's metrics: read when they come into sight, and followed from then on.
-import { Curve, LABELS, chart, readJson, short } from "./curves.js";
+import { Curve, LABELS, chart, readJson } from "./curves.js";
+import { count, measured, noun } from "./numbers.js";
+import { timeElement } from "./times.js";
 
 const OWN_MS = 15000;
 const MOST_LIVE_ENTRIES = 4000;
+
+function valueRow(curve, place) {
+  const row = document.createElement("tr");
+  for (const text of [count(curve.step[place]), curve.value[place] === null ? "not finite" : measured(curve.value[place])]) {
+    const cell = row.insertCell();
+    cell.className = "number";
+    cell.textContent = text;
+  }
+  row.insertCell().append(timeElement(new Date(curve.at[place] * 1000).toISOString()));
+  return row;
+}
 
 export class Metrics {
   /** ``read(name)`` gives the curve of a series with all points that came meanwhile. */
@@ -35,19 +48,46 @@ export class Metrics {
   /** Read a curve. A user's own metric has a count of steps of its own, and no point of it comes by the stream. */
   async curveOf(name) {
     if (name in LABELS) return this.read(name);
-    return new Curve(await readJson(`${this.base}/curve?series=${encodeURIComponent(name)}`));
+    const curve = await this.readOwn(name);
+    const figure = [...this.shown.keys()].find((one) => one.dataset.series === name);
+    await this.fillTable(figure.querySelector("details"), name, curve);
+    return curve;
+  }
+
+  async readOwn(name, begin = 0) {
+    return new Curve(await readJson(`${this.base}/curve?series=${encodeURIComponent(name)}&begin=${begin}`));
+  }
+
+  /** Fill the table of an own metric's last values. */
+  async fillTable(details, name, curve) {
+    const body = details.querySelector("tbody");
+    const most = Number(body.dataset.most);
+    const end = await this.endOf(name, curve, most);
+    const rows = end.step.slice(-most).map((_, place, { length }) => valueRow(end, end.step.length - length + place));
+    body.replaceChildren(...rows.reverse());
+    details.querySelector("[data-rows]").textContent = `${rows.length} ${noun(rows.length, "value")}`;
+  }
+
+  /** The end of a curve with every one of its values: a long curve has the least and greatest of many alone. */
+  async endOf(name, curve, most) {
+    let end = curve;
+    for (let entries = most; end.width > 1 && entries > 0; entries = Math.floor(entries / 2)) {
+      end = await this.readOwn(name, curve.step[Math.max(0, curve.step.length - entries)]);
+    }
+    return end;
   }
 
   paint(figure) {
     const { curve, plot } = this.shown.get(figure);
     plot.setData([curve.step, curve.value]);
     figure.dataset.points = curve.points;
-    figure.classList.toggle("has-none", curve.points > 0 && curve.value.every((value) => value === null));
+    const isServices = figure.dataset.series in LABELS;
+    figure.classList.toggle("has-none", isServices && curve.points > 0 && curve.value.every((value) => value === null));
     const last = curve.value.length - 1;
     if (last < 0) return;
-    figure.querySelector("[data-last]").textContent = short(curve.value[last]);
+    figure.querySelector("[data-last]").textContent = measured(curve.value[last]);
     const step = figure.querySelector("[data-step]");
-    if (step) step.textContent = short(curve.step[last]);
+    if (step) step.textContent = count(curve.step[last]);
   }
 
   /** Add a point of the stream to the curves that are drawn. */

@@ -4,6 +4,7 @@ import { letter, look, tokenElement, writeMarked } from "./tokens.js";
 
 const TRIES = 6;
 const LONGEST_RETRY = 10000;
+const GATE_KINDS = { open: "good", pausing: "busy", paused: "warn" };
 const form = document.querySelector("form[data-playground]");
 const panes = [...document.querySelectorAll(".pane[data-pane]")];
 /** Versions in the order in which any pane has met them, and what is known of each. */
@@ -36,19 +37,30 @@ class Pane {
     }
   }
 
-  begin(body) {
+  begin(body, option) {
     Object.assign(this, { body, key: newKey(), tokens: [], request: null, run: null });
-    Object.assign(this, { isOver: false, isStopped: false, isDisplaced: false });
+    Object.assign(this, { isOver: false, isStopped: false, isDisplaced: false, isHeld: false });
     this.element.hidden = false;
-    this.element.querySelector(".pane-model").textContent = body.get("model");
+    const heading = this.element.querySelector(".pane-model");
+    heading.textContent = option.textContent;
+    heading.title = option.title;
     this.element.querySelector(".inspector").replaceChildren();
     this.element.querySelector(".report").replaceChildren();
     this.list.replaceChildren();
     this.gate.hidden = true;
-    this.stopper.hidden = false;
+    this.stopper.hidden = this.stopper.disabled = false;
     this.draw();
-    this.say("waiting", "Waiting for the first token …");
+    this.tell();
     this.follow();
+  }
+
+  tell() {
+    const made = `${this.tokens.length} ${this.tokens.length === 1 ? "token" : "tokens"}`;
+    if (this.isOver) return;
+    if (this.isStopped) this.say("stopping", "Stopping …");
+    else if (this.isHeld) this.say("paused", `Paused after ${made}: goes on when the gate opens`);
+    else if (this.tokens.length) this.say("streaming", made);
+    else this.say("waiting", "Waiting for the first token …");
   }
 
   say(state, text) {
@@ -109,6 +121,7 @@ class Pane {
     this.request = told.request_id;
     this.run = told.run;
     this.element.dataset.request = told.request_id;
+    if (this.isStopped) this.cancel();
     if (this.run && form.dataset.gates) this.watchGate();
   }
 
@@ -120,7 +133,7 @@ class Pane {
 
   on_tokens(told) {
     this.place(told.tokens);
-    this.say("streaming", `${this.tokens.length} tokens`);
+    this.tell();
   }
 
   on_done(told) {
@@ -195,10 +208,23 @@ class Pane {
     this.say(state, text);
   }
 
-  async stop() {
-    if (!this.request) return;
-    this.isStopped = true;
-    await fetch(`/ui/samples/${encodeURIComponent(this.request)}/stop`, { method: "POST", redirect: "manual" });
+  stop() {
+    this.isStopped = this.stopper.disabled = true;
+    this.tell();
+    // Until it is accepted a sample has no name to stop it by.
+    if (this.request) this.cancel();
+  }
+
+  async cancel() {
+    const url = `/ui/samples/${encodeURIComponent(this.request)}/stop`;
+    try {
+      const answer = await fetch(url, { method: "POST", redirect: "manual" });
+      if (answer.ok || answer.type === "opaqueredirect") return;
+    } catch {
+      // It goes on, and can be stopped again.
+    }
+    this.isStopped = this.stopper.disabled = false;
+    this.tell();
   }
 
   async watchGate() {
@@ -221,7 +247,11 @@ class Pane {
   showGate(state) {
     this.generation = state.generation;
     this.gate.dataset.state = state.state;
-    this.gate.querySelector(".gate-state").textContent = state.reason ? `${state.state}: ${state.reason}` : state.state;
+    const badge = this.gate.querySelector(".gate-state");
+    badge.className = `gate-state badge badge-${GATE_KINDS[state.state] ?? "none"}`;
+    badge.textContent = state.reason ? `${state.state}: ${state.reason}` : state.state;
+    this.isHeld = state.state === "paused";
+    this.tell();
     this.gate.querySelector("[data-act=pause]").hidden = state.state !== "open";
     this.gate.querySelector("[data-act=resume]").hidden = state.state === "open";
   }
@@ -258,15 +288,15 @@ if (form) {
     if (shown.some((pane) => pane.key && !pane.isOver)) return;
     versions.clear();
     const fields = new FormData(form);
-    const models = [fields.get("model"), fields.get("beside")].filter(Boolean);
-    document.querySelector(".panes").dataset.count = models.length;
+    const chosen = ["model", "beside"].map((name) => form.elements[name].selectedOptions[0]).filter((option) => option?.value);
+    document.querySelector(".panes").dataset.count = chosen.length;
     shown.forEach((pane, number) => {
-      pane.element.hidden = number >= models.length;
-      if (number >= models.length) return;
+      pane.element.hidden = number >= chosen.length;
+      if (number >= chosen.length) return;
       const body = new URLSearchParams(fields);
-      body.set("model", models[number]);
+      body.set("model", chosen[number].value);
       body.delete("beside");
-      pane.begin(body);
+      pane.begin(body, chosen[number]);
     });
   });
   document.body.dataset.playground = "ready";

@@ -1,11 +1,12 @@
 // A run's page: the live curve, its marks and the run's standing. State is told as attributes of #curve.
 import { Metrics } from "./metrics.js";
-import { Curve, LABELS, chart, positive, readJson, short, showState, tellFailure, unitOf } from "./curves.js";
+import { Curve, LABELS, chart, positive, readJson, showState, unitOf } from "./curves.js";
+import { count, duration, measured, noun } from "./numbers.js";
+import { MOST_ROWS, PointRows, perOf } from "./run_rows.js";
+import { RunStream } from "./run_stream.js";
 import { exact, timeElement } from "./times.js";
 
 const MOST_LIVE_ENTRIES = 4000;
-const TABLE_ROWS = 50;
-const RETRY_MS = 3000;
 const root = document.getElementById("curve");
 const base = root.dataset.url;
 const controls = {
@@ -17,9 +18,8 @@ const controls = {
   to: document.getElementById("to"),
   whole: document.getElementById("whole"),
 };
+const rows = new PointRows();
 const marks = new Map();
-const FIGURE_POINTS = 50;
-const newest = [];
 let metrics = null;
 let loss = null;
 let other = null;
@@ -29,10 +29,7 @@ let closer = { loss: null, other: null };
 let lossPlot = null;
 let otherPlot = null;
 const arrivals = new Set();
-let lastRow = 0;
 let isReadingLoss = false;
-let stream = null;
-let retry = null;
 let isDue = false;
 
 function shownMarks() {
@@ -54,9 +51,9 @@ function readout(place) {
   const at = place === null || place === undefined ? shown.step.length - 1 : place;
   if (at >= shown.step.length) return;
   const average = lossPlot.data[2] ? lossPlot.data[2][at] : null;
-  say("step", short(shown.step[at]));
-  say("loss", shown.broken.includes(shown.step[at]) ? "not finite" : short(shown.value[at]));
-  say("average", short(average));
+  say("step", count(shown.step[at]));
+  say("loss", shown.broken.includes(shown.step[at]) ? "not finite" : measured(shown.value[at]));
+  say("average", measured(average));
   say("at", exact(shown.at[at]));
   const near = [...marks.values()].filter((mark) => Math.abs(mark.step - shown.step[at]) <= Math.max(shown.width, 1) - 1);
   say("mark", near.length ? near.map((mark) => mark.text).slice(0, 2).join(" · ") : "");
@@ -69,7 +66,7 @@ function tell() {
   root.dataset.marks = marks.size;
   root.dataset.shown = loss.step.length;
   root.dataset.lastLoss = loss.value.length ? String(loss.value[loss.value.length - 1]) : "";
-  say("points", `${short(loss.points)} point${loss.points === 1 ? "" : "s"}`);
+  say("points", `${count(loss.points)} ${noun(loss.points, "point")}`);
   const { width } = closer.loss || loss;
   root.dataset.width = width;
   root.dataset.part = part ? `${part.min}-${part.max}` : "";
@@ -207,26 +204,6 @@ async function readOther() {
   readCloser("other", name, other);
 }
 
-function addRow(point) {
-  const body = document.querySelector("#points tbody");
-  if (!body) return;
-  lastRow = point.step;
-  const row = document.createElement("tr");
-  const cells = [short(point.step), short(point.mean_loss), short(point.learning_rate), short(point.grad_norm)];
-  cells.push(short(point.tokens), short(point.sampling_kl));
-  for (const text of cells) {
-    const cell = document.createElement("td");
-    cell.className = "number";
-    cell.textContent = text;
-    row.append(cell);
-  }
-  const time = document.createElement("td");
-  time.textContent = exact(Date.parse(point.at) / 1000);
-  row.append(time);
-  body.prepend(row);
-  while (body.rows.length > TABLE_ROWS) body.deleteRow(-1);
-}
-
 function addPoints(points) {
   for (const came of arrivals) came.push(...points);
   for (const point of points) {
@@ -235,30 +212,14 @@ function addPoints(points) {
     if (other) append(other, controls.series.value, point);
     if (closer.loss && point.step <= part.max) append(closer.loss, "mean_loss", point);
     if (closer.other && point.step <= part.max) append(closer.other, controls.series.value, point);
-    if (point.step > lastRow) addRow(point);
   }
-  showFigures(points);
+  rows.add(points);
+  if (points.length && !root.dataset.per) {
+    root.dataset.per = perOf(points[points.length - 1]);
+    makeLossPlot();
+  }
   if (loss.step.length > MOST_LIVE_ENTRIES) readLoss().catch(() => {});
   drawSoon();
-}
-
-/** Tell steps, loss, speed and learning rate of the newest points above the curve. */
-function showFigures(points) {
-  newest.push(...points);
-  newest.splice(0, newest.length - FIGURE_POINTS);
-  const last = newest[newest.length - 1];
-  if (!last) return;
-  for (const part of document.querySelectorAll("[data-when-stepped]")) part.hidden = false;
-  const figure = (name, text) => {
-    const place = document.querySelector(`[data-figure="${name}"]`);
-    if (place) place.textContent = text;
-  };
-  figure("steps", short(last.step));
-  figure("loss", short(last.mean_loss));
-  figure("rate", short(last.learning_rate));
-  const seconds = (Date.parse(last.at) - Date.parse(newest[0].at)) / 1000;
-  const tokens = newest.slice(1).reduce((sum, point) => sum + point.tokens, 0);
-  if (seconds > 0) figure("speed", short(Math.round(tokens / seconds)));
 }
 
 function addMarks(found) {
@@ -278,7 +239,7 @@ function addMarkRow(mark) {
   row.dataset.kind = mark.kind;
   const step = document.createElement("td");
   step.className = "number";
-  step.textContent = short(mark.step);
+  step.textContent = count(mark.step);
   const what = document.createElement("td");
   const dot = document.createElement("i");
   dot.className = "dot";
@@ -310,8 +271,9 @@ function showStanding(standing) {
   fill("text", waiting.text);
   fill("since", waiting.since && timeElement(waiting.since));
   const ahead = waiting.ahead || {};
-  fill("bound", ahead.bound_passes != null ? `${short(ahead.bound_passes)} pass${ahead.bound_passes === 1 ? "" : "es"}` : "");
-  fill("eta", ahead.eta_seconds != null ? `about ${short(Math.max(1, Math.round(ahead.eta_seconds)))} s` : "");
+  const { bound_passes: bound, eta_seconds: eta } = ahead;
+  fill("bound", bound != null ? `${count(bound)} ${noun(bound, "pass", "passes")}` : "");
+  fill("eta", eta != null ? `about ${duration(eta)}` : "");
 }
 
 async function readLoss() {
@@ -325,65 +287,13 @@ async function readLoss() {
   drawSoon();
 }
 
-function listen() {
-  close();
-  const opened = new EventSource(`${base}/events?after=${loss.lastStep}`);
-  stream = opened;
-  opened.addEventListener("open", () => {
-    root.dataset.live = "open";
-    dispatchEvent(new Event("weft:reached"));
-  });
-  opened.addEventListener("points", (event) => addPoints(JSON.parse(event.data)));
-  opened.addEventListener("reset", () => readAgain(opened));
-  opened.addEventListener("marks", (event) => addMarks(JSON.parse(event.data)));
-  opened.addEventListener("standing", (event) => showStanding(JSON.parse(event.data)));
-  opened.addEventListener("error", () => {
-    if (stream !== opened) return;
-    root.dataset.live = "closed";
-    // The browser goes on by itself, but for an answer that is no stream. Such a one cannot be looked at: another tells why.
-    if (opened.readyState !== EventSource.CLOSED) {
-      dispatchEvent(new Event("weft:unreached"));
-      return;
-    }
-    stream = null;
-    retry = setTimeout(listenIfSeen, RETRY_MS);
-    askWhy();
-  });
-}
-
-/** Tell why there is no stream: a session that has ended has no answer to this either. */
-async function askWhy() {
-  try {
-    await readJson(`${base}/curve?series=mean_loss&begin=0&end=1`);
-    dispatchEvent(new Event("weft:unreached"));
-  } catch (error) {
-    tellFailure(error);
-  }
-}
-
-/** Read the curves anew, since the stream does not send what is missing, and follow from there. */
-async function readAgain(opened) {
-  if (stream !== opened) return;
-  close();
-  try {
-    await readLoss();
-    await readOther();
-    if (metrics) metrics.readAgain();
-  } catch {
-    // The next stream tells again what is missing.
-  }
-  retry = setTimeout(listenIfSeen, RETRY_MS);
-}
-
-function listenIfSeen() {
-  if (!document.hidden && !stream) listen();
-}
-
-function close() {
-  clearTimeout(retry);
-  if (stream) stream.close();
-  stream = null;
-  root.dataset.live = "closed";
+/** Read the curves and the newest points anew. */
+async function readAgain() {
+  await readLoss();
+  const { points } = await readJson(`${base}/news?after=${Math.max(0, loss.lastStep - MOST_ROWS)}`);
+  rows.replace(points.slice(-MOST_ROWS));
+  await readOther();
+  if (metrics) metrics.readAgain();
 }
 
 async function begin() {
@@ -391,18 +301,13 @@ async function begin() {
   makeLossPlot();
   makeOtherPlot();
   await readLoss();
-  lastRow = loss.lastStep;
   draw();
   readOther().catch(() => {});
   metrics = new Metrics(base, (name) => readCurve(name));
-  listen();
+  const page = { seen: () => rows.lastStep, points: addPoints, marks: addMarks, standing: showStanding, reset: readAgain };
+  new RunStream(root, page).follow();
 }
 
-// A browser opens six connections to a server: a page that nobody sees keeps none.
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) close();
-  else if (loss) listenIfSeen();
-});
 controls.scale.addEventListener("change", () => (makeLossPlot(), draw()));
 controls.weight.addEventListener("change", draw);
 controls.marks.addEventListener("change", draw);

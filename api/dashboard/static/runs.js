@@ -1,5 +1,6 @@
 // The list of runs: states, steps, losses and last requests of the rows go on while the page is open.
-import { readJson, short, showState, tellFailure } from "./curves.js";
+import { readJson, showState, tellFailure } from "./curves.js";
+import { count, measured } from "./numbers.js";
 import { timeElement } from "./times.js";
 
 const EVERY_MS = 5000;
@@ -9,8 +10,8 @@ function show(told) {
   const row = form.querySelector(`tr[data-run="${CSS.escape(told.id)}"]`);
   if (!row) return false;
   showState(row.querySelector(".state"), told.state);
-  row.querySelector('[data-field="steps"]').textContent = short(told.steps);
-  row.querySelector('[data-field="loss"]').textContent = short(told.loss);
+  row.querySelector('[data-field="steps"]').textContent = count(told.steps);
+  row.querySelector('[data-field="loss"]').textContent = measured(told.loss);
   row.querySelector(".spark path").setAttribute("d", told.path);
   row.querySelector('[data-field="at"]').replaceChildren(timeElement(told.at));
   return true;

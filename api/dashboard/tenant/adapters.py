@@ -1,6 +1,6 @@
 """Pages of adapters and their gates: state, pause, resume, and the version that live samplers follow."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -12,13 +12,15 @@ from api.dashboard.tenant.form_values import filled, integer, number, text
 from api.dashboard.web_session import PageGateKeeper, PageGateReader
 from api.errors import error_response
 from api.json_body import PathId
+from api.openai.models import version_of_run
 from api.paging import CursorPage, PageRequest
 from api.security_events import note_refusal
 from api.services import ApiServices, Services
 from api.weft import adapters
 from api.weft.adapters import GateState, PauseRequest, ReloadRequest, ResumeRequest
 from api.weft.checkpoints import list_kept
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, NotFound
+from contracts.ids import CheckpointId, RunId
 from tenants.rights import Principal, Scope
 from tenants.version_facts import VersionFacts, version_facts
 
@@ -55,8 +57,8 @@ async def adapter_page(caller: PageGateReader, services: Services, request: Requ
 async def adapter_panel(caller: PageGateReader, services: Services, request: Request, run_id: PathId) -> Response:
     """Show the gate's state alone, as it is now."""
     state = await adapters.describe(caller, services, run_id)
-    facts = await _facts(services, caller, [state])
-    return page(request, "tenant/adapter_panel.html", state=state, facts=facts)
+    follows, facts = await _versions(services, caller, state)
+    return page(request, "tenant/adapter_panel.html", state=state, follows=follows, facts=facts)
 
 
 @router.get("/{run_id}/state")
@@ -117,17 +119,25 @@ async def _adapter(
     kept = None
     if Scope.READ in caller.scopes:
         kept = await list_kept(caller, services, PageRequest(_MOST_VERSIONS, 0), run=run_id, type="sampler")
-    facts = await _facts(services, caller, [state])
+    follows, facts = await _versions(services, caller, state)
     told = ("", 200) if refusal is None else (refusal.message, refusal.status)
-    return page(request, "tenant/adapter.html", status=told[1], state=state, facts=facts, kept=kept, problem=told[0])
+    shown = {"state": state, "follows": follows, "facts": facts, "kept": kept, "problem": told[0]}
+    return page(request, "tenant/adapter.html", status=told[1], **shown)
 
 
 def _address(run_id: str) -> str:
     return f"/ui/adapters/{quote(run_id, safe=':')}"
 
 
-async def _facts(services: ApiServices, caller: Principal, states: Sequence[GateState]) -> dict[str, VersionFacts]:
-    """Return what is known of the versions in flight."""
-    versions = {version for state in states for found in state.versions.values() for version in found}
+async def _versions(
+    services: ApiServices, caller: Principal, state: GateState
+) -> tuple[CheckpointId | None, dict[str, VersionFacts]]:
+    """Return the version of live samples, None before the first, and what is known of it and of those in flight."""
+    versions = {version for found in state.versions.values() for version in found}
     async with services.runtime.database.read() as session:
-        return await version_facts(session, caller.reach, versions)
+        try:
+            follows = await version_of_run(services, session, caller, RunId(state.adapter))
+        except NotFound:
+            follows = None
+        known = versions if follows is None else versions | {follows}
+        return follows, await version_facts(session, caller.reach, known)

@@ -33,7 +33,7 @@ async def errors(
     The newest of each come first.
     """
     died = await list_client_exceptions(caller, services, run_id=run, after=after_exception, limit=SHOWN_EXCEPTIONS)
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         of_run = None if run is None else run.partition(":")[0]
         lost = await list_lost_sessions(session, caller.reach, session_id=of_run, most=SHOWN_SESSIONS)
     failed = await list_own(caller, services, OperationState.FAILED, lane=run, after=after, limit=50)

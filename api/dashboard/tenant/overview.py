@@ -1,5 +1,7 @@
 """The overview: what a tenant has left of its limits, and what its work does now."""
 
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from importlib.metadata import version
 
 from fastapi import APIRouter, Request, Response
@@ -9,12 +11,14 @@ from api.dashboard.web_session import PageUsageReader
 from api.paging import PageRequest
 from api.services import ApiServices, Services
 from api.weft.checkpoints import list_kept
+from api.weft.client_exceptions import list_client_exceptions
 from api.weft.operations import list_own
 from api.weft.runs import list_runs
 from api.weft.standing import usage_standing
 from contracts.ledger_records import OperationState
 from tenants.rights import Principal, Scope
 from tenants.run_lists import ListedState
+from tenants.sessions import list_lost_sessions
 
 router = APIRouter(tags=["overview"])
 
@@ -22,7 +26,18 @@ _SHOWN = 6
 _RECENT_LOSSES = 30
 _SOON = 24 * 3600
 """Seconds within which a checkpoint's end is told."""
+_LATELY = timedelta(days=1)
 RELEASE = version("weft")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that went wrong: ``what`` is a kind of operation, ``script`` or ``session``."""
+
+    at: datetime
+    what: str
+    code: str
+    text: str
 
 
 @router.get("")
@@ -43,7 +58,7 @@ async def _shown(request: Request, services: ApiServices, caller: Principal, tem
     if Scope.READ in caller.scopes:
         runs = await list_runs(caller, services, state=ListedState.READY, recent=_RECENT_LOSSES, limit=_SHOWN)
         waiting = await list_own(caller, services, OperationState.PENDING, limit=_SHOWN)
-        failed = await list_own(caller, services, OperationState.FAILED, limit=_SHOWN)
+        failed = await _failures(services, caller)
         shown = PageRequest(_SHOWN, 0)
         ending = await list_kept(caller, services, shown, expires_within=_SOON)
     return page(
@@ -58,6 +73,30 @@ async def _shown(request: Request, services: ApiServices, caller: Principal, tem
         failed=failed,
         ending=ending,
     )
+
+
+async def _failures(services: ApiServices, caller: Principal) -> list[Failure]:
+    """Return what went wrong within a day, the newest first: what the page of errors has more of."""
+    since = services.runtime.clock() - _LATELY
+    operations = await list_own(caller, services, OperationState.FAILED, limit=_SHOWN)
+    died = await list_client_exceptions(caller, services, limit=_SHOWN)
+    async with services.runtime.database.read() as session:
+        lost = await list_lost_sessions(session, caller.reach, since=since, most=_SHOWN)
+    found = [
+        *(
+            Failure(one.finished_at, one.kind, one.error_code or "failed", one.error or "")
+            for one in operations.operations
+            if one.finished_at is not None
+        ),
+        *(Failure(one.at, "script", one.error_type, one.message) for one in died.exceptions),
+        *(
+            Failure(one.ended_at, "session", "lost", f"the heartbeats of {one.display_name or one.id} stopped")
+            for one in lost
+            if one.ended_at is not None
+        ),
+    ]
+    lately = [one for one in found if one.at >= since]
+    return sorted(lately, key=lambda one: one.at, reverse=True)[:_SHOWN]
 
 
 def _bases(services: ApiServices, caller: Principal) -> list[str]:

@@ -11,12 +11,13 @@ from api.dashboard.events import PageEvent, StreamEvent, event_stream, with_bell
 from api.dashboard.forms import Form
 from api.dashboard.rendering import large_page
 from api.dashboard.tenant.form_values import filled, integer, number, text
+from api.dashboard.tenant.playground_models import label_of, model_choices
 from api.dashboard.tenant.playground_stream import answer_of, stream_events
 from api.dashboard.tenant.token_pieces import places_of
 from api.dashboard.web_session import PageReader, PageSampler
 from api.errors import error_response
 from api.openai.generation import check_text_length, generation
-from api.openai.models import NamedModel, list_models, named_model
+from api.openai.models import NamedModel, named_model
 from api.request_body import off_loop
 from api.route_bounds import TEXT_BODY, Holding, bounded
 from api.security_events import note_refusal
@@ -30,7 +31,6 @@ router = APIRouter(prefix="/playground")
 
 MOST_TOKENS = 4096
 MOST_ALTERNATIVES = 10
-_SHOWN_MODELS = 100
 _DEFAULTS = {"mode": "text", "max_tokens": "64", "temperature": "1", "top_p": "1", "top_logprobs": "5"}
 _FIELDS = ("model", "beside", "mode", "system", "prompt", "max_tokens", "temperature", "top_p", "top_logprobs", "seed")
 
@@ -103,16 +103,12 @@ async def _after(first: PageEvent, rest: AsyncGenerator[PageEvent, None]) -> Asy
 async def _page(
     caller: Principal, services: ApiServices, request: Request, given: dict[str, str], answers: list[Any]
 ) -> Response:
-    found = await list_models(caller, services)
-    named = [one["id"] for one in found["data"]]
-    groups = {
-        "Adapters (live)": [name for name in named if ":train:" in name and not name.startswith("tinker://")],
-        "Versions": [name for name in named if name.startswith("tinker://")],
-        "Base models": list(services.bases),
-    }
-    shown = {label: names[:_SHOWN_MODELS] for label, names in groups.items() if names}
+    groups = await model_choices(caller, services)
+    offered = [one for choices in groups.values() for one in choices]
+    asked = (given["model"], given["beside"], *(answer["model"] for answer in answers))
+    labels = {name: label_of(name, offered) for name in asked}
     chats = sorted(name for name, one in services.vocabularies.items() if one.chat is not None)
-    values = {"groups": shown, "given": given, "answers": answers, "chats": chats}
+    values = {"groups": groups, "labels": labels, "given": given, "answers": answers, "chats": chats}
     return await large_page(request, caller, "tenant/playground.html", **values)
 
 

@@ -14,7 +14,8 @@ from fastapi.responses import StreamingResponse
 from api.dashboard.events import event_stream, last_event_id
 from api.dashboard.feeds import Curves, Feeds
 from api.dashboard.page_downloads import PageDownload
-from api.dashboard.rendering import page
+from api.dashboard.rendering import large_page
+from api.dashboard.run_feeds import standing_told
 from api.dashboard.tenant.runs import project_name, settings_of
 from api.dashboard.web_session import PageReader
 from api.json_body import PathId
@@ -36,6 +37,8 @@ from tenants.run_points import MOST_POINTS
 router = APIRouter(prefix="/runs/{run_id}")
 
 SHOWN_POINTS = 50
+MOST_SHOWN_VALUES = 2000
+"""Values of own metrics that a page shows in tables: of each at most as many as points, and fewer of many metrics."""
 _OWN = "metric:"
 _LARGEST_STEP = 2**53
 _COLUMNS = (
@@ -64,10 +67,12 @@ async def run_page(request: Request, caller: PageReader, services: Services, run
     newest = await read_points(caller, services, run.id, after=max(0, run.optimizer_steps - SHOWN_POINTS))
     points = newest.points[::-1]
     async with services.runtime.database.read() as session:
-        own = await last_values(session, run.id, run.metrics)
+        shown = min(SHOWN_POINTS, MOST_SHOWN_VALUES // max(1, len(run.metrics)))
+        own = await last_values(session, run.id, run.metrics, most=shown)
     died = (await list_client_exceptions(caller, services, run_id=run.id, limit=1)).exceptions
-    return page(
+    return await large_page(
         request,
+        caller,
         "tenant/run.html",
         run=run,
         project=project_name(run, projects),
@@ -79,6 +84,7 @@ async def run_page(request: Request, caller: PageReader, services: Services, run
         per=points[0].loss_per.replace("_", " ") if points else "",
         series=[one for one in Series if one is not Series.MEAN_LOSS],
         own=own,
+        shown=shown,
         speed=_tokens_per_second(newest.points),
     )
 
@@ -126,6 +132,21 @@ async def run_events(
     if seen and seen.isascii() and seen.isdigit() and len(seen) < 16:
         after = int(seen)
     return event_stream(request, services, partial(feeds.watch, caller.tenant, run.id, after))
+
+
+@router.get("/news")
+async def run_news(caller: PageReader, services: Services, run_id: PathId, after: Step = 0) -> Response:
+    """Return what the stream tells after step ``after``, for a page that has none. Raises ``NotFound``."""
+    run = await describe_run(caller, services, run_id)
+    found = await read_points(caller, services, run.id, after=after, limit=MOST_POINTS)
+    marks = await marks_of_run(caller, services, run.id)
+    waiting = await why_a_run_waits(caller, services, run.id)
+    news = {
+        "points": [point.model_dump() for point in found.points],
+        "marks": [mark.model_dump() for mark in marks.marks],
+        "standing": standing_told(run.state, run.end_reason, waiting),
+    }
+    return Response(orjson.dumps(news), media_type="application/json")
 
 
 @router.get("/points.csv")

@@ -2,15 +2,16 @@
 
 from fastapi import APIRouter, Request, Response
 
-from api.acting import record_act
+from api.acting import record_act, record_acts
 from api.dashboard.events import Streams
-from api.dashboard.forms import see
+from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
 from api.dashboard.web_session import PageUser
 from api.services import Services
+from contracts.errors import Forbidden
 from tenants.audit_actions import Action
 from tenants.rights import KeyRights, Principal, Role
-from tenants.web_sessions import end_session, list_sessions
+from tenants.web_sessions import end_other_sessions, end_session, list_sessions
 
 router = APIRouter(tags=["web sessions"])
 
@@ -18,9 +19,29 @@ router = APIRouter(tags=["web sessions"])
 @router.get("/sessions")
 async def web_sessions(caller: PageUser, services: Services, request: Request) -> Response:
     """List the web sessions that the caller may end."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         rows = await list_sessions(session, caller.tenant, _bound(caller))
-    return page(request, "tenant/sessions.html", sessions=rows, own=request.state.web_session)
+    own = request.state.web_session
+    others = [one.key_id for one in rows if one.id != own]
+    return page(request, "tenant/sessions.html", sessions=rows, own=own, others=others)
+
+
+@router.post("/sessions/others/end")
+async def end_others(caller: PageUser, services: Services, request: Request, form: Form) -> Response:
+    """End all web sessions but this one: the key's own, or the tenant's if ``whose`` is ``tenant``.
+
+    Raises ``Forbidden`` for the tenant's, unless the caller may end each of them.
+    """
+    key_id: int | None = caller.key_id
+    if form.get("whose") == "tenant" and (key_id := _bound(caller)) is not None:
+        raise Forbidden("other keys' sessions are ended by a key that may do all that they may")
+    async with services.runtime.database.write() as transaction:
+        ended = await end_other_sessions(transaction, caller.tenant, request.state.web_session, key_id=key_id)
+        await record_acts(transaction, services, caller, Action.LOGIN_END, [(str(number), None) for number in ended])
+    streams: Streams = request.app.state.streams
+    for number in ended:
+        streams.end(number)
+    return see("/ui/sessions")
 
 
 @router.post("/sessions/{number}/end")

@@ -17,6 +17,15 @@ from tenants.sharing import find_granted, find_readable
 
 
 @dataclass(frozen=True, slots=True)
+class Accessible:
+    """A checkpoint that may be read, its run, and the principal of the access token's key, None without a token."""
+
+    checkpoint: Checkpoint
+    run: Run
+    holder: Principal | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """Checkpoint that a request names, and the token that it shows for it, None without one."""
 
@@ -25,10 +34,8 @@ class Access:
     token: str | None = field(default=None, repr=False)
 
 
-async def granted(
-    services: ApiServices, access: Access, *, segment: Segment | None = None
-) -> tuple[Checkpoint, Run] | None:
-    """Return the checkpoint that the token gives access to and its run, None without a token.
+async def granted(services: ApiServices, access: Access, *, segment: Segment | None = None) -> Accessible | None:
+    """Return the checkpoint that the token gives access to, None without a token.
 
     Raises ``Forbidden``, in one form for every reason why the token gives none, and ``InvalidRequest`` for a path that is none.
     """
@@ -38,7 +45,7 @@ async def granted(
     try:
         holder = await services.batched_reads.keys.authenticate(access.token, source_of(access.request))
         async with services.runtime.database.read() as session:
-            return await find_granted(session, holder, path, services.runtime.clock)
+            return Accessible(*await find_granted(session, holder, path, services.runtime.clock), holder)
     except Unauthenticated as refusal:
         note_refused_key(access.request, access.token)
         raise _refusal() from refusal
@@ -48,8 +55,8 @@ async def granted(
 
 async def readable(
     services: ApiServices, caller: Principal, access: Access, *, segment: Segment | None = None
-) -> tuple[Checkpoint, Run]:
-    """Return the checkpoint that the token gives access to, or without one the caller's or a published one, and its run.
+) -> Accessible:
+    """Return the checkpoint that the token gives access to, or without one the caller's or a published one.
 
     Raises ``NotFound``, and as ``granted``.
     """
@@ -58,7 +65,7 @@ async def readable(
         return found
     path = parse_path(access.path, segment=segment)
     async with services.runtime.database.read() as session:
-        return await find_readable(session, caller.reach, path, services.runtime.clock)
+        return Accessible(*await find_readable(session, caller.reach, path, services.runtime.clock))
 
 
 def _refusal() -> Forbidden:

@@ -53,9 +53,9 @@ async def record_acts(
     services: ApiServices,
     caller: Principal,
     action: Action,
-    resources: Sequence[tuple[str, str]],
+    resources: Sequence[tuple[str, str | None]],
 ) -> None:
-    """Write an entry about each of the resources, given with its session, as ``record_act`` does.
+    """Write an entry about each of the resources, given with its client's session if it has one, as ``record_act`` does.
 
     Raises ``OverRate`` for a tenant that changes too much; then none of them is counted.
     """

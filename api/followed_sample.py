@@ -142,7 +142,7 @@ async def _final(runtime: Runtime, submission: SampleSubmission, request_id: Req
     Meanwhile the sample's session counts as alive: a client that follows is not silent.
     """
     ledger, clock = runtime.ledger, runtime.clock
-    beat = runtime.settings.session_timeout / _BEATS
+    beat = min(runtime.settings.session_timeout, runtime.settings.sample_silence) / _BEATS
     due = clock() + beat
     while True:
         status = await ledger.wait_until_final(submission.tenant, request_id, seconds=SILENCE_SECONDS)

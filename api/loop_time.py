@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from ipaddress import IPv6Address, IPv6Network
 from time import monotonic, process_time
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from api.connection_holder import network_of
 from api.presented_key import presented_key
 from api.presented_session import COOKIES, presented_session
 from contracts.ids import TenantId
@@ -148,6 +148,11 @@ class LoopTime:
         if now - self._own.at >= _LOOK_SECONDS:
             self._look(now)
 
+    def charge_tenant(self, tenant: str, seconds: float) -> None:
+        """Count ``seconds`` of a core, used beside the loop, as the tenant's."""
+        with self.used_by(TenantId(tenant)) as sender:
+            self.charge(sender, seconds)
+
     def _pay(self, sender: _Sender, seconds: float, now: float) -> None:
         paid = (now - sender.rate.at) * sender.part
         sender.rate.add(seconds, now)
@@ -233,13 +238,3 @@ def _name(tenant: TenantId) -> str:
 
 def _digest(secret: str) -> bytes:
     return blake2b(secret.encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def network_of(scope: Scope) -> str:
-    """Return the client's IPv4 address, or the /64 network of its IPv6 address, of which one client may have every address."""
-    client = scope.get("client")
-    host: str = client[0] if client else ""
-    try:
-        return str(IPv6Network((IPv6Address(host.partition("%")[0]), 64), strict=False)) if ":" in host else host
-    except ValueError:
-        return host

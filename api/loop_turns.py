@@ -7,14 +7,13 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.connection_holder import HOLDER
 from api.errors import error_response
 from api.loop_time import START_SECONDS, LoopTime
 from contracts.errors import TooManyRequests
 
 MOST_WAITING = 1024
 """Most requests of one sender that wait for its turn."""
-HOLDER = "weft.holder"
-"""Key of the extension by which the server wants to be told whose request a connection has: ``scope["extensions"]``."""
 _POLLS = ("/retrieve_future", "/retrieve_futures")
 """Ends of the paths that are never answered 429: SDKs up to 0.18 take it as the end of the result. Connections bound them."""
 

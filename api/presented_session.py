@@ -8,7 +8,9 @@ COOKIE = "__Host-weft"
 """Name by which browsers accept the cookie only over https or loopback, for the whole host, and from the host itself."""
 INSECURE_COOKIE = "weft-insecure"
 """Name over plain http with ``WEFT_INSECURE_UI``, where browsers refuse the other."""
-COOKIES = (COOKIE, INSECURE_COOKIE)
+OPERATOR_COOKIE = "__Host-weft-ops"
+"""Name of the cookie of operators' pages."""
+COOKIES = (COOKIE, INSECURE_COOKIE, OPERATOR_COOKIE)
 _LONGEST = 100
 _SECRET = {
     name: re.compile(rf'(?:^|;)[ \t]*{name}="?([A-Za-z0-9_-]{{1,{_LONGEST}}})"?[ \t]*(?:;|$)') for name in COOKIES

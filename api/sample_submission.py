@@ -7,6 +7,7 @@ from fastapi import Request
 from api.rate_headers import note_rate, note_stored_rate
 from api.request_body import off_loop
 from api.services import ApiServices
+from api.shared_reads import Purpose, note_shared_read, shared_read
 from api.wire.sampling_codec import sample_request
 from api.wire.tinker_requests import AsampleRequest
 from api.wire.trajectory import trajectory_of
@@ -20,6 +21,7 @@ from contracts.sample_demand import demand_of
 from ledger.payload_files import PayloadFiles
 from ledger.token_feed import FeedKey
 from telemetry.context import current_work
+from tenants.audit_tally import Repeated
 from tenants.budgets import refusal
 from tenants.rate_lines import lines_of
 from tenants.rates import Meter
@@ -36,6 +38,7 @@ class SampleSubmission:
     - ``obstacle``: the reason why no new work is taken, if any.
     - ``may_wait``: False for a client that cannot be told that its sample waits for a rate.
     - ``lines``: rates of its key and its project.
+    - ``read``: use of another tenant's checkpoint, as that tenant's log counts it.
     - ``may_return``: a client that has lost the connection can find the sample again by repeating its request.
     """
 
@@ -49,6 +52,7 @@ class SampleSubmission:
     may_return: bool = True
     may_wait: bool = True
     lines: tuple[RateLine, ...] = ()
+    read: Repeated | None = None
 
     @property
     def key(self) -> FeedKey:
@@ -70,7 +74,7 @@ class SampleSubmission:
             seq_id=self.seq_id,
             kind=OperationKind.SAMPLE,
             base_model=self.base_model,
-            payload=await payloads.store(request_id, self.sample),
+            payload=await payloads.store(self.tenant, request_id, self.sample),
             digest=self.digest,
             tokens=len(self.sample.prompt),
             demand=demand_of(self.sample, context_length),
@@ -90,7 +94,7 @@ async def tinker_submission(
             "sampling_session_id and seq_id are needed; open a sampling session with create_sampling_session"
         )
     sampler = await services.batched_reads.samplers.standing(caller.reach, body.sampling_session_id)
-    facts, settings = services.sampled_base(sampler.base_model), services.runtime.settings
+    facts, settings, of = services.sampled_base(sampler.base_model), services.runtime.settings, sampler.shared_by
     sample = await off_loop(services, caller.tenant, len(body.sent), sample_request, body, facts, settings)
     sample = replace(sample, trajectory=trajectory_of(request, body.trajectory))
     return SampleSubmission(
@@ -102,6 +106,7 @@ async def tinker_submission(
         body.sent,
         obstacle=sampler.obstacle or caller.obstacle_of_work(sampler.base_model) or unpaid(services, caller, sampler),
         lines=lines_of(caller, Meter.SAMPLE, sampler.project, sampler.project_limits),
+        read=None if of is None else shared_read(caller, of[0], of[1], Purpose.SAMPLE),
     )
 
 
@@ -122,7 +127,10 @@ async def accept_sample(services: ApiServices, submission: SampleSubmission) -> 
     payloads = services.runtime.ledger.payloads
     if submission.obstacle is None:
         operation = await submission.operation(payloads, services.sampled_base(submission.base_model).context_length)
-        return await payloads.recorded(operation, _accepted(services, operation))
+        request_id = await payloads.recorded(operation, _accepted(services, operation))
+        if request_id == operation.id:
+            note_shared_read(services, submission.read)
+        return request_id
     async with services.runtime.database.read() as session:
         earlier = await services.runtime.ledger.find(
             session, lane=submission.sampler, seq_id=submission.seq_id, digest=submission.digest

@@ -84,6 +84,8 @@ class ApiServices:
         training = TrainingIntake(database, runtime.ledger, defaults=defaults, hold_seconds=hold)
         ended_keys, departures = EndedKeys(database, runtime.ledger, clock), Departures(runtime)
         admission = Admission(runtime.settings)
+        if runtime.database.surveys is not None:
+            runtime.database.surveys.charge = admission.loop_time.charge_tenant
         return cls(
             runtime,
             reads,

@@ -11,12 +11,13 @@ from api.provenance import with_recorded_logprobs
 from api.rate_headers import note_rate, note_stored_rate
 from api.request_body import off_loop, request_body
 from api.services import ApiServices
+from api.shared_reads import Purpose, note_shared_read, shared_read
 from api.wire.body import OversizedBody
 from api.wire.tinker_requests import key_of_json_beginning, model_key
 from contracts.base_model import BaseModelFacts
 from contracts.codec import request_digest
 from contracts.custom_loss import MAX_GRAPH_BYTES, may_name_loss
-from contracts.errors import BudgetSpent, InvalidRequest, RunUnloaded, SessionEnded, WeftError
+from contracts.errors import BudgetSpent, FutureGone, InvalidRequest, RunUnloaded, SessionEnded, WeftError
 from contracts.ids import CheckpointId, RequestId
 from contracts.ledger_records import NewOperation, RejectedOperation, new_request_id
 from contracts.operations import LoadWeights, OperationKind, OptimStep, Payload, TrainingBatch
@@ -25,6 +26,7 @@ from ledger.gaps import closes_gap
 from telemetry.context import current_work
 from tenants.budgets import refusal
 from tenants.limits import Limits
+from tenants.project_limits import training_limits
 from tenants.rate_lines import lines_of
 from tenants.rates import Meter
 from tenants.rights import Principal, Scope
@@ -49,6 +51,8 @@ class TrainingSubmission:
     body: bytes
     build: Build | WeftError
     """The error with which the request fails, where it is known already."""
+    holder: Principal | None = None
+    """Principal of the access token that was sent with it."""
 
 
 async def submit_json(
@@ -86,10 +90,12 @@ async def submit_json_body(
     caller: Principal,
     kind: OperationKind,
     build: Callable[[bytes, BaseModelFacts], Payload],
+    *,
+    holder: Principal | None = None,
 ) -> Response:
     """Submit a body that was read. Raises as ``submit_training``, and ``InvalidRequest`` without a key."""
     key = await off_loop(services, caller.tenant, len(body), model_key, body)
-    submission = TrainingSubmission(key.model_id, key.seq_id, kind, body, lambda facts: build(body, facts))
+    submission = TrainingSubmission(key.model_id, key.seq_id, kind, body, lambda facts: build(body, facts), holder)
     return await submit_training(services, caller, submission)
 
 
@@ -109,8 +115,8 @@ async def submit_training(services: ApiServices, caller: Principal, submission: 
     """Record the request and return the ``promise`` of its result.
 
     A request that can never run has used up its seq_id, so it is recorded as failed. Raises ``NotFound`` for a run that
-    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``, and retryable errors such as
-    ``TooManyOperations`` and ``Unavailable``, on which the SDK sends the request again.
+    is not the caller's, ``RunUnloaded``, ``SessionEnded``, ``SequenceConflict``, ``FutureGone`` for a repeat of a request that
+    is forgotten, and retryable errors such as ``TooManyOperations`` and ``Unavailable``, on which the SDK sends it again.
     """
     async with services.runtime.database.read() as session:
         run = await run_standing(session, caller.reach, submission.model_id, services.runtime.clock())
@@ -118,7 +124,8 @@ async def submit_training(services: ApiServices, caller: Principal, submission: 
     try:
         run.check_open()
         await _check_paid(services, caller, run, submission)
-    except (RunUnloaded, SessionEnded, BudgetSpent):
+        _check_is_new(run, submission)
+    except (RunUnloaded, SessionEnded, BudgetSpent, FutureGone):
         digest = await off_loop(services, caller.tenant, len(submission.body), _identity, submission)
         async with services.runtime.database.read() as session:
             earlier = await ledger.find(session, lane=run.id, seq_id=submission.seq_id, digest=digest)
@@ -127,16 +134,23 @@ async def submit_training(services: ApiServices, caller: Principal, submission: 
         return promise(earlier, model_id=run.id)
     operation = await _operation(services, caller, run, submission)
     if isinstance(operation, NewOperation):
-        limits = services.limits.with_own(run.own_limits)
-        request_id = await ledger.payloads.recorded(operation, _accepted(services, operation, limits))
+        accepting = _accepted(services, caller, run, submission, operation)
+        request_id = await ledger.payloads.recorded(operation, accepting)
     else:
         async with services.runtime.database.write() as transaction:
             request_id = await ledger.reject(transaction, operation)
     return promise(request_id, model_id=run.id)
 
 
-async def _accepted(services: ApiServices, operation: NewOperation, limits: Limits) -> RequestId:
-    accepted, runtime = await services.training_intake.accept_rated(operation, limits), services.runtime
+async def _accepted(
+    services: ApiServices, caller: Principal, run: RunStanding, submission: TrainingSubmission, operation: NewOperation
+) -> RequestId:
+    runtime, limits = services.runtime, services.limits.with_own(run.own_limits)
+    within = training_limits(limits, run.project_limits)
+    accepted = await services.training_intake.accept_rated(operation, within, project=run.bounding_project)
+    if operation.loads is not None and accepted.loads_of is not None:
+        owner, holder = accepted.loads_of, submission.holder
+        note_shared_read(services, shared_read(caller, owner, operation.loads, Purpose.LOAD, holder))
     if accepted.rate is not None:
         note_rate(Meter.TRAIN, accepted.rate, runtime.clock())
     elif operation.tokens and (operation.lines or limits.pace(Meter.TRAIN) is not None):
@@ -178,7 +192,7 @@ async def _operation(
         seq_id=submission.seq_id,
         kind=kind,
         base_model=run.base_model,
-        payload=await services.runtime.ledger.payloads.store(request_id, payload),
+        payload=await services.runtime.ledger.payloads.store(caller.tenant, request_id, payload),
         digest=identity,
         tokens=_tokens(payload),
         trainer=run.trainer,
@@ -223,6 +237,15 @@ async def _check_paid(
     async with services.runtime.database.read() as session:
         if not await closes_gap(session, run.id, submission.seq_id):
             raise spent
+
+
+def _check_is_new(run: RunStanding, submission: TrainingSubmission) -> None:
+    """Raise ``FutureGone`` for a number that the run has passed: a repeat, whose row is found or forgotten."""
+    if submission.seq_id < run.next_seq_id:
+        raise FutureGone(
+            f"seq_id {submission.seq_id} of this model was done long ago, and is not kept any more; go on with seq_id "
+            f"{run.next_seq_id}"
+        )
 
 
 def _check_rights(caller: Principal, run: RunStanding, kind: OperationKind) -> None:

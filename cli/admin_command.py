@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from api.wire.request_model import describe_problems
 from cli.global_options import JsonOption, options_of
 from cli.options import DataOption, load_settings, run_or_explain
+from cli.tables import Table, print_tables
 from contracts.errors import InvalidRequest, Unavailable, WeftError
 from store.settings import Settings
 
@@ -28,11 +29,17 @@ REFUSED, UNREACHABLE = 1, 3
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Outcome of a command: the record, and the same as lines for people."""
+    """Outcome of a command: the record, and the same as lines for people. A terminal gets ``tables`` in place of lines."""
 
     record: BaseModel
     lines: Sequence[str]
     is_failure: bool = False
+    tables: Sequence[Table] = ()
+
+    @classmethod
+    def of(cls, record: BaseModel, *tables: Table) -> "Shown":
+        """Return an outcome whose lines are the rows of its tables."""
+        return cls(record, [line for table in tables for line in table.lines], tables=tables)
 
 
 class Done(BaseModel):
@@ -132,7 +139,7 @@ def show(shown: Shown, context: typer.Context, *, as_json: bool) -> None:
     """Print the outcome, as JSON if that is asked for before or after the command's name. Exit with 1 if it is a failure."""
     if as_json or options_of(context).as_json:
         typer.echo(shown.record.model_dump_json())
-    else:
+    elif not print_tables(shown.tables):
         for line in shown.lines:
             typer.echo(line)
     if shown.is_failure:

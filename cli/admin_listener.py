@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from api.admin.app import by_key, create_admin_app
 from api.admin.services import AdminServices
 from api.dashboard.operators.app import create_operator_pages, with_operator_pages
+from api.loop_time import LoopTime
 from api.route_building import build_routes
 from cli.address import address, bind_address
 from cli.housekeeper import ServiceHousekeeper
@@ -22,10 +23,11 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def serve_admin(runtime: Runtime, *, shared: bool = False) -> AsyncIterator[str | None]:
+async def serve_admin(runtime: Runtime, loop_time: LoopTime, *, shared: bool = False) -> AsyncIterator[str | None]:
     """Serve the admin API inside the block, if the settings name a port, and yield its address, else None.
 
-    ``shared``: other processes may listen there, too. Raises ``CannotListen``.
+    ``loop_time``: the turns on this event loop, which others on it share. ``shared``: other processes may listen there, too.
+    Raises ``CannotListen``.
     """
     settings = runtime.settings
     if settings.admin_port is None:
@@ -41,10 +43,11 @@ async def serve_admin(runtime: Runtime, *, shared: bool = False) -> AsyncIterato
         housekeeper=ServiceHousekeeper(runtime),
         audit_tally=tally,
         request_rates=runtime.request_rates,
+        loop_time=loop_time,
     )
     admin_app, pages = create_admin_app(services), create_operator_pages(services)
     build_routes(admin_app.router, pages.router)
-    app = with_operator_pages(admin_app, pages)
+    app = with_operator_pages(admin_app, pages, services)
     server = SignalFreeServer(server_config(app, settings, protocol(settings)))
     listener.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="admin API")

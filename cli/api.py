@@ -45,7 +45,7 @@ async def serve_api(settings: Settings) -> None:
         counting = asyncio.create_task(services.audit_tally.run(), name="counts of the audit log")
         stack.push_async_callback(write_last_counts, services.audit_tally)
         stack.callback(counting.cancel)
-        await stack.enter_async_context(serve_admin(runtime, shared=True))
+        await stack.enter_async_context(serve_admin(runtime, services.admission.loop_time, shared=True))
         server = ApiServer(services, settings, runtime.wakeups)
         server.end_on_signals()
         listener.listen(server.config.backlog)

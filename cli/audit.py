@@ -12,6 +12,7 @@ from api.admin.bodies import MOST_ROWS, Listed
 from api.admin.tenants import TenantBody
 from cli.admin_client import AdminClient
 from cli.admin_command import Shown, admin_command
+from cli.tables import Table
 from cli.tenants import find_tenant
 from contracts.errors import InvalidRequest
 from tenants.audit_actions import Action
@@ -50,7 +51,10 @@ def list_(
         if after is None:
             break
     names = {one.id: one.name for one in admin.every("/tenants", TenantBody)}
-    return Shown(Listed(items=entries, next=after), [_line(entry, names) for entry in entries])
+    rows = [_cells(entry, names) for entry in entries]
+    lines = ["\t".join(row).rstrip() for row in rows]
+    columns = ("time", "tenant", "actor", "door", "action", "thing", "outcome", "change")
+    return Shown(Listed(items=entries, next=after), lines, tables=[Table(columns, rows)])
 
 
 @admin_command(app, "verify")
@@ -78,10 +82,10 @@ def _bounds(day: str) -> tuple[datetime, datetime]:
         raise InvalidRequest(f"--day takes a day such as 2027-01-31; got {day[:50]!r}") from None
 
 
-def _line(entry: AuditEntryBody, names: Mapping[str, str]) -> str:
+def _cells(entry: AuditEntryBody, names: Mapping[str, str]) -> list[str]:
     whose = "-" if entry.tenant_id is None else names.get(entry.tenant_id, entry.tenant_id)
     cells = [f"{entry.at:%Y-%m-%d %H:%M:%S}", whose, entry.actor, entry.door, entry.action, entry.resource_id]
-    return "\t".join([*cells, entry.outcome, _change(entry)]).rstrip()
+    return [*cells, entry.outcome, _change(entry)]
 
 
 def _change(entry: AuditEntryBody) -> str:

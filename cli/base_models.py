@@ -21,7 +21,7 @@ def read_base_models(settings: Settings) -> dict[str, BaseModelFacts]:
         name, path = split_spec(spec)
         if name in bases:
             raise InvalidRequest(f"two base models are named {name!r}; give one another NAME=")
-        bases[name] = read_base_model_facts(name, path, _tokenizer_id(name, path, settings.host))
+        bases[name] = read_base_model_facts(name, path, _tokenizer_id(name, path, settings))
     return bases
 
 
@@ -35,16 +35,22 @@ def split_spec(spec: str) -> tuple[str, Path]:
     return name, Path(path).expanduser().resolve()
 
 
-def _tokenizer_id(name: str, path: Path, host: str) -> str | None:
+def _tokenizer_id(name: str, path: Path, settings: Settings) -> str | None:
     """Return the id that training clients give to ``AutoTokenizer``, None where they make the right one from the name.
 
-    Clients of a service that listens on loopback share its disk, so they can read the model's folder. The SDK cuts the id at a
-    colon, so a path with a colon cannot be an id. A name that is no repository's id is a path, which a client may share.
+    The model's folder is an id for clients that share the server's disk only. The SDK cuts the id at a colon, so a path with
+    a colon cannot be an id. A name that is no repository's id is a path, which a client may share.
     """
     has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
-    if has_tokenizer and _is_loopback(host) and ":" not in str(path):
+    if has_tokenizer and _is_for_this_machine(settings) and ":" not in str(path):
         return str(path)
     return None if is_repository_id(sdk_tokenizer_id(name)) else name
+
+
+def _is_for_this_machine(settings: Settings) -> bool:
+    """Return whether all clients are on this machine: nothing else reaches loopback, and no proxy or tunnel is told of."""
+    is_passed_on = settings.public_url is not None or settings.trusted_hosts or settings.trusted_proxies
+    return not is_passed_on and _is_loopback(settings.host)
 
 
 def _is_loopback(host: str) -> bool:

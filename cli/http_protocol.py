@@ -10,8 +10,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from api.loop_time import network_of
-from api.loop_turns import HOLDER
+from api.connection_holder import HOLDER, network_of
 from cli.connections import Connections
 from cli.joined_writes import JoinedWrites
 from store.http_settings import HttpSettings

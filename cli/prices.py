@@ -1,5 +1,6 @@
 """``weft price``: adds and lists prices of tokens and storage, of the service and of single tenants."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from api.admin.prices import NewPriceBody, PriceBody
 from cli.admin_client import AdminClient
 from cli.admin_command import Shown, admin_command
+from cli.tables import Table
 from cli.tenants import path_of
 from cli.times import moment
 from store.clock import utc_now
@@ -38,19 +40,23 @@ def add(
     begin = None if valid_from is None else moment(valid_from, "--from", utc_now())
     new = NewPriceBody(meter=meter, amount=amount, currency=currency, base_model=base, valid_from=begin)
     made = admin.send("POST", _path(admin, tenant), PriceBody, new)
-    return Shown(made, [_line(made)])
+    return Shown.of(made, _table([made]))
 
 
 @admin_command(app, "list")
 def list_all(admin: AdminClient, tenant: TenantOption = None) -> Shown:
     """List the prices, the oldest first: meter, base model, amount, currency, first hour."""
     found = admin.page(_path(admin, tenant), PriceBody)
-    return Shown(found, [_line(one) for one in found.items])
+    return Shown.of(found, _table(found.items))
 
 
 def _path(admin: AdminClient, tenant: str | None) -> str:
     return "/prices" if tenant is None else path_of(admin, tenant, "prices")
 
 
-def _line(one: PriceBody) -> str:
-    return f"{one.meter}\t{one.base_model or '*'}\t{one.amount}\t{one.currency}\t{one.valid_from:%Y-%m-%dT%H:%MZ}"
+def _table(prices: Sequence[PriceBody]) -> Table:
+    rows = [
+        (one.meter, one.base_model or "*", one.amount, one.currency, f"{one.valid_from:%Y-%m-%dT%H:%MZ}")
+        for one in prices
+    ]
+    return Table(("meter", "base model", "amount", "currency", "from"), rows)

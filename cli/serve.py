@@ -75,7 +75,7 @@ async def _serve_alone(settings: Settings) -> None:
     first_key = await make_first_key(database)
     metrics = AsyncExitStack()
     await metrics.enter_async_context(serve_metrics_and_health(telemetry, settings, database, ready, reads_queue=True))
-    await metrics.enter_async_context(serve_admin(runtime))
+    await metrics.enter_async_context(serve_admin(runtime, services.admission.loop_time))
     await runner.start()
     await metrics.enter_async_context(told_while_alive(runtime))
     ended_keys = asyncio.create_task(services.ended_keys.run(), name="ended keys")

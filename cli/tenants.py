@@ -9,7 +9,7 @@ from api.admin.bodies import Listed
 from api.admin.budgets import NewBudget
 from api.admin.deletions import DeletionRequest, MarkedTenant
 from api.admin.shares import TenantShares
-from api.admin.standings import RateStandingBody, RequestRateBody, StandingBody
+from api.admin.standings import LimitStandingBody, RateStandingBody, RequestRateBody, StandingBody
 from api.admin.tenants import (
     MadeTenant,
     NewSuspension,
@@ -21,6 +21,7 @@ from api.admin.usage import UsageDayBody
 from api.budget_reports import BudgetReport, MoneyBudgetReport
 from cli.admin_client import AdminClient, segment
 from cli.admin_command import Shown, admin_command
+from cli.tables import Table
 from cli.times import span
 from contracts.errors import InvalidRequest, NotFound
 from contracts.plurals import counted
@@ -59,14 +60,14 @@ def create(admin: AdminClient, name: NameArgument) -> Shown:
 def list_all(admin: AdminClient) -> Shown:
     """List all tenants, oldest first: name, id, time of creation, state."""
     found = sorted(admin.every("/tenants", TenantBody), key=lambda one: (one.created_at, one.id))
-    return Shown(Listed(items=found), [_listed(one) for one in found])
+    return Shown.of(Listed(items=found), Table(("name", "id", "made", "state"), [_listed(one) for one in found]))
 
 
-def _listed(one: TenantBody) -> str:
+def _listed(one: TenantBody) -> tuple[str, ...]:
     state = "works" if one.suspension is None else one.suspension.mode
     if one.delete_at is not None:
         state = f"deleted from {one.delete_at:%Y-%m-%d %H:%M} UTC on" if one.deleted_at is None else "deleted"
-    return f"{one.name}\t{one.id}\t{one.created_at:%Y-%m-%d %H:%M}\t{state}"
+    return one.name, one.id, f"{one.created_at:%Y-%m-%d %H:%M}", state
 
 
 @admin_command(app, "show")
@@ -103,29 +104,47 @@ def set_values(
 def show_limits(admin: AdminClient, name: NameArgument) -> Shown:
     """List a tenant's limits: name, value, whether it is the tenant's own, use, what happens there; then rates and budgets."""
     found = admin.get(f"/tenants/{find_tenant(admin, name).id}/standing", StandingBody)
-    lines = [f"share\t{found.share:g}", f"class\t{found.service_class}"]
-    for one in found.limits:
-        used = "-" if one.used is None else str(one.used)
-        lines.append(f"{one.name}\t{one.value}\t{'own' if one.is_own else _DEFAULT}\t{used}\t{one.reason}")
-    for project in found.projects:
-        for own in project.limits:
-            used = "-" if own.used is None else str(own.used)
-            lines.append(f"project\t{project.name}\t{own.name}\t{own.value}\t{used}")
     names = {project.id: project.name for project in found.projects}
-    lines += [_rate_line(rate, names) for rate in found.rates]
-    lines += [_request_line(rate, names) for rate in found.request_rates]
-    for budget in found.budgets:
-        lines.append(_budget_line(budget, f"{budget.amount}", f"{budget.spent}"))
+    rates = [_rate_row(rate, names) for rate in found.rates]
+    rates += [_request_row(rate, names) for rate in found.request_rates]
+    return Shown.of(
+        found,
+        Table(("", "value"), [("share", f"{found.share:g}"), ("class", found.service_class)]),
+        Table(("limit", "value", "whose", "used", "beyond it"), [_limit_row(one) for one in found.limits]),
+        Table(("", "name", "limit", "value", "used"), _project_rows(found)),
+        Table(("", "whose", "of", "bound", "now", "before"), rates),
+        Table(("", "whose", "period", "amount", "spent", ""), _budget_rows(found)),
+    )
+
+
+def _limit_row(one: LimitStandingBody) -> tuple[str, ...]:
+    return one.name, str(one.value), "own" if one.is_own else _DEFAULT, _used(one.used), one.reason
+
+
+def _used(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _project_rows(found: StandingBody) -> list[tuple[str, ...]]:
+    return [
+        ("project", project.name, own.name, str(own.value), _used(own.used))
+        for project in found.projects
+        for own in project.limits
+    ]
+
+
+def _budget_rows(found: StandingBody) -> list[tuple[str, ...]]:
+    rows = [_budget_row(budget, f"{budget.amount}", f"{budget.spent}") for budget in found.budgets]
     for money in found.money_budgets:
         unpriced = f"; {money.unpriced_tokens} tokens without a price" if money.unpriced_tokens else ""
         amount, spent = f"{money.amount} {money.currency}", f"{money.spent} {money.currency}{unpriced}"
-        lines.append(_budget_line(money, amount, spent))
-    return Shown(found, lines)
+        rows.append(_budget_row(money, amount, spent))
+    return rows
 
 
-def _request_line(rate: RequestRateBody, projects: Mapping[str, str]) -> str:
+def _request_row(rate: RequestRateBody, projects: Mapping[str, str]) -> tuple[str, ...]:
     bound = f"{rate.per_minute} a minute"
-    return f"rate\t{_whose(rate, projects)}\trequests\t{bound}\t{rate.remaining} may come now\t{rate.used} came"
+    return "rate", _whose(rate, projects), "requests", bound, f"{rate.remaining} may come now", f"{rate.used} came"
 
 
 def _whose(rate: RateStandingBody | RequestRateBody, projects: Mapping[str, str]) -> str:
@@ -133,23 +152,26 @@ def _whose(rate: RateStandingBody | RequestRateBody, projects: Mapping[str, str]
     return whose if rate.project is None else f"project {projects.get(rate.project, rate.project)}"
 
 
-def _rate_line(rate: RateStandingBody, projects: Mapping[str, str]) -> str:
+def _rate_row(rate: RateStandingBody, projects: Mapping[str, str]) -> tuple[str, ...]:
     bound = f"{rate.per_minute} tokens a minute, {rate.burst} at once"
-    return f"rate\t{_whose(rate, projects)}\t{rate.meter}\t{bound}\t{rate.remaining} may run now\t{rate.waiting} wait"
+    now, before = f"{rate.remaining} may run now", f"{rate.waiting} wait"
+    return "rate", _whose(rate, projects), rate.meter, bound, now, before
 
 
-def _budget_line(budget: BudgetReport | MoneyBudgetReport, amount: str, spent: str) -> str:
+def _budget_row(budget: BudgetReport | MoneyBudgetReport, amount: str, spent: str) -> tuple[str, ...]:
     whose = "tenant" if budget.key is None else f"key {budget.key}"
     whose = whose if budget.project is None else f"project {budget.project_name or budget.project}"
     until = "never" if budget.resets_at is None else f"{budget.resets_at:%Y-%m-%d %H:%M}"
-    return f"budget\t{whose}\t{budget.period}\t{amount}\t{spent}\tbegins anew: {until}"
+    return "budget", whose, budget.period, amount, spent, f"begins anew: {until}"
 
 
 @admin_command(app, "shares")
 def show_shares(admin: AdminClient) -> Shown:
     """List what each tenant was served against what it was entitled to, in the last 5 minutes and the last hour."""
     found = sorted(admin.every("/shares", TenantShares), key=lambda one: one.name)
-    return Shown(Listed(items=found), ["\t".join(_served(one)) for one in found])
+    columns = ("name", "state", "5 minutes", "an hour", "pending", "stored", "tokens")
+    rows = [_served(one) for one in found]
+    return Shown.of(Listed(items=found), Table(columns, rows))
 
 
 def _served(one: TenantShares) -> list[str]:
@@ -259,8 +281,8 @@ def show_usage(
     """List usage: tenant, day, base model, kind of operation, operations and tokens."""
     found = admin.every("/usage", UsageDayBody, days=days, tenant=tenant)
     found.sort(key=lambda one: (one.tenant, one.day, one.base_model, one.kind))
-    lines = [f"{one.tenant}\t{one.day}\t{one.base_model}\t{one.kind}\t{one.operations}\t{one.tokens}" for one in found]
-    return Shown(Listed(items=found), lines)
+    rows = [(one.tenant, f"{one.day}", one.base_model, one.kind, f"{one.operations}", f"{one.tokens}") for one in found]
+    return Shown.of(Listed(items=found), Table(("tenant", "day", "base model", "kind", "operations", "tokens"), rows))
 
 
 def _lines(one: TenantBody) -> list[str]:

@@ -1,6 +1,7 @@
-"""``weft usage``: exports a tenant's usage for a bill, and counts usage again."""
+"""``weft usage``: shows a tenant's usage, exports it for a bill, and counts it again."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
@@ -8,14 +9,18 @@ from typing import Annotated
 import typer
 from httpx2 import Headers
 
-from api.admin.usage import UsageVerification
+from api.admin.bodies import Listed
+from api.admin.keys import OperatorsKeyBody
+from api.admin.projects import ProjectBody
+from api.admin.usage import TenantUsageBody, UsageVerification
 from cli.acting import record_command
 from cli.admin_client import AdminClient, open_admin, segment
 from cli.admin_command import Shown, admin_command, door_of, ends_explained
 from cli.administration import on_database
 from cli.options import DataOption, load_settings
-from cli.tenants import find_tenant
+from cli.tenants import find_tenant, path_of
 from cli.times import moment
+from cli.usage_table import usage_sums, usage_table
 from contracts.plurals import counted
 from store.clock import utc_now
 from store.database import Database
@@ -24,6 +29,7 @@ from tenants.tenant_names import find_tenant as tenant_named
 from tenants.usage_documents import FINAL_BEFORE, Document, header
 from tenants.usage_documents import lines as lines_of
 from tenants.usage_exports import final_before, usage_records
+from tenants.usage_hours import BucketWidth, Dimension
 
 app = typer.Typer()
 
@@ -95,6 +101,40 @@ class _Asked:
         if final < self.before:
             left = f"{max(final, self.since).astimezone(UTC):%Y-%m-%dT%H:%MZ}"
             typer.echo(f"hours from {left} on may still change and are left out", err=True)
+
+
+@admin_command(app, "show")
+def show(
+    admin: AdminClient,
+    tenant: Annotated[str, typer.Option(help="Name of the tenant.")] = "default",
+    by: Annotated[list[Dimension] | None, typer.Option(help="What tells usage apart; as often as you like.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="First hour (UTC): 2027-01-01T12:00. Default: today's first.")
+    ] = None,
+    before: Annotated[str | None, typer.Option(help="End (UTC). Default: now.")] = None,
+    every: Annotated[BucketWidth | None, typer.Option(help="Show each hour or day by itself.")] = None,
+) -> Shown:
+    """Show a tenant's usage up to the last answer, this hour's too, and what it cost."""
+    now = utc_now()
+    begin = moment(str(now.date()) if since is None else since, "--since", now)
+    end = None if before is None else moment(before, "--before", now).isoformat()
+    asked = {"since": begin.isoformat(), "before": end, "group_by": by or [], "bucket_width": every or BucketWidth.DAY}
+    lines = admin.every(path_of(admin, tenant, "usage"), TenantUsageBody, **asked)
+    sums = usage_sums(lines, is_by_time=every is not None)
+    table = usage_table(sums, _names(admin, tenant, by or ()), by=by or (), is_by_time=every is not None)
+    return Shown.of(Listed(items=sums), table)
+
+
+def _names(admin: AdminClient, tenant: str, by: Sequence[Dimension]) -> dict[Dimension, dict[str, str]]:
+    """Return what people call the projects and keys, where usage is told apart by them."""
+    names: dict[Dimension, dict[str, str]] = {}
+    if Dimension.PROJECT in by:
+        projects = admin.page(path_of(admin, tenant, "projects"), ProjectBody).items
+        names[Dimension.PROJECT] = {one.id: one.name for one in projects}
+    if Dimension.KEY in by:
+        keys = admin.every("/keys", OperatorsKeyBody, tenant_id=find_tenant(admin, tenant).id)
+        names[Dimension.KEY] = {str(one.key_id): " ".join(filter(None, (one.prefix, one.note))) for one in keys}
+    return names
 
 
 @admin_command(app, "verify")

@@ -43,7 +43,7 @@ async def list_all_alerts(
     """List alerts of budgets, the newest first: of every tenant, or of one. Raises ``InvalidRequest``."""
     del caller
     place = None if after is None else AlertPlace.parse(after)
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         found = await list_alerts(session, tenant_id=tenant_id, after=place, most=limit + 1)
     return listed([_body(one) for one in found], limit, [one.place.cursor for one in found])
 

@@ -4,7 +4,6 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api.admin import (
     ADMIN_PREFIX,
@@ -91,8 +90,6 @@ def create_admin_app(services: AdminServices) -> FastAPI:
     app.state.services = services
     install_error_handlers(app)
     app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(ADMIN_PREFIX,))
-    proxies = [str(network) for network in services.runtime.settings.trusted_proxies]
-    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=proxies)
     for module in _MODULES:
         app.include_router(module.router, prefix=ADMIN_PREFIX)
     app.include_router(_document, prefix=ADMIN_PREFIX)

@@ -74,7 +74,7 @@ async def verify_audit(caller: Caller, admin: Admin) -> AuditVerification:
     del caller
     runtime = admin.runtime
     kept_since = (await admin.now() - runtime.settings.retention_audit).astimezone(UTC).date()
-    async with runtime.database.read() as session:
+    async with runtime.database.survey() as session:
         found = await verify(session, kept_since=kept_since)
     return AuditVerification.model_validate(found, from_attributes=True)
 
@@ -98,7 +98,7 @@ async def list_entries(
     A look makes an entry itself, with its first page.
     """
     database = admin.runtime.database
-    async with database.read() as session:
+    async with database.survey() as session:
         owner = None if tenant is None else TenantId((await find_row(session, tenant)).id)
         which = AuditFilter(
             owner=None, tenant=owner, actions=action, resources=resource, key=key, since=since, until=until

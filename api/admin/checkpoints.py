@@ -55,7 +55,7 @@ async def list_all_checkpoints(
     conditions += [column == value for column, value in wanted if value is not None]
     if expires_within is not None:
         conditions.append(Checkpoint.expires_at < now + timedelta(seconds=expires_within))
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, Checkpoint, *conditions, after=after, most=limit + 1)
     return listed([_body(row) for row in rows], limit, [row.id for row in rows])
 

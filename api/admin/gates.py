@@ -66,7 +66,7 @@ async def list_gates(
     conditions: list[ColumnElement[bool]] = [AdapterGate.mode.is_not(None)]
     if base_model is not None:
         conditions.append(AdapterGate.base_model == base_model)
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, AdapterGate, *conditions, after=after, most=limit + 1)
         keys = [row.run_id for row in rows]
         bodies = [_body(key, await gate_of(session, key, clock), await in_flight(session, key)) for key in keys]

@@ -47,7 +47,7 @@ async def list_keys(
     del caller
     conditions = [] if tenant_id is None else [ApiKey.tenant_id == tenant_id]
     conditions += [] if prefix is None else [ApiKey.prefix == shown_prefix(prefix)]
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, ApiKey, *conditions, after=after, most=limit + 1)
     return listed([_body(row) for row in rows], limit, [str(row.id) for row in rows])
 

@@ -76,7 +76,7 @@ async def list_all_operations(
     del caller
     waits = await admin.waits()
     which = OperationFilter(state, tenant, lane, kind, after)
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         found = await list_operations(session, which, most=limit + 1, waits=waits)
     return listed([_body(one, waits.now()) for one in found], limit, [one.id for one in found])
 

@@ -69,7 +69,7 @@ async def list_placements(
     """List runs that have work and no trainer."""
     del caller
     conditions = [] if base_model is None else [Placement.base_model == base_model]
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, Placement, *conditions, after=after, most=limit + 1)
     bodies = [PlacementBody.model_validate(row, from_attributes=True) for row in rows]
     return listed(bodies, limit, [row.run_id for row in rows])

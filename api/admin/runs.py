@@ -131,7 +131,7 @@ async def list_runs(
     del caller
     wanted = ((Run.tenant_id, tenant_id), (Run.base_model, base_model), (Run.trainer_id, trainer), (Run.state, state))
     conditions = [column == value for column, value in wanted if value is not None]
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, Run, *conditions, after=after, most=limit + 1)
         bodies = await _bodies(session, rows)
     return listed(bodies, limit, [row.id for row in rows])

@@ -1,20 +1,28 @@
 """The record of everything the admin endpoints work with, composed by the command that starts the listener or works by itself."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
+from api.loop_time import LoopTime
+from api.presented_key import presented_key
+from contracts.errors import Unauthenticated
+from contracts.ids import TenantId
 from ledger.runtime import Runtime
 from ledger.waiting import Waits
 from store.database_clock import clock_of
+from store.fair_places import OWN_WORK, ask_for
 from tenants.audit_tally import AuditTally
 from tenants.limits import Limits
 from tenants.operator_keys import Operator
 from tenants.request_rates import RequestRates
 from tenants.signed_tokens import TokenSigner
+
+OPERATORS = TenantId("operators")
+"""All operators together, as one of those who share the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,18 @@ class AdminServices:
     request_rates: RequestRates | None = None
     """Counts of tenants' requests, None where there are none: on the command line."""
 
+    loop_time: LoopTime = field(default_factory=LoopTime)
+    """Turns on the event loop, those of the tenants' API where it has the same loop."""
+
+    def admit(self, secret: str | None) -> None:
+        """Have the running task work for the service's operators, of whom one has shown ``secret``."""
+        self.loop_time.know(secret, OPERATORS)
+        ask_for(OWN_WORK)
+
+    def refuse(self, secret: str | None) -> None:
+        """Count requests with ``secret``, which is no operator's, as a stranger's."""
+        self.loop_time.forget(secret)
+
     async def waits(self) -> Waits:
         """Return what tells why operations wait, by the database's time."""
         runtime = self.runtime
@@ -80,7 +100,14 @@ Admin = Annotated[AdminServices, Depends(get_admin)]
 
 async def get_operator(request: Request, admin: Admin) -> Operator:
     """Return the operator that the request acts as. Raises ``Unauthenticated``."""
-    return await admin.authenticate(request)
+    secret = presented_key(request.headers)
+    try:
+        operator = await admin.authenticate(request)
+    except Unauthenticated:
+        admin.refuse(secret)
+        raise
+    admin.admit(secret)
+    return operator
 
 
 Caller = Annotated[Operator, Depends(get_operator)]

@@ -67,7 +67,7 @@ async def list_sessions(
     conditions = [] if tenant_id is None else [Session.tenant_id == tenant_id]
     if is_open is not None:
         conditions.append(Session.ended_at.is_(None) if is_open else Session.ended_at.is_not(None))
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, Session, *conditions, after=after, most=limit + 1)
     bodies = [SessionBody.model_validate(row, from_attributes=True) for row in rows]
     return listed(bodies, limit, [row.id for row in rows])

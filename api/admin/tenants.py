@@ -112,7 +112,7 @@ async def list_tenants(
     """List tenants; with ``name`` the one of that name, if there is one."""
     del caller
     conditions = [] if name is None else [Tenant.name == name]
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, Tenant, *conditions, after=after, most=limit + 1)
     return listed([tenant_body(row) for row in rows], limit, [row.id for row in rows])
 

@@ -1,7 +1,7 @@
-"""Usage of all tenants for operators: by day, counted again, and as a document for a bill."""
+"""Usage for operators: of all tenants by day, of one by the hour, counted again, and as a document for a bill."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import date, datetime, timedelta
 from typing import Annotated
 
@@ -13,12 +13,16 @@ from api.admin.acts import record_operator
 from api.admin.bodies import Limit, Listed, PathId, QueryText, listed
 from api.admin.services import Admin, Caller
 from api.admin.tenants import find_row
+from api.usage_records import UsageInfo
 from api.wire.request_model import NO_NUL, UtcDay, UtcTime
 from contracts.ids import TenantId
 from tenants.audit_actions import Action
 from tenants.usage import UsageLine, usage
+from tenants.usage_costs import priced_page
 from tenants.usage_documents import FINAL_BEFORE, MEDIA_TYPES, Document, header, lines
 from tenants.usage_exports import final_before, usage_records
+from tenants.usage_hours import BucketWidth, Dimension
+from tenants.usage_places import cursor_behind, line_before
 from tenants.usage_verification import verify_day
 
 router = APIRouter(tags=["usage"])
@@ -55,7 +59,7 @@ async def list_usage(
     del caller
     since = admin.runtime.clock().date() - timedelta(days=days - 1)
     last = None if after is None else UsageLine.before(after)
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         found = await usage(session, since=since, tenant=tenant, after=last, most=limit + 1)
     bodies = [UsageDayBody.model_validate(line, from_attributes=True) for line in found]
     return listed(bodies, limit, [line.cursor for line in found])
@@ -93,9 +97,43 @@ async def verify_usage(caller: Caller, admin: Admin, day: UtcDay) -> UsageVerifi
     del caller
     now, settings = await admin.now(), admin.runtime.settings
     kept_since, hours_since = now - settings.retention_operations, now - settings.retention_usage_hours
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         found = await verify_day(session, day, kept_since=kept_since, hours_since=hours_since)
     return UsageVerification.model_validate(found, from_attributes=True)
+
+
+class TenantUsageBody(UsageInfo):
+    """A line of a tenant's usage. ``currency`` is that of the cost, null without prices."""
+
+    currency: str | None
+
+
+@router.get("/tenants/{tenant_id}/usage")
+async def read_tenants_usage(
+    caller: Caller,
+    admin: Admin,
+    tenant_id: PathId,
+    since: UtcTime,
+    before: UtcTime | None = None,
+    group_by: Annotated[Sequence[Dimension], Query()] = (),
+    bucket_width: BucketWidth = BucketWidth.HOUR,
+    after: AfterUsage = None,
+    limit: Limit = 50,
+) -> Listed[TenantUsageBody]:
+    """List a tenant's usage of the hours from ``since`` on and before ``before``, by default all up to now.
+
+    What has been answered is in it. Raises ``NotFound``, and ``InvalidRequest`` for an ``after`` that is none.
+    """
+    del caller
+    behind = None if after is None else line_before(after, group_by)
+    async with admin.runtime.database.survey() as session:
+        owner = TenantId((await find_row(session, tenant_id)).id)
+        page = await priced_page(
+            session, owner, since=since, before=before, by=group_by, width=bucket_width, limit=limit, after=behind
+        )
+    further = None if page.last is None else cursor_behind(page.last, group_by)
+    bodies = [TenantUsageBody(**UsageInfo.of(one).model_dump(), currency=page.currency) for one in page.lines]
+    return Listed(items=bodies, next=further)
 
 
 @router.get("/tenants/{tenant_id}/usage/export", response_class=StreamingResponse)

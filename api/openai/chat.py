@@ -24,13 +24,13 @@ from api.request_body import off_loop
 from api.route_bounds import TEXT_BODY, Holding, bounded
 from api.services import Services
 from api.wire.json_counts import DATA
-from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
+from api.wire.openai_requests import GenerationRequest
 from api.wire.request_model import ListOf, PlainJson
 from api.wire.sample_checks import FieldNames
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.logit_rules import Grammar
-from contracts.operations import SampledSequence
+from contracts.operations import SampledSequence, SampleOutput
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
 
@@ -49,7 +49,7 @@ class ChatRequest(GenerationRequest):
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
+    top_logprobs: int = 0
     tools: ListOf[ToolPart] = []
     tool_choice: PlainJson[str | dict[str, Any]] | None = None
     parallel_tool_calls: bool = True
@@ -135,7 +135,7 @@ async def chat_completions(
     return await full_response(request, opened, head=_head, choice=_choice)
 
 
-def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str, Any]:
+def _choice(made: Generation, place: int, sequence: SampledSequence, _output: SampleOutput) -> dict[str, Any]:
     tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
     said = whole_text(made, tokens)
     message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
@@ -143,7 +143,9 @@ def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str
         message["tool_calls"] = [_call(made, place, part) for part in said.calls]
     return {
         "message": {**message, "refusal": None},
-        "logprobs": chat_logprobs(made, tokens, logprobs, sequence) if made.asked.wants_logprobs else None,
+        "logprobs": chat_logprobs(made, tokens, logprobs, sequence.topk_logprobs)
+        if made.asked.wants_logprobs
+        else None,
         "finish_reason": finish_reason(sequence.stop_reason, len(said.calls)),
     }
 

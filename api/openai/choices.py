@@ -1,12 +1,15 @@
 """Text, tool calls, logprobs and token counts of an OpenAI answer, for finished sequences and for pieces of a stream."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import orjson
 
 from api.openai.generation import Generation
 from api.openai.text_stream import TextStream
 from api.openai.tool_calls import Said, ToolCallReader
-from contracts.operations import SampledSequence
+from contracts.operations import EMPTY_LOGPROB, SampleOutput, TopkLogprobs
 
 
 class ChoiceText:
@@ -59,12 +62,12 @@ def usage(generation: Generation, completion_tokens: int) -> dict[str, int]:
 
 
 def chat_logprobs(
-    generation: Generation, tokens: Sequence[int], logprobs: Sequence[float], whole: SampledSequence | None = None
+    generation: Generation, tokens: Sequence[int], logprobs: Sequence[float], topk: TopkLogprobs | None = None
 ) -> dict[str, Any]:
-    """Return a chat choice's ``logprobs``. Alternatives are there only for a ``whole`` sequence that asked for them."""
+    """Return a chat choice's ``logprobs``. Alternatives, ``topk``, are there only for a whole sequence that asked for them."""
     content = []
     for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-        likeliest = [_entry(generation, *pair) for pair in _likeliest(whole, place)]
+        likeliest = _encoded([_entry(generation, *pair) for pair in _likeliest(topk, place)])
         content.append({**_entry(generation, token, logprob), "top_logprobs": likeliest})
     return {"content": content, "refusal": None}
 
@@ -72,10 +75,10 @@ def chat_logprobs(
 def completion_logprobs(
     generation: Generation,
     tokens: Sequence[int],
-    logprobs: Sequence[float],
+    logprobs: Sequence[float | None],
     *,
     offset: int = 0,
-    whole: SampledSequence | None = None,
+    topk: TopkLogprobs | None = None,
 ) -> dict[str, Any]:
     """Return a completion choice's ``logprobs``; ``offset`` is the character at which the tokens' text begins."""
     texts = [generation.decode([token]) for token in tokens]
@@ -84,15 +87,25 @@ def completion_logprobs(
         offsets.append(offset)
         offset += len(text)
     likeliest = [
-        {generation.decode([token]): logprob for token, logprob in _likeliest(whole, place)}
+        _encoded({generation.decode([token]): logprob for token, logprob in _likeliest(topk, place)})
         for place in range(len(tokens))
     ]
     return {
         "tokens": texts,
         "token_logprobs": list(logprobs),
-        "top_logprobs": likeliest if whole is not None and whole.topk_logprobs is not None else None,
+        "top_logprobs": None if topk is None else likeliest,
         "text_offset": offsets,
     }
+
+
+def prompt_logprobs(generation: Generation, prompt: Sequence[int], output: SampleOutput) -> dict[str, Any]:
+    """Return the ``logprobs`` of an echoed prompt. Its first token has none: null."""
+    scores = [] if output.prompt_logprobs is None else output.prompt_logprobs.tolist()
+    known = [None if math.isnan(score) else score for score in scores]
+    told = completion_logprobs(generation, prompt, known, topk=output.topk_prompt_logprobs)
+    if told["top_logprobs"]:
+        told["top_logprobs"][0] = None
+    return told
 
 
 def _entry(generation: Generation, token: int, logprob: float) -> dict[str, Any]:
@@ -100,8 +113,13 @@ def _entry(generation: Generation, token: int, logprob: float) -> dict[str, Any]
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _likeliest(whole: SampledSequence | None, place: int) -> list[tuple[int, float]]:
-    if whole is None or whole.topk_logprobs is None:
+def _encoded(likeliest: list[dict[str, Any]] | dict[str, float]) -> Any:
+    """Return a token's alternatives as JSON: to encode those of all tokens at once holds every other thread up."""
+    return orjson.Fragment(orjson.dumps(likeliest)) if likeliest else likeliest
+
+
+def _likeliest(topk: TopkLogprobs | None, place: int) -> list[tuple[int, float]]:
+    if topk is None:
         return []
-    ids, logprobs = whole.topk_logprobs.token_ids[place].tolist(), whole.topk_logprobs.logprobs[place].tolist()
-    return list(zip(ids, logprobs, strict=True))
+    cells = zip(topk.token_ids[place].tolist(), topk.logprobs[place].tolist(), strict=True)
+    return [(token, logprob) for token, logprob in cells if logprob != EMPTY_LOGPROB]

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, StrictInt
+from pydantic import StrictInt
 
 from api.authentication import Sampler
 from api.json_body import json_body
-from api.openai.choices import completion_logprobs, whole_text
+from api.openai.choices import completion_logprobs, prompt_logprobs, whole_text
 from api.openai.errors import OpenAiRoute
 from api.openai.full_response import full_response
 from api.openai.generation import Generation, generation
@@ -19,11 +19,11 @@ from api.openai.tool_calls import Said
 from api.route_bounds import PROMPT_BODY, Holding, bounded
 from api.services import Services
 from api.wire.json_counts import DATA
-from api.wire.openai_requests import MOST_TOP_LOGPROBS, GenerationRequest
+from api.wire.openai_requests import GenerationRequest
 from api.wire.request_model import ListOf
 from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
-from contracts.operations import SampledSequence
+from contracts.operations import SampledSequence, SampleOutput
 from ledger.token_feed import TokensMade
 
 router = APIRouter(tags=["openai"], route_class=OpenAiRoute)
@@ -34,7 +34,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: str | ListOf[str] | ListOf[StrictInt] | ListOf[ListOf[StrictInt]]
     max_tokens: int | None = 16
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: int | None = None
     echo: bool = False
     best_of: int | None = None
 
@@ -49,6 +49,21 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs is not None
 
     @property
+    def scores_prompt(self) -> bool:
+        """True if the logprobs of the prompt's tokens are reported, too."""
+        return self.echo and self.wants_logprobs
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens of a choice. A prompt that is only echoed is sampled for one token, which is left out."""
+        return 1 if self.only_echoes else self.max_tokens
+
+    @property
+    def only_echoes(self) -> bool:
+        """True if the prompt is asked for and nothing after it, as evaluations score texts."""
+        return self.echo and self.max_tokens == 0
+
+    @property
     def field_names(self) -> FieldNames:
         """Names of this endpoint for the fields of a ``SampleRequest``, where they differ."""
         return {**super().field_names, "topk_sample_logprobs": "logprobs"}
@@ -58,8 +73,8 @@ class CompletionRequest(GenerationRequest):
         super().check_offered()
         if self.best_of not in (None, self.n):
             raise InvalidRequest("best_of other than n is not offered by this weft; leave it out")
-        if self.echo and (self.stream or self.logprobs is not None):
-            raise InvalidRequest("echo does not come with stream or logprobs; leave one of them out")
+        if self.echo and self.stream:
+            raise InvalidRequest("echo does not come with stream; leave one of them out")
 
 
 @router.post("/completions", response_class=Response)
@@ -83,20 +98,28 @@ async def completions(
     return await full_response(request, opened, head=_head, choice=_choice)
 
 
-def _choice(made: Generation, place: int, sequence: SampledSequence) -> dict[str, Any]:
+def _choice(made: Generation, place: int, sequence: SampledSequence, output: SampleOutput) -> dict[str, Any]:
     tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
+    echo = isinstance(made.asked, CompletionRequest) and made.asked.echo
+    if isinstance(made.asked, CompletionRequest) and made.asked.only_echoes:
+        tokens, logprobs = [], []
+    prompt = made.prompts[place // made.asked.n] if echo else []
+    before = made.decode(prompt)
+    told = None
+    if made.asked.wants_logprobs:
+        told = completion_logprobs(made, tokens, logprobs, offset=len(before), topk=sequence.topk_logprobs)
+        if echo:
+            told = _joined(prompt_logprobs(made, prompt, output), told)
     return {
-        "text": _echoed(made, place) + whole_text(made, tokens).text,
-        "logprobs": completion_logprobs(made, tokens, logprobs, whole=sequence) if made.asked.wants_logprobs else None,
+        "text": before + whole_text(made, tokens).text,
+        "logprobs": told,
         "finish_reason": sequence.stop_reason,
     }
 
 
-def _echoed(made: Generation, place: int) -> str:
-    """Return the text of the prompt of the choice at ``place`` if the request asks for it, else nothing."""
-    if not (isinstance(made.asked, CompletionRequest) and made.asked.echo):
-        return ""
-    return made.decode(made.prompts[place // made.asked.n])
+def _joined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return the logprobs of a prompt and of what follows it as those of one text."""
+    return {name: None if part is None else part + after[name] for name, part in before.items()}
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Sequence[int] | str]:

@@ -10,10 +10,10 @@ from fastapi import Request, Response
 from api.disconnects import unless_client_leaves
 from api.openai.choices import usage
 from api.openai.generation import Generation
-from contracts.operations import SampledSequence
+from contracts.operations import SampledSequence, SampleOutput
 
-RenderChoice = Callable[[Generation, int, SampledSequence], dict[str, Any]]
-"""Renders a finished choice, given its place among all, without its ``index``."""
+RenderChoice = Callable[[Generation, int, SampledSequence, SampleOutput], dict[str, Any]]
+"""Renders a finished choice, given its place among all and the result that it is of, without its ``index``."""
 
 
 _CLIENT_CLOSED = 499
@@ -39,14 +39,14 @@ async def _full(
     opened: AbstractAsyncContextManager[Generation], head: Callable[[Generation], dict[str, Any]], choice: RenderChoice
 ) -> Response:
     async with opened as made:
-        sequences = await made.sequences()
-        tokens = sum(len(sequence.tokens) for sequence in sequences)
+        finished = [(sequence, output) for output in await made.outputs() for sequence in output.sequences]
+        tokens = sum(len(sequence.tokens) for sequence, _ in finished)
 
         def rendered() -> bytes:
             choices = [
                 # One by one: a fragment is copied, and other threads get their turn between two of them.
-                orjson.Fragment(orjson.dumps({"index": place, **choice(made, place, sequence)}))
-                for place, sequence in enumerate(sequences)
+                orjson.Fragment(orjson.dumps({"index": place, **choice(made, place, sequence, output)}))
+                for place, (sequence, output) in enumerate(finished)
             ]
             return orjson.dumps({**head(made), "choices": choices, "usage": usage(made, tokens)})
 

@@ -12,18 +12,20 @@ from uuid import uuid4
 from fastapi import Request
 
 from api.followed_sample import FollowedSample, followed
-from api.openai.models import SESSION, NamedModel, followed_version
+from api.openai.models import SESSION, NamedModel, version_of_run
 from api.openai.sample_request import sample_request
 from api.request_body import off_loop
 from api.sample_submission import SampleSubmission
 from api.services import ApiServices
+from api.shared_reads import Purpose, shared_read
 from api.wire.openai_requests import GenerationRequest
 from api.wire.trajectory import trajectory_of
 from contracts.base_model import BaseModelFacts
 from contracts.errors import BudgetSpent, EngineFailure, InvalidRequest, StaleSample, WeftError
 from contracts.ids import SamplerId, SessionId
 from contracts.ledger_records import OperationState, OperationStatus
-from contracts.operations import SampledSequence, SampleRequest
+from contracts.operations import SampledSequence, SampleOutput, SampleRequest
+from contracts.paths import parse_path
 from contracts.rate_lines import RateLine
 from contracts.vocabulary import BaseVocabulary
 from ledger.token_feed import TokensMade
@@ -87,17 +89,18 @@ class Generation:
         size = tokens * (1 + self.asked.alternatives) * _BYTES_OF_WORK
         return await off_loop(self.services, self.caller.tenant, size, function, *args, **kwargs)
 
+    async def outputs(self) -> list[SampleOutput]:
+        """Wait for the end of all samples and return their results in order. Raises the error of a sample that failed."""
+        return [await _output(sample) for sample in self.samples]
+
     async def sequences(self) -> list[SampledSequence]:
-        """Wait for the end of all samples and return their sequences in order. Raises the error of a sample that failed."""
-        found: list[SampledSequence] = []
-        for sample in self.samples:
-            found += await _sequences(sample)
-        return found
+        """Wait for the end of all samples and return their sequences in order. Raises as ``outputs``."""
+        return [sequence for output in await self.outputs() for sequence in output.sequences]
 
     async def parts(self) -> AsyncIterator[tuple[int, TokensMade] | None]:
         """Yield each new piece of a sequence with the sequence's place among all; yield None after some silence.
 
-        Tokens that were made before this request listened come at the end of their sequence. Raises as ``sequences``.
+        Tokens that were made before this request listened come at the end of their sequence. Raises as ``outputs``.
         """
         queue: asyncio.Queue[tuple[int, TokensMade] | WeftError | _Signal] = asyncio.Queue()
 
@@ -127,7 +130,7 @@ class Generation:
                 queue.put_nowait(_Signal.SILENCE)
             for part in made:
                 queue.put_nowait((first + part.sequence, _unsaid(part, said.setdefault(part.sequence, []))))
-        for sequence, whole in enumerate(await _sequences(sample)):
+        for sequence, whole in enumerate((await _output(sample)).sequences):
             all_of_it = TokensMade(sequence, 0, None, whole.tokens.tolist(), whole.logprobs.tolist())
             queue.put_nowait((first + sequence, _unsaid(all_of_it, said.setdefault(sequence, []), is_last=True)))
 
@@ -162,6 +165,9 @@ async def generation(
     sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
     key = given or uuid4().hex
+    read = None
+    if model.shared_by is not None and model.path is not None:
+        read = shared_read(caller, model.shared_by, parse_path(model.path), Purpose.SAMPLE)
     submissions = [
         SampleSubmission(
             caller.tenant,
@@ -174,6 +180,7 @@ async def generation(
             may_return=given is not None,
             may_wait=False,
             lines=lines,
+            read=read,
         )
         for place, sample in enumerate(samples)
     ]
@@ -226,7 +233,7 @@ def check_text_length(length: int, field: str, vocabulary: BaseVocabulary, facts
 async def _sampler(services: ApiServices, caller: Principal, model: NamedModel) -> SamplerId:
     """Return the caller's standing sampler of the model.
 
-    The sampler of a run follows the version that the run has published, or else the run's newest version.
+    The sampler of a run follows the version of ``tenants.followed_versions``.
     """
     async with services.runtime.database.write() as transaction:
         session_id: SessionId = await standing_session(
@@ -238,7 +245,7 @@ async def _sampler(services: ApiServices, caller: Principal, model: NamedModel) 
         sampler_id = await create_sampler(transaction, caller.tenant, new, services.runtime.clock)
         if model.run is not None:
             # Read again in this transaction: a version published meanwhile must not be replaced by an older one.
-            version = await followed_version(services, transaction, caller, model.run)
+            version = await version_of_run(services, transaction, caller, model.run)
             if await point_sampler(transaction, sampler_id, version):
                 services.runtime.ledger.wakeups.announce_after_commit(transaction, versions_topic(model.base_model))
         return sampler_id
@@ -257,11 +264,11 @@ def _unsaid(part: TokensMade, said: list[int], *, is_last: bool = False) -> Toke
     return TokensMade(part.sequence, part.start + len(known), part.version, part.tokens[new], part.logprobs[new])
 
 
-async def _sequences(sample: FollowedSample) -> list[SampledSequence]:
+async def _output(sample: FollowedSample) -> SampleOutput:
     status = await sample.status()
     if status.state is OperationState.FAILED:
         raise _failure(status)
-    return (await sample.output()).sequences
+    return await sample.output()
 
 
 def _failure(status: OperationStatus) -> WeftError:

@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 
+from api.openai.text_form import MOST_NESTING, is_nested_too_deep
 from api.wire.request_model import BodyPart, ListOf
 from contracts.errors import InvalidRequest
 from contracts.vocabulary import ChatMessage
@@ -80,4 +81,9 @@ def _call(call: CallPart) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest("messages: the arguments of a tool call must be the text of a JSON object")
+    # The base model's chat template writes them by functions that call themselves for each level.
+    if is_nested_too_deep(arguments):
+        raise InvalidRequest(
+            f"messages: the arguments of a tool call are nested over {MOST_NESTING} deep; send flatter ones"
+        )
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -11,14 +11,14 @@ from api.json_body import PathId
 from api.openai.errors import OpenAiRoute
 from api.services import ApiServices, Services
 from contracts.errors import NotFound
-from contracts.ids import CheckpointId, RunId
+from contracts.ids import CheckpointId, RunId, TenantId
 from contracts.paths import Segment, parse_path
 from store.sampled_bases import check_can_be_sampled
 from store.tables import Run
-from tenants.checkpoints import list_checkpoints, newest_sampler_checkpoint, path_of
+from tenants.checkpoints import list_checkpoints, path_of
+from tenants.followed_versions import followed_version
 from tenants.rights import Principal
 from tenants.runs import get_run, list_runs
-from tenants.samplers import version_published
 from tenants.sessions import standing_session_id
 from tenants.sharing import find_readable
 from tenants.tenant_names import tenant_name
@@ -34,7 +34,7 @@ _MOST_LISTED = 1000
 class NamedModel:
     """Meaning of a name sent as ``model``.
 
-    - A ``tinker://`` path: ``path`` and ``version`` are set, and the version never changes.
+    - A ``tinker://`` path: ``path`` and ``version`` are set, and the version never changes. ``shared_by``: its tenant.
     - A run's id: ``run`` is set, and ``version`` is the one that its samplers follow now.
     - A served base model: neither is set.
     """
@@ -44,6 +44,7 @@ class NamedModel:
     version: CheckpointId | None = None
     path: str | None = None
     run: RunId | None = None
+    shared_by: TenantId | None = None
 
 
 def _sampled(services: ApiServices, run: Run) -> str:
@@ -62,7 +63,8 @@ async def named_model(services: ApiServices, caller: Principal, name: str) -> Na
             path = parse_path(name, segment=Segment.SAMPLER_WEIGHTS, field="model")
             checkpoint, run = await find_readable(session, caller.reach, path, services.runtime.clock)
             base = _sampled(services, run)
-            return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path))
+            owner = TenantId(checkpoint.tenant_id)
+            return NamedModel(name, base, version=CheckpointId(checkpoint.id), path=str(path), shared_by=owner)
         try:
             run = await get_run(session, caller.reach, name)
         except NotFound:
@@ -71,23 +73,20 @@ async def named_model(services: ApiServices, caller: Principal, name: str) -> Na
                 "GET /v1/models lists them"
             ) from None
         run_id = RunId(run.id)
-        version = await followed_version(services, session, caller, run_id)
+        version = await version_of_run(services, session, caller, run_id)
         return NamedModel(name, _sampled(services, run), version=version, run=run_id)
 
 
-async def followed_version(services: ApiServices, session: AsyncSession, caller: Principal, run: RunId) -> CheckpointId:
-    """Return the version that a sampler of the run follows now. Raises ``NotFound`` for a run without sampler weights."""
-    # A reload may have pointed the SDK's live samplers at an older version: follow that one.
-    version = await version_published(
-        session, caller.tenant, run, beside=standing_session_id(caller.tenant, SESSION, caller.home_project)
-    )
-    return version or await newest_sampler_checkpoint(session, caller.tenant, run, services.runtime.clock)
+async def version_of_run(services: ApiServices, session: AsyncSession, caller: Principal, run: RunId) -> CheckpointId:
+    """Return the version that the caller's samplers of the run follow now. Raises ``NotFound`` without sampler weights."""
+    beside = standing_session_id(caller.tenant, SESSION, caller.home_project)
+    return await followed_version(session, caller.tenant, run, services.runtime.clock, beside=beside)
 
 
 @router.get("/models")
 async def list_models(caller: SampleReader, services: Services) -> dict[str, Any]:
     """List the served base models, the caller's newest runs and its newest checkpoints for samplers."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         runs, _ = await list_runs(session, caller.reach, limit=_MOST_LISTED, offset=0)
         checkpoints, _ = await list_checkpoints(
             session, caller.reach, clock=services.runtime.clock, segments=(Segment.SAMPLER_WEIGHTS,), limit=_MOST_LISTED

@@ -37,6 +37,8 @@ def sample_request(
         num_samples=asked.n,
         params=params,
         topk_sample_logprobs=asked.alternatives,
+        prompt_logprobs=asked.scores_prompt,
+        topk_prompt_logprobs=asked.alternatives if asked.scores_prompt else 0,
         logit_rules=logit_rules(asked, facts, settings),
     )
     check_sample(sample, facts, settings, names)

@@ -11,7 +11,7 @@ from contracts.logit_rules import Grammar
 MOST_SCHEMA_BYTES = 32 * 1024
 """Bytes of a request's JSON Schemas together. A server takes time for them that others share."""
 MOST_NESTING = 32
-"""Objects and lists within each other in a schema."""
+"""Objects and lists within each other in a schema, or in the arguments of a call."""
 
 
 def format_grammar(asked: Mapping[str, Any]) -> Grammar | None:
@@ -33,15 +33,21 @@ def format_grammar(asked: Mapping[str, Any]) -> Grammar | None:
 
 def check_schema(schema: Any, field: str) -> None:
     """Raise ``InvalidRequest`` for schemas that are too large or nested too deep; ``field`` is where they stand."""
+    # First: what is nested deeper than orjson writes would be no InvalidRequest.
+    if is_nested_too_deep(schema):
+        raise InvalidRequest(f"{field}: a schema is nested over {MOST_NESTING} deep; send a flatter one")
     size = len(orjson.dumps(schema))
     if size > MOST_SCHEMA_BYTES:
         raise InvalidRequest(f"{field}: the schemas have {size} bytes; send at most {MOST_SCHEMA_BYTES}")
-    level, depth = [schema], 0
-    while level:
+
+
+def is_nested_too_deep(value: Any) -> bool:
+    """Return whether JSON has over ``MOST_NESTING`` objects and lists within each other; found without recursion."""
+    level, depth = [value], 0
+    while level and depth <= MOST_NESTING:
         depth += 1
-        if depth > MOST_NESTING:
-            raise InvalidRequest(f"{field}: a schema is nested over {MOST_NESTING} deep; send a flatter one")
         level = [child for node in level for child in _children(node)]
+    return depth > MOST_NESTING
 
 
 def _children(node: Any) -> list[Any]:

@@ -3,6 +3,10 @@
 from collections.abc import Callable, Sequence
 
 _UNFINISHED_CHARACTER = "\ufffd"
+_LONGEST_CHARACTER = 4
+"""Most bytes of a UTF-8 character, so also the most tokens that can share a character."""
+_MOST_UNSETTLED = 16
+"""Tokens that end in broken UTF-8 after which the text before the last of them counts as final all the same."""
 
 
 class TextStream:
@@ -28,8 +32,10 @@ class TextStream:
         before = self._decode(self._tokens[self._context : self._new])
         window = self._decode(self._tokens[self._context :])
         if not window.endswith(_UNFINISHED_CHARACTER):
-            self._held += window[len(before) :]
-            self._context, self._new = self._new, len(self._tokens)
+            self._settle(window[len(before) :], len(self._tokens))
+        elif len(self._tokens) - self._new >= _MOST_UNSETTLED:
+            place, text = self._boundary(window)
+            self._settle(text[len(before) :], place)
         return self._release(keep=self._unsettled())
 
     def end(self) -> str:
@@ -38,6 +44,19 @@ class TextStream:
         self._held += self._decode(self._tokens[self._context :])[len(before) :]
         self._context = self._new = len(self._tokens)
         return self._release(keep=0)
+
+    def _settle(self, text: str, place: int) -> None:
+        """Take ``text`` as that of the new tokens before ``place``, where the next window begins."""
+        self._held += text
+        self._context, self._new = self._new, place
+
+    def _boundary(self, window: str) -> tuple[int, str]:
+        """Return a place between two characters, before any that may go on, and the text of ``window`` before it."""
+        last = len(self._tokens) - _LONGEST_CHARACTER
+        texts = [self._decode(self._tokens[self._context : last - back]) for back in range(_LONGEST_CHARACTER)]
+        # The text before a place within a character ends in a broken one, which the window has whole.
+        back = next((back for back, text in enumerate(texts) if window.startswith(text)), 0)
+        return last - back, texts[back]
 
     def _unsettled(self) -> int:
         """Return the number of characters at the end that may begin a stop string."""

@@ -231,4 +231,8 @@ def _call(text: str) -> ToolCall | None:
     arguments = found.get("arguments", {}) if isinstance(found, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    return ToolCall(name, orjson.dumps(arguments).decode())
+    try:
+        return ToolCall(name, orjson.dumps(arguments).decode())
+    except orjson.JSONEncodeError:
+        # orjson reads deeper nesting than it writes.
+        return None

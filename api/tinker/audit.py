@@ -72,7 +72,7 @@ async def read_day(
 
 async def _page(services: ApiServices, which: AuditFilter, cursor: str | None) -> AuditPage:
     # No connection is held while the client reads.
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         return await read_entries(session, which, most=_PAGE, cursor=cursor, oldest_first=True)
 
 

@@ -98,7 +98,7 @@ async def usage_events(
     since, before = _hour(starting_on, "starting_on"), _hour(ending_before, "ending_before")
     if not since < before <= since + LONGEST_WINDOW:
         raise InvalidRequest("ending_before must be after starting_on, and at most 14 days after it")
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         usage = await usage_lines(session, caller.reach, since=since, before=before, by=_BY, limit=MOST_LINES + 1)
         storage = await storage_lines(session, caller.reach, since=since, before=before, limit=MOST_LINES + 1)
         if max(len(usage), len(storage)) > MOST_LINES:
@@ -128,7 +128,7 @@ async def current_storage(
     Raises ``Forbidden`` for an unknown project.
     """
     note_read(request, caller, Action.USAGE_READ)
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         reach = caller.reach
         if project_id is not None:
             reach = Reach(caller.tenant, await find_projects(session, caller.reach, [project_id]))

@@ -46,7 +46,7 @@ def address_of(run_id: str, checkpoint_id: str) -> CheckpointPath:
 async def list_run_checkpoints(caller: Reader, services: Services, run_id: PathId, request: Request) -> Response:
     """List every checkpoint of the run. Raises ``NotFound``."""
     segments, clock = listed_segments(request), services.runtime.clock
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         run = await get_run(session, caller.reach, run_id)
         pages = checkpoints.pages_of_run(session, caller.reach, run.id, clock=clock, segments=segments)
         listed = await encoded_list(pages, lambda row: checkpoint_info(row).model_dump(mode="json"))
@@ -56,7 +56,7 @@ async def list_run_checkpoints(caller: Reader, services: Services, run_id: PathI
 @router.get("/checkpoints")
 async def list_checkpoints(caller: Reader, services: Services, page: Page, request: Request) -> CheckpointList:
     """List a page of the caller's checkpoints over all runs."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         rows, total = await checkpoints.list_checkpoints(
             session,
             caller.reach,

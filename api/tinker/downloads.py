@@ -34,6 +34,8 @@ from tenants.rights import Principal
 router = APIRouter(tags=["downloads"])
 
 _CHUNK_BYTES = 2**20
+COMPLETE = "checkpoint_complete"
+"""Empty last file of an archive. SDKs before 0.36 take an archive without it for one that was cut short."""
 
 
 class FileUrls(BaseModel):
@@ -65,7 +67,7 @@ async def file_urls(
     address = public_address(request, services.runtime.settings)
     link = await _link(services, caller, request, _address(run_id, segment, name), purpose="files")
     base = f"{address}/api/v1/downloads/{link.secret}/files"
-    names = [file.name for file in _files(services.runtime.data_folder.path(link.directory))]
+    names = _files(services.runtime.data_folder.path(link.directory))
     return FileUrls(urls={file: f"{base}/{file}" for file in names}, expires=link.expires_at)
 
 
@@ -80,18 +82,18 @@ async def download_archive(services: Services, request: Request, secret: PathId)
     return EndableResponse(answer, is_ended)
 
 
-@router.get("/downloads/{secret}/files/{file}", response_class=FileResponse)
+@router.get("/downloads/{secret}/files/{file:path}", response_class=FileResponse)
 @bounded(holding=Holding.STREAM)
 async def download_file(services: Services, request: Request, secret: PathId, file: PathId) -> Response:
     """Download one of the files behind a link. Raises ``NotFound``."""
     link, folder, is_ended = await _followed(services, request, secret)
-    found = [path for path in _files(folder) if path.name == file]
-    if not found:
+    found = _files(folder).get(file)
+    if found is None:
         raise NotFound(f"the checkpoint has no file {file[:100]!r}; external_weights_urls lists its files")
     note_download(request, link, file)
     # No name: an imported file may have any, and the address ends with it.
     headers = {"content-disposition": "attachment"}
-    answer = FileResponse(found[0], media_type="application/octet-stream", headers=headers)
+    answer = FileResponse(found, media_type="application/octet-stream", headers=headers)
     return EndableResponse(answer, is_ended)
 
 
@@ -132,8 +134,9 @@ async def _followed(
     return link, folder, services.ended_keys.of(link.key_id)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files by their names below the folder, in order."""
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def _tar(folder: Path) -> Iterator[bytes]:
@@ -141,15 +144,16 @@ def _tar(folder: Path) -> Iterator[bytes]:
 
     All files are opened first, so that a deletion meanwhile cuts none of them short.
     """
-    opened = [(path, path.open("rb")) for path in _files(folder)]
+    opened = [(name, path.open("rb")) for name, path in _files(folder).items()]
     try:
-        for path, file in opened:
-            info = tarfile.TarInfo(path.name)
+        for name, file in opened:
+            info = tarfile.TarInfo(name)
             info.size, info.mode = os.fstat(file.fileno()).st_size, 0o644
             yield info.tobuf()
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
             yield bytes(-info.size % tarfile.BLOCKSIZE)
+        yield tarfile.TarInfo(COMPLETE).tobuf()
         yield bytes(2 * tarfile.BLOCKSIZE)
     finally:
         for _, file in opened:

@@ -13,7 +13,7 @@ from api.services import ApiServices, Services
 from api.tinker.custom_losses import created_loss
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.results import encode_result
-from contracts.errors import Cancelled, FutureGone, InvalidRequest, NotFound, UnreadableOperation
+from contracts.errors import Cancelled, ClientSilent, FutureGone, InvalidRequest, NotFound, UnreadableOperation
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState, OperationStatus
 from contracts.operations import OperationKind
@@ -54,6 +54,9 @@ async def retrieve_future(
             content = {"type": "try_again", "request_id": status.id, **await _queue_state(services, status)}
             return _json(content, status_code=408)
         case OperationState.FAILED:
+            if status.error_code == ClientSilent.code:
+                # The SDK sends the sample again at 410, and at no error in an answer.
+                raise FutureGone(status.error_message or "cancelled: the client was silent; send a new request")
             return _json({"error": status.error_message or "failed", "category": status.error_category})
         case OperationState.DONE:
             return await _result(services, caller.tenant, status, request, announce=bool(body.allow_metadata_only))

@@ -35,6 +35,7 @@ from contracts.paths import parse_path
 from telemetry.context import current_work
 from tenants.audit_actions import Action
 from tenants.budgets import refusal
+from tenants.project_limits import check_rank_in
 from tenants.rights import Principal
 from tenants.runs import NewRun, get_run, insert_run, run_id_for
 from tenants.sessions import SessionStanding, get_session, session_standing
@@ -114,14 +115,14 @@ async def open_run(
 
     A repeat has the same ``identity``, which is the request's digest.
 
-    Raises ``Forbidden`` for a base model or a rank beyond the key's bounds, ``BudgetSpent``.
+    Raises ``Forbidden`` for a base model or a rank beyond the bounds of the key, its tenant or the project, ``BudgetSpent``.
     Raises ``NotFound``, ``SessionEnded``, ``SequenceConflict``, ``InvalidRequest`` for too much metadata, and
     ``TooManyOperations``, on which the SDK sends the request again.
     """
     caller.check_base(new.base_model)
-    caller.check_rank(new.lora.rank)
-    run_id = run_id_for(new.session_id, new.model_seq_id)
     limits = services.limits_of(caller)
+    caller.check_rank(new.lora.rank, limits.max_rank)
+    run_id = run_id_for(new.session_id, new.model_seq_id)
     size = check_metadata(new.user_metadata, limits, "user_metadata")
     services.admission.changes.count_metadata(caller.tenant, size)
 
@@ -134,6 +135,7 @@ async def open_run(
             if earlier is not None:
                 return earlier
         caller.check_new_work()
+        check_rank_in(session.project_name, session.project_limits, new.lora.rank)
         _check_paid(caller, session, now)
         session.check_open()
         told = {
@@ -154,7 +156,7 @@ async def open_run(
         seq_id=0,
         kind=kind,
         base_model=new.base_model,
-        payload=await services.runtime.ledger.payloads.store(operation_id, payload),
+        payload=await services.runtime.ledger.payloads.store(caller.tenant, operation_id, payload),
         digest=identity,
         trace_id=current_work().trace_id,
         key_id=caller.key_id,

@@ -53,7 +53,7 @@ async def list_training_runs(
     caller: Reader, services: Services, page: Page, project_id: Annotated[str | None, Query(pattern=NO_NUL)] = None
 ) -> TrainingRunList:
     """List the caller's runs, newest first; of one project if it is given. Raises ``Forbidden`` for an unknown project."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         reach = caller.reach
         if project_id is not None:
             reach = Reach(caller.tenant, await find_projects(session, caller.reach, [project_id]))

@@ -89,15 +89,14 @@ async def search(
     caller: Reader, services: Services, body: Annotated[SearchRequest, json_body(SearchRequest)]
 ) -> SearchResult:
     """Search the caller's sessions. Raises ``Forbidden`` for a project that the key does not reach, ``InvalidRequest``."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         owner = caller.reach
         if body.project_ids is not None:
             owner = Reach(caller.tenant, await find_projects(session, caller.reach, body.project_ids))
-        found, has_more = await search_sessions(session, owner, _query(body))
-    last = found[-1].row if has_more else None
+        found, end = await search_sessions(session, owner, _query(body))
     return SearchResult(
         sessions=[_summary(one) for one in found],
-        next_cursor=None if last is None else NextPage(last_created_at=last.created_at, last_session_id=last.id),
+        next_cursor=None if end is None else NextPage(last_created_at=end[0], last_session_id=end[1]),
     )
 
 

@@ -64,7 +64,7 @@ async def download_trace(services: Services, request: Request, secret: PathId) -
     ask_for(holder.tenant)
     await services.admission.enter(holder.tenant, request.scope)
     now = services.runtime.clock()
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         operations = await session_trace(session, holder.tenant, claims["session"])
     body = await services.admission.threads.run(holder.tenant, _trace, claims["session"], operations, now)
     return Response(body, media_type="application/json")

@@ -212,7 +212,7 @@ async def finish_session(
 @router.get("/sessions/{session_id}", response_model=SessionInfo)
 async def get_session(caller: Reader, services: Services, session_id: PathId) -> Response:
     """Describe the session: its runs, its samplers and its metadata. Raises ``NotFound``."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         found = await sessions.get_session(session, caller.reach, session_id)
         run_ids, sampler_ids = await sessions.session_members(session, caller.tenant, session_id)
     return long_answer(
@@ -227,6 +227,6 @@ async def get_session(caller: Reader, services: Services, session_id: PathId) ->
 @router.get("/sessions")
 async def list_sessions(caller: Reader, services: Services, page: Page) -> SessionList:
     """List the caller's sessions, newest first."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         ids = await sessions.list_sessions(session, caller.reach, limit=page.limit, offset=page.offset)
     return SessionList(sessions=ids)

@@ -12,6 +12,7 @@ from api.acting import record_act
 from api.authentication import CheckpointWriter
 from api.json_body import PathId, json_body
 from api.services import ApiServices, Services
+from api.shared_reads import Purpose, note_shared_read, shared_read
 from api.tinker.checkpoints import address_of
 from api.wire.request_model import PlainText, RequestModel
 from api.wire.tinker_requests import SeqId, optimizer_of
@@ -24,6 +25,7 @@ from tenants.audit_actions import Action
 from tenants.checkpoints import check_ttl, directory_of, new_checkpoint_id
 from tenants.imported_checkpoints import CopyPlace, CopySource, ImportedCheckpoint, find_copy, record_copy
 from tenants.limit_use import STORAGE_USE
+from tenants.project_limits import check_rank_in, use_in_session, use_of_project
 from tenants.projects import project_of_new
 from tenants.rights import Principal
 from tenants.runs import lora_settings
@@ -93,9 +95,10 @@ async def copy_weights(
     if earlier is not None:
         return CopiedWeights(tinker_path=str(earlier))
     access = Access(request, body.source_path, x_tinker_weights_access_token or body.weights_access_token)
-    found, run = await readable(services, caller, access)
+    source_read = await readable(services, caller, access)
+    found, run = source_read.checkpoint, source_read.run
     caller.check_base(run.base_model)
-    caller.check_rank(run.rank)
+    await _check_rank(services, caller, place, run.rank)
     source = CopySource(CheckpointId(found.id), path, by_token=access.token is not None)
     new = ImportedCheckpoint(
         id=new_checkpoint_id(),
@@ -111,7 +114,22 @@ async def copy_weights(
         run_metadata=source.run_metadata,
     )
     await _check_room(services, caller, found.size_bytes)
-    return CopiedWeights(tinker_path=str(await _copied(services, caller, new, place, source, found.directory)))
+    copied, is_new = await _copied(services, caller, new, place, source, found.directory)
+    if is_new:
+        note_shared_read(services, shared_read(caller, found.tenant_id, path, Purpose.COPY, source_read.holder))
+    return CopiedWeights(tinker_path=str(copied))
+
+
+async def _check_rank(services: ApiServices, caller: Principal, place: CopyPlace, rank: int) -> None:
+    """Raise ``Forbidden`` for a rank beyond the bounds of the key, its tenant or the copy's project."""
+    caller.check_rank(rank, services.limits_of(caller).max_rank)
+    async with services.runtime.database.read() as session:
+        if place.session is None:
+            own = await use_of_project(session, caller.tenant, place.project, ())
+        else:
+            own = await use_in_session(session, caller.tenant, place.session, ())
+    if own is not None:
+        check_rank_in(own.name, own.limits, rank)
 
 
 async def _check_room(services: ApiServices, caller: Principal, size: int) -> None:
@@ -128,7 +146,8 @@ async def _copied(
     place: CopyPlace,
     source: CopySource,
     directory: str,
-) -> CheckpointPath:
+) -> tuple[CheckpointPath, bool]:
+    """Copy the files and record the copy. Return its path, and False if an earlier request has made it."""
     folder, clock = services.runtime.data_folder, services.runtime.clock
     target = directory_of(new.id)
     is_needless = False
@@ -156,7 +175,7 @@ async def _copied(
     finally:
         if is_needless:
             await asyncio.to_thread(folder.remove, target)
-    return path
+    return path, is_new
 
 
 async def _set_public(

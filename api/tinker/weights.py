@@ -12,6 +12,7 @@ from api.openapi_document import reads
 from api.request_body import off_loop, request_body
 from api.route_bounds import METADATA_BODY, bounded
 from api.services import ApiServices, Services
+from api.shared_reads import Purpose, note_shared_read, shared_read
 from api.tinker.models import earlier_opening, new_optimizer, open_run, optimizer_config
 from api.training_submission import promise, submit_json, submit_json_body, submit_oversized
 from api.wire.body import OversizedBody
@@ -31,7 +32,7 @@ from contracts.operations import (
     SaveWeightsForSampler,
 )
 from contracts.paths import Segment, check_name, parse_path
-from tenants.checkpoints import check_ttl
+from tenants.checkpoints import check_ttl, path_of
 from tenants.rights import Principal
 from tenants.runs import NewRun, lora_settings, run_id_for
 from tenants.sharing import find_beyond_reach, find_readable
@@ -189,7 +190,7 @@ async def load_weights(caller: Trainer, services: Services, request: Request) ->
             target = await off_loop(services, caller.tenant, len(body), parse_json, LoadTarget, body)
             access = _access(request, target)
             if target.model_id is not None:
-                held = await _granted_or_refusal(services, caller, access)
+                held, holder = await _granted_or_refusal(services, caller, access)
 
                 def build(body: bytes, _facts: BaseModelFacts) -> Payload:
                     asked = parse_json(LoadIntoModelRequest, body)
@@ -197,7 +198,7 @@ async def load_weights(caller: Trainer, services: Services, request: Request) ->
                         raise held
                     return _load(asked, creates=False, granted=held)
 
-                return await submit_json_body(body, services, caller, OperationKind.LOAD_WEIGHTS, build)
+                return await submit_json_body(body, services, caller, OperationKind.LOAD_WEIGHTS, build, holder=holder)
             asked = await off_loop(services, caller.tenant, len(body), parse_json, CreateByLoadRequest, body)
             return await _create_by_load(services, caller, asked, access)
     except OversizedBody as error:
@@ -230,20 +231,20 @@ def _access(request: Request, target: LoadTarget) -> Access:
 
 async def _granted_or_refusal(
     services: ApiServices, caller: Principal, access: Access
-) -> CheckpointId | WeftError | None:
-    """Return the checkpoint that a token, or a publication beyond the key's projects, gives access to.
+) -> tuple[CheckpointId | WeftError | None, Principal | None]:
+    """Return the checkpoint that a token, or a publication beyond the key's projects, gives access to, and the token's principal.
 
-    None: one of the tenant's, which is looked up in the operation's turn. A refusal fails the operation.
+    None: one that is looked up when the operation is accepted, or in its turn. A refusal fails the operation.
     """
     try:
         found = await granted(services, access, segment=Segment.WEIGHTS)
         if found is not None:
-            return CheckpointId(found[0].id)
+            return CheckpointId(found.checkpoint.id), found.holder
         path = parse_path(access.path, segment=Segment.WEIGHTS)
         async with services.runtime.database.read() as session:
-            return await find_beyond_reach(session, caller.reach, path, services.runtime.clock)
+            return await find_beyond_reach(session, caller.reach, path, services.runtime.clock), None
     except WeftError as refusal:
-        return refusal
+        return refusal, None
 
 
 async def _create_by_load(
@@ -257,7 +258,8 @@ async def _create_by_load(
         # A repeat is answered before the checkpoint is looked up: the checkpoint may be gone by now.
         if earlier is not None:
             return promise(earlier, model_id=run_id)
-    checkpoint, source = await readable(services, caller, access, segment=Segment.WEIGHTS)
+    found = await readable(services, caller, access, segment=Segment.WEIGHTS)
+    checkpoint, source = found.checkpoint, found.run
     payload = _load(asked, creates=True, granted=CheckpointId(checkpoint.id))
     if asked.base_model is not None and asked.base_model != source.base_model:
         raise InvalidRequest(
@@ -279,7 +281,10 @@ async def _create_by_load(
         asked.user_metadata,
         optimizer,
     )
-    return await open_run(services, caller, new, OperationKind.LOAD_WEIGHTS, payload, identity)
+    answer = await open_run(services, caller, new, OperationKind.LOAD_WEIGHTS, payload, identity)
+    path = path_of(checkpoint)
+    note_shared_read(services, shared_read(caller, checkpoint.tenant_id, path, Purpose.LOAD, found.holder))
+    return answer
 
 
 def _load(asked: LoadWeightsRequest, *, creates: bool, granted: CheckpointId | None) -> LoadWeights:

@@ -24,6 +24,7 @@ from store.repeat import wait_for
 from store.tables import Run
 from tenants.audit_actions import Action
 from tenants.checkpoints import find_checkpoint, get_checkpoint, newest_sampler_checkpoint
+from tenants.followed_versions import note_reload
 from tenants.gates import (
     Flight,
     Gate,
@@ -126,7 +127,7 @@ async def describe(caller: GateReader, services: Services, run_id: PathId) -> Ga
 @list_router.get("/adapters")
 async def list_adapters(caller: GateReader, services: Services, page: CursorPage) -> AdapterList:
     """List a page of the caller's adapters with their gates, newest first. Raises ``InvalidRequest`` for a wrong cursor."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         runs, total = await list_runs(session, caller.reach, limit=page.limit + 1, offset=page.offset, after=page.after)
         return AdapterList(
             adapters=await _states(services, session, runs[: page.limit]),
@@ -208,6 +209,7 @@ async def reload(
         if not await publish_live(transaction, caller.tenant, RunId(run.id), version, services.runtime.clock):
             # No sampler moved. That is no error unless the version has expired meanwhile, for which this raises.
             await get_checkpoint(transaction, caller.tenant, version, services.runtime.clock)
+        await note_reload(transaction, caller.tenant, RunId(run.id), version, services.runtime.clock)
         told = {"version": version, "path": body.path}
         await record_act(
             transaction, services, caller, Action.RUN_RELOAD, run.id, session_id=run.session_id, after=told

@@ -32,8 +32,8 @@ Text = Annotated[str, Query(max_length=100, pattern=NO_NUL)]
 class AuditInfo(BaseModel):
     """One thing that was done or refused.
 
-    - ``actor``: first part of the key, ``operator``, or a part of weft. ``door``: ``key``, ``token``, ``link``, ``cli``,
-      ``admin`` or ``service``.
+    - ``actor``: first part of the key, ``operator``, ``another tenant``, or a part of weft. ``door``: ``key``, ``token``,
+      ``link``, ``ui``, ``share``, ``cli``, ``admin`` or ``service``.
     - ``action``: ``<resource>_<action>``. ``before`` and ``after``: what has changed.
     - ``outcome``: ``done`` or ``refused``.
     """
@@ -107,7 +107,7 @@ async def read_audit(
 
 async def audit_page(services: Services, which: AuditFilter, *, most: int, cursor: str | None) -> AuditPageBody:
     """Return at most ``most`` entries, a number that one step of the event loop can tell, from ``cursor`` on."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         page = await read_entries(session, which, most=most, cursor=cursor)
     return AuditPageBody(entries=[_info(entry) for entry in page.entries], next_cursor=page.next)
 

@@ -69,7 +69,7 @@ async def list_kept(
     Raises ``InvalidRequest`` for a wrong cursor.
     """
     clock = services.runtime.clock
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         rows, total = await list_checkpoints(
             session,
             caller.reach,

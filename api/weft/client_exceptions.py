@@ -53,7 +53,7 @@ async def list_client_exceptions(
 
     Raises ``NotFound`` for the session or the run.
     """
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         if run_id is not None:
             of_run = (await get_run(session, caller.reach, run_id)).session_id
             if session_id not in (None, of_run):

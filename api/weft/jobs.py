@@ -116,7 +116,7 @@ async def merge(
 @router.get("/jobs")
 async def list_jobs(caller: JobReader, services: Services, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> JobList:
     """List the caller's jobs, of the projects that its key reaches."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         return JobList(
             jobs=[describe_job(job) for job in await weight_jobs.list_jobs(session, caller.reach, most=limit)]
         )

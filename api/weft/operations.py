@@ -65,7 +65,7 @@ async def list_own(
     ``after`` that is no operation.
     """
     which = OperationFilter(state, lane=lane, kind=kind, after=after, owner=caller.reach)
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         found = await list_operations(session, which, most=limit + 1, waits=services.waits)
         shown = found[:limit]
         waits = await _waits(services, session, shown)

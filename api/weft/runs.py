@@ -128,7 +128,7 @@ async def list_runs(
     ``text``: part of the id, the base model or the metadata. ``metadata``: one entry whole, as ``name=value``.
     Raises ``Forbidden`` for an unknown project, ``InvalidRequest`` for a wrong cursor.
     """
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         projects = None if not project_id else await find_projects(session, caller.reach, [project_id])
         which = RunFilter(
             owner=caller.reach,

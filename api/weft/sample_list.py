@@ -60,14 +60,14 @@ async def list_finished(
     after: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
 ) -> Response:
     """List the caller's samples that ended last, as long as their results are kept. Raises ``NotFound`` for a wrong ``after``."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         page = await list_samples(session, caller.reach, most=limit, after=after)
     return long_answer(samples=await encoded_list(_one_by_one(page.samples), _told), next=page.next)
 
 
 async def samples_page(caller: SampleReader, services: Services, *, most: int, after: str | None) -> SampleList:
     """Return a page of the caller's samples that ended last as records. Raises ``NotFound`` for a wrong ``after``."""
-    async with services.runtime.database.read() as session:
+    async with services.runtime.database.survey() as session:
         found = await list_samples(session, caller.reach, most=most, after=after)
     return SampleList(samples=[_summary(one) for one in found.samples], next=found.next)
 

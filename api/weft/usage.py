@@ -3,9 +3,8 @@
 import csv
 import io
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -18,13 +17,13 @@ from api.long_lists import long_answer
 from api.request_body import off_loop
 from api.security_events import note_read
 from api.services import ApiServices, Services
+from api.usage_records import UsageInfo
 from api.wire.request_model import PlainText, UtcTime
 from contracts.csv_cells import cell
 from tenants.audit_actions import Action
-from tenants.prices import told
 from tenants.rights import Principal
-from tenants.usage_costs import PricedLine, priced, priced_pages
-from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
+from tenants.usage_costs import PricedLine, priced_page, priced_pages
+from tenants.usage_hours import BucketWidth, Dimension
 from tenants.usage_places import cursor_behind, line_before
 
 router = APIRouter(tags=["usage"])
@@ -32,34 +31,6 @@ router = APIRouter(tags=["usage"])
 DEFAULT_LINES = 1000
 MOST_LINES = 10_000
 _BYTES_OF_A_LINE = 256
-
-
-class UsageInfo(BaseModel):
-    """Usage of a bucket. What was not asked for, a sample's run and an unknown key are null.
-
-    A prompt counts once for each request; ``cached_prompt_tokens`` of ``prompt_tokens`` came from a cache. ``cost`` is a
-    decimal number, exactly what the tokens cost; null if some of them have no price.
-    """
-
-    start: datetime
-    project: str | None
-    session: str | None
-    run: str | None
-    key: int | None
-    base_model: str | None
-    kind: str | None
-    operations: int
-    failed: int
-    train_tokens: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    sampled_tokens: int
-    cost: str | None
-
-    @classmethod
-    def of(cls, priced: PricedLine) -> Self:
-        """Return the line as it is told."""
-        return cls(**asdict(priced.line), cost=told(priced.cost))
 
 
 class Usage(BaseModel):
@@ -99,18 +70,29 @@ async def read_usage(
     after = None if cursor is None else line_before(cursor, group_by)
     if format == "csv" and limit is None and after is None and not offset:
         return _whole(services, caller, since, end, group_by, bucket_width)
-    asked = _Asked(since, end, group_by, bucket_width, limit or DEFAULT_LINES, offset, after)
-    lines, currency, last = await _read(services, caller, asked)
-    following = None if last is None else cursor_behind(last, group_by)
-    further = None if last is None or after is not None else offset + asked.limit
-    size = _BYTES_OF_A_LINE * len(lines)
+    most = limit or DEFAULT_LINES
+    async with services.runtime.database.survey() as session:
+        page = await priced_page(
+            session,
+            caller.reach,
+            since=since,
+            before=end,
+            by=group_by,
+            width=bucket_width,
+            limit=most,
+            offset=offset,
+            after=after,
+        )
+    following = None if page.last is None else cursor_behind(page.last, group_by)
+    further = None if page.last is None or after is not None else offset + most
+    size = _BYTES_OF_A_LINE * len(page.lines)
     if format == "csv":
         told_next = {"x-next-cursor": following, "x-next-offset": None if further is None else str(further)}
         headers = {name: value for name, value in told_next.items() if value is not None}
-        rows = await off_loop(services, caller.tenant, size, _rows_of, lines)
+        rows = await off_loop(services, caller.tenant, size, _rows_of, page.lines)
         return Response(_header() + rows, media_type="text/csv", headers=headers)
-    told = await off_loop(services, caller.tenant, size, _json_of, lines)
-    return long_answer(lines=told, currency=currency, next_cursor=following, next_offset=further)
+    told = await off_loop(services, caller.tenant, size, _json_of, page.lines)
+    return long_answer(lines=told, currency=page.currency, next_cursor=following, next_offset=further)
 
 
 async def usage_page(
@@ -127,45 +109,13 @@ async def usage_page(
     """Return a page of the caller's usage from ``since`` on as records. Raises ``InvalidRequest`` for a wrong cursor."""
     note_read(request, caller, Action.USAGE_READ)
     after = None if cursor is None else line_before(cursor, by)
-    asked = _Asked(since, datetime.max.replace(tzinfo=UTC), by, width, limit, 0, after)
-    lines, currency, last = await _read(services, caller, asked)
-    following = None if last is None else cursor_behind(last, by)
-    infos = await off_loop(services, caller.tenant, _BYTES_OF_A_LINE * len(lines), _infos, lines)
-    return Usage(lines=infos, currency=currency, next_cursor=following, next_offset=None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A page of usage that is asked for; ``after`` is the line that it begins behind."""
-
-    since: datetime
-    before: datetime
-    by: Sequence[Dimension]
-    width: BucketWidth
-    limit: int
-    offset: int
-    after: UsageLine | None
-
-
-async def _read(
-    services: ApiServices, caller: Principal, asked: _Asked
-) -> tuple[list[PricedLine], str | None, UsageLine | None]:
-    """Return the lines of a page, the currency of their costs, and the last line if another page comes behind it."""
-    async with services.runtime.database.read() as session:
-        found = await usage_lines(
-            session,
-            caller.reach,
-            since=asked.since,
-            before=asked.before,
-            by=asked.by,
-            width=asked.width,
-            limit=asked.limit + 1,
-            offset=asked.offset,
-            after=asked.after,
+    async with services.runtime.database.survey() as session:
+        page = await priced_page(
+            session, caller.reach, since=since, before=None, by=by, width=width, limit=limit, after=after
         )
-        shown = found[: asked.limit]
-        currency, lines = await priced(session, caller.reach, shown, by=asked.by, width=asked.width)
-    return lines, currency, None if len(found) <= asked.limit else shown[-1]
+    following = None if page.last is None else cursor_behind(page.last, by)
+    infos = await off_loop(services, caller.tenant, _BYTES_OF_A_LINE * len(page.lines), _infos, page.lines)
+    return Usage(lines=infos, currency=page.currency, next_cursor=following, next_offset=None)
 
 
 def _whole(

@@ -13,8 +13,6 @@ from api.wire.sample_checks import FieldNames
 from contracts.errors import InvalidRequest
 from contracts.logit_rules import Grammar
 
-MOST_TOP_LOGPROBS = 20
-"""Most alternatives for each token, as in OpenAI's API."""
 _MOST_STOPS = 4
 _WITHOUT_EFFECT = frozenset(
     {
@@ -78,6 +76,11 @@ class GenerationRequest(DefaultingModel):
     @property
     def wants_logprobs(self) -> bool:
         """True if each token's logprob is reported."""
+        return False
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True if the logprobs of the prompt's tokens are reported, too."""
         return False
 
     @property

@@ -16,12 +16,15 @@ _FIELDS = (
     (
         "`actor`",
         "a key's first part, or a part of weft (`housekeeping`, `jobs`). An operator's user and host are told to operators; "
-        "tenants read `operator`",
+        "tenants read `operator`. "
+        "Another tenant is told to operators; the tenant whose checkpoint it uses reads `another tenant`, or which of its own "
+        "keys was sent for it",
     ),
     ("`key_id`, `role`", "the key's number and role"),
     (
         "`door`",
-        "`key`, `token` (stands for a key), `link` (a download), `ui` (a page in a browser), `cli` (the `weft` command), "
+        "`key`, `token` (stands for a key), `link` (a download), `ui` (a page in a browser), `share` (another tenant), "
+        "`cli` (the `weft` command), "
         "`admin` (the operators' API), "
         "`service` (weft itself)",
     ),

@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     import httpx
 
     from weft_client import admin_models as m
-    from weft_client.models import Period, PriceMeter, Role, ServiceClass, SuspendMode, UsageDocument
+    from weft_client.models import (
+        BucketWidth,
+        Dimension,
+        Period,
+        PriceMeter,
+        Role,
+        ServiceClass,
+        SuspendMode,
+        UsageDocument,
+    )
 else:
     m = Later("weft_client.admin_models")
 
@@ -250,7 +259,7 @@ class AsyncTenantsAlerts:
 
 
 class AsyncTenantsUsage:
-    """Usage of all tenants, by day."""
+    """Usage of all tenants by day, and of each by the hour."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -258,6 +267,22 @@ class AsyncTenantsUsage:
     async def list(self, *, days: int = 30, tenant: str | None = None) -> AsyncIterator[m.UsageDayBody]:
         """Yield the usage of the last days, or of the tenant of that name alone."""
         async for one in self._transport.every(listed("/usage", m.Page[m.UsageDayBody], days=days, tenant=tenant)):
+            yield one
+
+    async def of_tenant(
+        self,
+        tenant: str,
+        *,
+        since: datetime,
+        before: datetime | None = None,
+        group_by: Collection[Dimension] = (),
+        bucket_width: BucketWidth = "1h",
+    ) -> AsyncIterator[m.TenantUsageBody]:
+        """Yield a tenant's usage of the hours from ``since`` on, up to its last answer, page by page."""
+        window = {"since": since.isoformat(), "before": before and before.isoformat()}
+        asked = window | {"group_by": [*group_by] or None, "bucket_width": bucket_width}
+        below = path("tenants", tenant, "usage")
+        async for one in self._transport.every(listed(below, m.Page[m.TenantUsageBody], **asked)):
             yield one
 
     async def export(

@@ -462,6 +462,26 @@ class TenantShares(Record):
     tokens_today: int
 
 
+class TenantUsageBody(Record):
+    """A line of a tenant's usage. ``currency`` is that of the cost, None without prices."""
+
+    start: datetime
+    project: str | None = None
+    session: str | None = None
+    run: str | None = None
+    key: int | None = None
+    base_model: str | None = None
+    kind: str | None = None
+    operations: int
+    failed: int
+    train_tokens: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    sampled_tokens: int
+    cost: str | None = None
+    currency: str | None = None
+
+
 class TrainerBody(Record):
     """A trainer, and the runs that it leases. ``drained_at`` is None while it takes runs. ``residents``: runs whose
     adapters are in its memory, None until it has told. ``replays``: adapters that it rebuilt in the last hour by

@@ -3,8 +3,8 @@
     python -m examples.distillation
 
 The teacher is an adapter that was taught a sentence by example. The student never sees the sentence. Each token's advantage is
-the teacher's log-probability minus the student's, and minus the mean as a baseline. So a step lessens the reverse KL divergence
-(Agarwal et al. 2023, "On-Policy Distillation of Language Models").
+the teacher's log-probability minus the student's, and minus the group's mean at that place as a baseline. So a step lessens the
+reverse KL divergence (Agarwal et al. 2023, "On-Policy Distillation of Language Models").
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from examples.data import policy_datum, supervised_datum
 from examples.service import new_trainer, parse_options
 
 PROMPT, SENTENCE = "The teacher says:", " meow"
-GROUP = 32
+GROUP = 64
 TEACHER_STEPS = 10
 
 
@@ -48,8 +48,10 @@ def main() -> None:
             scored = [teacher.compute_logprobs(types.ModelInput.from_ints(prompt + one.tokens)) for one in drawn]
             gaps = [log_ratios(one, scores.result()[len(prompt) :]) for one, scores in zip(drawn, scored, strict=True)]
             mean = sum(map(sum, gaps)) / sum(map(len, gaps))
+            baselines = [sum(column) / GROUP for column in zip(*gaps, strict=True)]
             data = [
-                policy_datum(prompt, one, [gap - mean for gap in row]) for one, row in zip(drawn, gaps, strict=True)
+                policy_datum(prompt, one, [gap - usual for gap, usual in zip(row, baselines, strict=True)])
+                for one, row in zip(drawn, gaps, strict=True)
             ]
             computed = student.forward_backward(data, "importance_sampling")
             student.optim_step(types.AdamParams(learning_rate=7e-3, grad_clip_norm=1.0)).result()

@@ -39,13 +39,16 @@ SHARED = {
 """Beginnings of the paths of tests that share a server or a cluster. PostgreSQL has connections for one cluster only."""
 
 
+def shared_by(nodeid: str) -> str | None:
+    """Return what the test shares with tests of other files, None if it shares nothing."""
+    return next((name for name, beginnings in SHARED.items() if nodeid.startswith(tuple(beginnings))), None)
+
+
 class FilesTogether(LoadScopeScheduling):
     """Scheduler of pytest-xdist: one worker runs all tests of a file, and all that share a server."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::", 1)[0]
-        shared = (name for name, beginnings in SHARED.items() if path.startswith(tuple(beginnings)))
-        return next(shared, path)
+        return shared_by(nodeid) or nodeid.split("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,6 +56,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTo
     """Share the tests out in the order in which they are collected: what comes last is short."""
     config.option.loadscopereorder = False
     return FilesTogether(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that share a server first: a worker takes all of them, and one that began late would end alone."""
+    items.sort(key=lambda item: shared_by(item.nodeid) is None)
+
+
+class FailuresAtOnce:
+    """Tells a failure when it happens: a run that is cut short has no summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            told = str(report.longrepr) if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"{report.when} of {report.nodeid} failed: {told[:2000]}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell failures in the process that writes to the terminal."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
 def pytest_collection_finish() -> None:

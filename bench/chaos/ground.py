@@ -23,6 +23,8 @@ BASE = "weft/tiny"
 STALL_SECONDS = 10
 """The cluster's ``WEFT_STALL_LIMIT``: a pass on the tiny base takes far less."""
 _TICK_SECONDS = 0.05
+_FAULT_SECONDS = 240.0
+"""Longest time for which a fault lasts: a process that starts on a busy machine took 80 s."""
 
 
 class FaultNotOverError(Exception):
@@ -57,7 +59,7 @@ class Ground:
         )
         return found.stdout
 
-    def until(self, holds: Callable[[], bool], what: str, *, seconds: float = 90.0) -> None:
+    def until(self, holds: Callable[[], bool], what: str, *, seconds: float = _FAULT_SECONDS) -> None:
         """Wait until ``holds``. Raises ``FaultNotOverError`` after ``seconds``."""
         ends, tick = time.monotonic() + seconds, threading.Event()
         while not holds():
@@ -66,11 +68,11 @@ class Ground:
             tick.wait(_TICK_SECONDS)
 
     def until_replaced(self, process: psutil.Process, kind: str) -> None:
-        """Wait until the process has ended and another of its kind has a lease; an API has none and must only run."""
+        """Wait until the process has ended and another of its kind has a lease; an API has none and must listen."""
         self.until(lambda: not process.is_running(), f"{kind} {process.pid} ended")
         wanted = {"worker": "trainer", "pool": "pool"}.get(kind)
         if wanted is None:
-            self.until(lambda: len(self.cluster.children(kind)) == 2, f"two of {kind} run")
+            self.until(lambda: sum(map(_listens, self.cluster.children(kind))) == 2, f"two of {kind} listen")
         else:
             self.until(lambda: self._leased(wanted) == 2, f"two of {kind} have leases")
 
@@ -78,6 +80,13 @@ class Ground:
         statement = "SELECT count(*) FROM worker_processes WHERE kind = %s AND expires_at > clock_timestamp()"
         ((found,),) = self.cluster.query(statement, kind)
         return int(str(found))
+
+
+def _listens(process: psutil.Process) -> bool:
+    try:
+        return any(found.status == psutil.CONN_LISTEN for found in process.net_connections("tcp"))
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

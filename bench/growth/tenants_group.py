@@ -25,6 +25,7 @@ from tenants.checkpoints import (
     record_checkpoint,
 )
 from tenants.downloads import make_link
+from tenants.followed_versions import followed_version
 from tenants.gates import (
     Dispatch,
     GateMode,
@@ -48,7 +49,7 @@ from tenants.run_history import RunEventKind, note_run_events, run_history, was_
 from tenants.run_leases import claim_runs, count_runs, idle_runs, release_runs, runs_of_ended_sessions
 from tenants.runs import NewRun, create_run, list_runs, open_run_within_limit, open_runs, run_standing
 from tenants.sampled_versions import held_versions, sampled_versions, versions_followed
-from tenants.samplers import NewSampler, create_sampler, point_sampler, publish_live, version_published
+from tenants.samplers import NewSampler, create_sampler, point_sampler, publish_live
 from tenants.sessions import (
     NewSession,
     create_session,
@@ -127,7 +128,7 @@ def _reads_of_processes(years: Years) -> dict[str, Within]:
 
     async def published(session: AsyncSession) -> None:
         tenant, _, run = years.live_sampler
-        await version_published(session, tenant, run, beside=years.old_session[1])
+        await followed_version(session, tenant, run, utc_now, beside=years.old_session[1])
 
     async def idle(session: AsyncSession) -> None:
         await idle_runs(session, LEASE.trainer, idle_since=utc_now() - timedelta(hours=6), most=64)
@@ -137,7 +138,7 @@ def _reads_of_processes(years: Years) -> dict[str, Within]:
 
     return {
         "sampled_versions": drawn,
-        "version_published": published,
+        "followed_version": published,
         "versions_followed": lambda session: versions_followed(session, [years.live_sampler[1]], utc_now),
         "closed_gates": lambda session: closed_gates(session, "old", utc_now),
         "in_flight": lambda session: in_flight(session, years.old_run[1]),

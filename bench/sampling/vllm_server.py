@@ -23,9 +23,10 @@ from bench.sampling.contestants import (
     turn,
 )
 from contracts.base_model import BaseModelFacts
+from engine.sampling.vllm.command import find_server_command
 from engine.sampling.vllm.http import request_url
 from engine.sampling.vllm.model_memory import ModelMemory
-from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator, server_command
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, has_accelerator
 from engine.sampling.vllm.server_memory import MemoryNeed
 
 ADAPTERS = 4
@@ -48,7 +49,7 @@ Row = dict[str, float]
 def server_settings(model: Path, facts: BaseModelFacts, log: Path, *, max_sequences: int = 256) -> VllmProcessSettings:
     """Return the settings of a server as weft would start it."""
     return VllmProcessSettings(
-        command=server_command(Path(".venv-vllm/bin/python").absolute()),
+        command=find_server_command(),
         model=model,
         served_model=facts.name,
         log=log,

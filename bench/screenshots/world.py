@@ -63,11 +63,15 @@ def world(folder: Path) -> Iterator[World]:
             "on-call",
         )
         weft(data, "webhook", "test", "bell", "--tenant", "aurora")
+        # The newest runs are those that the pictures of a run and of a comparison show.
+        _die(url, aurora)
         clients = [_trained(url, aurora, seed, steps=_STEPS) for seed in range(3)]
         clients.append(_trained(url, boreal, 9, steps=_STEPS // 2))
         held = _trained(url, cedar, 5, steps=4)
         for client in clients[:3]:
             _add_metrics(url, aurora, client.model_id)
+        _swap(url, aurora, clients[2])
+        weft(data, "gate", "pause", "--adapter", clients[1].model_id, "--reason", "a look at step 60", "--ttl", "1800")
         for meter, amount in (("train", "0.40"), ("prompt", "0.10"), ("cached_prompt", "0.02"), ("sampled", "1.20")):
             weft(data, "price", "add", f"{meter}_tokens", amount, "--base", BASE)
         _fail(clients[0])
@@ -122,6 +126,33 @@ def _fail(run: tinker.TrainingClient) -> None:
     """Have an operation fail, so that the page of errors has one."""
     with suppress(tinker.TinkerError):
         run.load_state(f"tinker://{run.model_id}/weights/never-saved").result()
+
+
+def _die(url: str, key: str) -> None:
+    """Have a script end by an error of its own, which the SDK reports."""
+    service = tinker.ServiceClient(base_url=url, api_key=key)
+    run = service.create_lora_training_client(base_model=BASE, rank=8, seed=7, user_metadata={"purpose": "ablation"})
+    telemetry = run.result().get_telemetry()
+    if telemetry is None:
+        raise RuntimeError("the SDK's telemetry is off (TINKER_TELEMETRY)")
+    with suppress(KeyError), telemetry.capture_exceptions(fatal=True):
+        batch: dict[str, str] = {"prompt": _TEXTS[0]}
+        print(batch["completion"])
+
+
+def _swap(url: str, key: str, run: tinker.TrainingClient) -> None:
+    """Draw a sample by the run's name while two versions are saved and loaded, so that each made a part of it."""
+    asked = {"model": run.model_id, "prompt": _TEXTS[1][:20], "max_tokens": 320, "temperature": 0.7, "stream": True}
+    headers = {"Authorization": f"Bearer {key}"}
+    names = iter(("evening", "night"))
+    with httpx.stream("POST", f"{url}/v1/completions", json=asked, headers=headers, timeout=_SECONDS) as answer:
+        for pieces, _ in enumerate(line for line in answer.iter_lines() if line.startswith("data: {")):
+            if pieces in (60, 160):
+                run.forward_backward([_datum(_TEXTS[1])], "cross_entropy").result()
+                run.optim_step(types.AdamParams(learning_rate=3e-3)).result()
+                run.save_weights_for_sampler(name=next(names)).result()
+                reload = f"{url}/api/v1/adapters/{run.model_id}/reload"
+                httpx.post(reload, json={}, headers=headers, timeout=_SECONDS).raise_for_status()
 
 
 def _keep_busy(run: tinker.TrainingClient, ended: Event) -> None:

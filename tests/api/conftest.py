@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 import uvicorn
 from fastapi import FastAPI
-from sqlalchemy import update
+from sqlalchemy import Engine, update
 
 from api.app import create_app
 from api.services import ApiServices
@@ -42,6 +42,7 @@ from store.tables import Run, RunState
 from telemetry.readiness import Readiness
 from telemetry.telemetry import Telemetry
 from tenants import checkpoints, keys, runs
+from tenants.rights import KeyRights, Role
 from tenants.sessions import NewSession, create_session
 from tenants.tenant_names import create_tenant
 from tests.ledger_heads import ready_heads
@@ -95,6 +96,12 @@ class Service:
     @property
     def database(self) -> Database:
         return self.services.runtime.database
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Engines of the database's reads and writes, and of its surveys, for those who listen."""
+        surveys = self.database.surveys
+        return [self.database.engine.sync_engine] + ([] if surveys is None else [surveys.engine.sync_engine])
 
     @property
     def ledger(self) -> Ledger:
@@ -172,6 +179,15 @@ class Tenant:
         new = NewOperation(self.id, lane, seq_id, kind, BASE, stored(payload), digest(payload))
         async with self.service.database.write() as transaction:
             return await self.service.ledger.accept(transaction, new)
+
+
+async def as_administrator(tenant: Tenant) -> Tenant:
+    """The tenant by an administrator's key."""
+    async with tenant.service.database.write() as transaction:
+        rights = KeyRights(role=Role.ADMIN)
+        made = await keys.create_key(transaction, tenant=tenant.id, note="", clock=tenant.service.clock, rights=rights)
+    tenant.http.headers["X-API-Key"] = made.secret
+    return tenant
 
 
 @pytest.fixture

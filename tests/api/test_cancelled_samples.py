@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import func, select
 
+from contracts.errors import FutureGone
 from contracts.ids import RequestId
 from contracts.ledger_records import OperationState
 from contracts.vocabulary import BaseVocabulary
+from ledger.cancellation import OfOperation, client_silent
 from ledger.wakeups import operation_topic
 from store.repeat import wait_for
 from store.settings import Settings
@@ -300,3 +302,15 @@ async def test_operations_carry_the_key_that_brought_them(cats) -> None:
         key = await session.scalar(select(ApiKey.id).where(ApiKey.tenant_id == cats.id))
         with_key = select(func.count()).where(Operation.tenant_id == cats.id, Operation.key_id == key)
         assert await session.scalar(with_key) == 2
+
+
+async def test_a_poll_for_a_sample_of_a_client_that_was_silent_has_the_sdk_send_it_again(service, cats, dogs) -> None:
+    theirs = await asample(dogs, await sampler(dogs))
+    mine = await asample(cats, await sampler(cats))
+    ledger = service.services.runtime.ledger
+    async with service.services.runtime.database.write() as transaction:
+        await ledger.cancel(transaction, OfOperation(mine, cats.id), client_silent(), only_samples=True)
+    told = await cats.http.post("/retrieve_future", json={"request_id": mine})
+    assert (told.status_code, told.json()["code"]) == (410, FutureGone.code)
+    assert "no heartbeat" in told.text
+    assert (await ledger.status(dogs.id, theirs)).state is OperationState.PENDING

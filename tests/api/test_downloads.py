@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tinker import types
 
+from api.tinker.downloads import COMPLETE
 from tenants.keys import create_key
 from tenants.rights import KeyRights
 from testing.tenants import end_key
@@ -19,7 +20,15 @@ def _url(run: str, action: str) -> str:
 
 
 def _files(folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def _add_folder(folder) -> None:
+    """A folder within, as external weights on a tied head have."""
+    (folder / "peft").mkdir()
+    (folder / "peft" / "adapter_model.safetensors").write_bytes(b"the same by other names")
 
 
 async def _fetched(cats, url: str) -> httpx.Response:
@@ -32,6 +41,7 @@ async def _fetched(cats, url: str) -> httpx.Response:
 async def test_an_archive_holds_the_checkpoints_files(cats, dogs) -> None:
     run = await cats.run()
     folder = await cats.checkpoint(run, "ck1")
+    _add_folder(folder)
     theirs = await dogs.run()
     await dogs.checkpoint(theirs, "ck1")
     answer = await cats.http.get(_url(run, "archive"))
@@ -40,6 +50,8 @@ async def test_an_archive_holds_the_checkpoints_files(cats, dogs) -> None:
     fetched = await _fetched(cats, answer.headers["location"])
     with tarfile.open(fileobj=io.BytesIO(fetched.raise_for_status().content)) as tar:
         found = {member.name: tar.extractfile(member).read() for member in tar}
+    assert list(found)[-1] == COMPLETE, "old SDKs look for it, as the mark of an archive that came whole"
+    assert found.pop(COMPLETE) == b""
     assert found == _files(folder) != {}
     assert (await dogs.http.get(_url(run, "archive"))).status_code == 404
     assert (await dogs.http.get(_url(theirs, "archive"))).status_code == 302
@@ -48,6 +60,7 @@ async def test_an_archive_holds_the_checkpoints_files(cats, dogs) -> None:
 async def test_every_file_has_a_link(cats, clock) -> None:
     run = await cats.run()
     folder = await cats.checkpoint(run, "ck1")
+    _add_folder(folder)
     answer = (await cats.http.get(_url(run, "external_weights_urls"))).raise_for_status().json()
     parsed = types.ExternalWeightsUrlsResponse.model_validate(answer)
     assert parsed.urls.keys() == _files(folder).keys()
@@ -55,7 +68,8 @@ async def test_every_file_has_a_link(cats, clock) -> None:
     assert parsed.expires > clock()
     for name, url in parsed.urls.items():
         assert (await _fetched(cats, url)).content == _files(folder)[name]
-    other = parsed.urls[next(iter(parsed.urls))].rpartition("/")[0]
+    other = parsed.urls["adapter_model.safetensors"].rpartition("/")[0]
+    assert (await _fetched(cats, f"{other}/peft")).status_code == 404
     assert (await _fetched(cats, f"{other}/..%2F..%2Fweft.db")).status_code == 404
     assert (await _fetched(cats, f"{other}/nothing")).status_code == 404
 

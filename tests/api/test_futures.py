@@ -4,7 +4,7 @@ from datetime import timedelta
 import httpx
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from contracts.errors import EngineFailure
 from contracts.losses import LossName
@@ -119,6 +119,24 @@ async def test_pruned_failure_keeps_its_reason(cats, service, clock) -> None:
     async with service.database.write() as transaction:
         await prune(transaction, finished_before=clock() - timedelta(hours=1), now=clock())
     assert (await _retrieve(cats, request_id)).json()["error"] == "the pass failed"
+
+
+async def test_a_repeat_of_a_forgotten_request_is_410_and_does_nothing(cats, dogs, service) -> None:
+    """Recorded again it would wait for ever behind its model. The other tenant's repeat finds its row."""
+    mine, theirs = [{"model_id": await tenant.run(), "seq_id": 1} for tenant in (cats, dogs)]
+    for tenant, asked in ((cats, mine), (dogs, theirs)):
+        assert (await tenant.http.post("/optim_step", json=asked)).status_code == 200
+        await service.run_next(OptimStepped({}))
+    of_mine = Operation.lane == mine["model_id"], Operation.seq_id == 1
+    async with service.database.write() as transaction:
+        await transaction.execute(delete(Operation).where(*of_mine))
+    repeated = await cats.http.post("/optim_step", json=mine)
+    assert (repeated.status_code, repeated.json()["code"]) == (410, "future_gone")
+    assert "go on with seq_id 2" in repeated.json()["detail"]
+    async with service.database.read() as session:
+        assert (await session.scalars(select(Operation).where(*of_mine))).all() == []
+    assert (await dogs.http.post("/optim_step", json=theirs)).status_code == 200
+    assert (await cats.http.post("/optim_step", json={**mine, "seq_id": 2})).status_code == 200
 
 
 async def _state(service, request_id: str) -> tuple[object, ...]:

@@ -94,6 +94,11 @@ async def another_model(tenant: Tenant) -> str:
     return await fate(tenant, await tenant.http.post("/create_model", json=body))
 
 
+async def a_wide_model(tenant: Tenant) -> str:
+    body = {"session_id": await tenant.session(), "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 9}}
+    return told(await tenant.http.post("/create_model", json=body))
+
+
 async def another_session(tenant: Tenant) -> str:
     await tenant.session()
     return told(await tenant.http.post("/create_session", json={}))
@@ -212,6 +217,7 @@ CASES: dict[tuple[tuple[str, int], ...], Case] = {
     (("pending_bytes", 300),): Case(two_sent, "429 too_many_operations"),
     (("seq_ahead", 1),): Case(a_step_ahead, "failed user", "missing_seq_id"),
     (("open_runs", 1),): Case(another_model, "open_runs", "no_trainer"),
+    (("max_rank", 8),): Case(a_wide_model, "403 forbidden"),
     (("sessions", 1),): Case(another_session, "429 too_many_sessions"),
     (("stored_bytes", 13),): Case(two_kept, "storage_full", "for ever, for ever"),
     (("checkpoints", 1),): Case(two_kept, "storage_full", "for ever, for ever"),

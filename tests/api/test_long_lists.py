@@ -17,12 +17,10 @@ from contracts.paths import Segment
 from contracts.sample_report import SampleReport, SequenceReport, VersionSpan
 from store.tables import AuditEntry, Checkpoint, Operation, Sampler, UsageHour
 from tenants.audit import bounded
-from tenants.keys import create_key
-from tenants.rights import KeyRights, Role
 from tenants.sample_reports import record_reports
 from tenants.samplers import NewSampler, create_sampler
 from tenants.usage_hours import SUMS
-from tests.api.conftest import BASE, Tenant
+from tests.api.conftest import BASE, Tenant, as_administrator
 from tests.api.stalls import no_stall
 
 SAMPLERS, CHECKPOINTS = 65_536, 20_000
@@ -154,15 +152,6 @@ async def test_the_most_entries_of_the_audit_log_as_large_as_they_may_be(cats: T
     day = await in_short_steps(admin, "/audit?event_type=organizations", dogs)
     assert len(day["entries"]) == MOST_ENTRIES + 1
     assert (await theirs.http.get(path)).json()["entries"] == []
-
-
-async def as_administrator(tenant: Tenant) -> Tenant:
-    """The tenant by an administrator's key."""
-    async with tenant.service.database.write() as transaction:
-        rights = KeyRights(role=Role.ADMIN)
-        made = await create_key(transaction, tenant=tenant.id, note="", clock=tenant.service.clock, rights=rights)
-    tenant.http.headers["X-API-Key"] = made.secret
-    return tenant
 
 
 async def test_the_most_lines_of_usage(cats: Tenant, dogs: Tenant) -> None:

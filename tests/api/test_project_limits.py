@@ -1,5 +1,6 @@
 """A project that runs into a limit of its own is told so by its name; other projects and tenants do not notice."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from contracts.errors import StorageFull
+from contracts.operations import OptimStepped
+from contracts.paths import Segment
 from store.clock import utc_now
 from store.settings import Settings
 from store.tables import AuditEntry, Checkpoint
@@ -98,6 +101,31 @@ async def test_a_model_beyond_its_projects_limit_waits_and_another_projects_is_m
     assert may_open == {"small": False, "default": True}
 
 
+async def test_a_larger_rank_than_its_limit_is_refused_by_the_projects_name(cats: Tenant, dogs: Tenant) -> None:
+    """A model, and a copy of one; the rank of the limit itself is made. The limit is told where the others are."""
+    await project(cats, "small", max_rank=7)
+    source = await cats.run()
+    await cats.checkpoint(source, "one")
+
+    async def model(tenant: Tenant, session: str, number: int, rank: int) -> httpx.Response:
+        body = {"session_id": session, "model_seq_id": number, "base_model": BASE, "lora_config": {"rank": rank}}
+        return await tenant.http.post("/create_model", json=body)
+
+    mine, beside, theirs = await session_in(cats, "small"), await session_in(cats), await session_in(dogs)
+    copied = {"source_path": f"tinker://{source}/weights/one"}
+    refused = [
+        await model(cats, mine, 0, 8),
+        await cats.http.post("/copy_weights", json=copied | {"destination_project_id": "small"}),
+        await cats.http.post("/copy_weights", json=copied | {"session_id": mine, "model_seq_id": 0}),
+    ]
+    assert {(one.status_code, one.json()["detail"]) for one in refused} == {
+        (403, "adapters of project 'small' are of rank 7 at most; got rank 8")
+    }
+    made = [await model(cats, mine, 0, 7), await model(cats, beside, 0, 8), await model(dogs, theirs, 0, 8)]
+    made.append(await cats.http.post("/copy_weights", json=copied))
+    assert [one.status_code for one in made] == [200] * 4
+
+
 async def test_a_sample_beyond_its_projects_limit_comes_again(cats: Tenant, dogs: Tenant) -> None:
     await project(cats, "small", pending_samples=2)
     mine, beside, theirs = await sampler_in(cats, "small"), await sampler_in(cats), await sampler_in(dogs)
@@ -110,8 +138,57 @@ async def test_a_sample_beyond_its_projects_limit_comes_again(cats: Tenant, dogs
     assert [(await sample(dogs, theirs, number)).status_code for number in range(3)] == [200] * 3
 
 
+async def step(tenant: Tenant, run: str, seq_id: int) -> httpx.Response:
+    return await tenant.http.post("/optim_step", json={"model_id": run, "seq_id": seq_id})
+
+
+class TestPendingTraining:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return settings.model_copy(update={"poll_hold": timedelta(seconds=0.3)})
+
+    async def test_training_beyond_its_projects_limit_comes_again_and_another_projects_goes_on(
+        self, service: Service, cats: Tenant, dogs: Tenant
+    ) -> None:
+        """A repeat is answered, and the operation comes in once another has been done, of whichever run of the project."""
+        await project(cats, "small", pending_operations=2)
+        mine, second = [await cats.run(session=await session_in(cats, "small")) for _ in range(2)]
+        beside, theirs = await cats.run(session=await session_in(cats)), await dogs.run()
+        assert [(await step(cats, run, 1)).status_code for run in (mine, second)] == [200, 200]
+        refused = await step(cats, mine, 2)
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_operations")
+        assert "pending training of project 'small' takes 2 of 2 operations;" in refused.json()["detail"]
+        assert (await step(cats, mine, 1)).status_code == 200
+        for tenant, run in ((cats, beside), (dogs, theirs)):
+            assert [(await step(tenant, run, number)).status_code for number in (1, 2, 3)] == [200] * 3
+        await service.run_next(OptimStepped({}))
+        assert (await step(cats, mine, 2)).status_code == 200
+
+    async def test_an_operation_that_its_projects_bytes_never_hold_fails_and_the_run_goes_on(
+        self, cats: Tenant, dogs: Tenant
+    ) -> None:
+        await project(cats, "small", pending_bytes=1)
+        mine, theirs = await cats.run(session=await session_in(cats, "small")), await dogs.run()
+        promises = [(await step(tenant, run, 1)).json() for tenant, run in ((cats, mine), (dogs, theirs))]
+        found = await cats.http.post("/retrieve_future", json={"request_id": promises[0]["request_id"]})
+        assert "the limit for all pending training together is 1" in found.json()["error"]
+        waits = await dogs.http.post("/retrieve_future", json={"request_id": promises[1]["request_id"]})
+        assert waits.status_code == 408
+
+    async def test_exactly_as_many_as_the_limit_are_pending_however_many_ask_at_once(
+        self, cats: Tenant, dogs: Tenant
+    ) -> None:
+        await project(cats, "small", pending_operations=5)
+        runs = [await cats.run(session=await session_in(cats, "small")) for _ in range(12)]
+        theirs = [await dogs.run() for _ in range(12)]
+        asked = [step(cats, run, 1) for run in runs] + [step(dogs, run, 1) for run in theirs]
+        statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
+        assert sorted(statuses[:12]) == [200] * 5 + [429] * 7
+        assert statuses[12:] == [200] * 12
+
+
 async def save(tenant: Tenant, run: Any, name: str) -> None:
-    new = NewCheckpoint(new_checkpoint_id(), run, "weights", name, 100, None, True, None)  # type: ignore[arg-type]
+    new = NewCheckpoint(new_checkpoint_id(), run, Segment.WEIGHTS, name, 100, None, True, None)
     async with tenant.service.database.write() as transaction:
         await hold_count(transaction, Counted.STORAGE, [tenant.id])
         await store_checkpoint(transaction, tenant.id, new, tenant.service.clock, DEFAULTS)

@@ -67,7 +67,8 @@ async def test_list_needs_as_many_queries_for_ten_runs_as_for_one(cats, service)
     def note(_conn, _cursor, statement: str, *_rest: object) -> None:
         statements.append(statement)
 
-    event.listen(service.database.engine.sync_engine, "before_cursor_execute", note)
+    for engine in service.engines:
+        event.listen(engine, "before_cursor_execute", note)
     counts = []
     for new_runs in (1, 9):
         for _ in range(new_runs):
@@ -75,7 +76,7 @@ async def test_list_needs_as_many_queries_for_ten_runs_as_for_one(cats, service)
         statements.clear()
         assert (await cats.http.get("/training_runs")).status_code == 200
         counts.append(len(statements))
-    assert counts[0] == counts[1]
+    assert counts[0] == counts[1] > 3
 
 
 async def test_run_whose_creation_failed_is_corrupted(cats, service) -> None:

@@ -93,7 +93,7 @@ UNAUDITED = {
     ),
     **dict.fromkeys(("alert list", "process apis", "process ended"), _LOOKS),
     **dict.fromkeys(("run list", "session list", "session show", "tenant shares", "tenant show", "top"), _LOOKS),
-    **dict.fromkeys(("housekeeping status", "audit verify", "usage verify", "price list"), _LOOKS),
+    **dict.fromkeys(("housekeeping status", "audit verify", "usage show", "usage verify", "price list"), _LOOKS),
     **dict.fromkeys(("checkpoint list", "checkpoint show", "base list", "webhook list", "webhook events"), _LOOKS),
 }
 """Reason of each command without an entry."""

@@ -1,16 +1,24 @@
 """``weft price`` and ``weft usage`` on a service's database: prices are added, a day is counted again, a bill is exported."""
 
+import os
 import re
 import sqlite3
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from click.testing import Result
+from typer.testing import CliRunner
 
-def weft(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", *arguments, "--data", str(data)]
-    return subprocess.run(command, capture_output=True, text=True)
+from cli.main import app
+
+
+def weft(data: Path, *arguments: str) -> Result:
+    mask = os.umask(0o077)
+    try:
+        return CliRunner().invoke(app, [*arguments, "--data", str(data)])
+    finally:
+        # A command sets the mask of its process for good.
+        os.umask(mask)
 
 
 def test_a_price_is_added_once_and_a_wrong_sum_makes_verify_exit_with_one(tmp_path: Path) -> None:
@@ -18,21 +26,21 @@ def test_a_price_is_added_once_and_a_wrong_sum_makes_verify_exit_with_one(tmp_pa
     weft(data, "tenant", "create", "cats")
     added = weft(data, "price", "add", "train_tokens", "3.30")
     assert added.stdout.startswith("train_tokens\t*\t3.3\tUSD\t"), added.stderr
-    assert weft(data, "price", "add", "train_tokens", "4").returncode == 1
+    assert weft(data, "price", "add", "train_tokens", "4").exit_code == 1
     assert weft(data, "price", "list").stdout == added.stdout
     day = datetime.now(UTC).date() - timedelta(days=1)
     right = weft(data, "usage", "verify", "--day", str(day))
-    assert (right.returncode, "0 sums differ" in right.stdout) == (0, True)
+    assert (right.exit_code, "0 sums differ" in right.stdout) == (0, True)
     with sqlite3.connect(data / "weft.db") as database:
         (tenant,) = database.execute("SELECT id FROM tenants WHERE name = 'cats'").fetchone()
         database.execute("INSERT INTO usage_days VALUES (?, ?, 'base', 'sample', 1, 5)", (tenant, str(day)))
     wrong = weft(data, "usage", "verify", "--day", str(day))
-    assert (wrong.returncode, "cats\tusage_days\ttokens\t5 told\t0 counted" in wrong.stdout) == (1, True)
+    assert (wrong.exit_code, "cats\tusage_days\ttokens\t5 told\t0 counted" in wrong.stdout) == (1, True)
     exported = weft(data, "usage", "export", "--tenant", "cats", "--since", str(day))
-    assert (exported.returncode, exported.stdout[:10]) == (0, "BilledCost")
+    assert (exported.exit_code, exported.stdout[:10]) == (0, "BilledCost")
     assert re.fullmatch(r"hours from \S+Z on may still change and are left out\n", exported.stderr), exported.stderr
     past = weft(data, "usage", "export", "--tenant", "cats", "--since", str(day), "--before", f"{day}T01:00")
-    assert (past.returncode, past.stderr) == (0, ""), "nothing is left out"
+    assert (past.exit_code, past.stderr) == (0, ""), "nothing is left out"
 
 
 def test_verify_says_from_when_on_operations_are_counted_again(tmp_path: Path) -> None:
@@ -43,4 +51,4 @@ def test_verify_says_from_when_on_operations_are_counted_again(tmp_path: Path) -
     long_ago = weft(data, "usage", "verify", "--day", str(today - timedelta(days=90))).stdout
     assert "no operation counted again, since none is surely kept" in long_ago
     last = weft(data, "usage", "verify", "--day", "9999-12-31")
-    assert (last.returncode, "query.day" in last.stderr) == (1, True), "no day comes after it"
+    assert (last.exit_code, "query.day" in last.stderr) == (1, True), "no day comes after it"

@@ -38,6 +38,7 @@ METHODS: dict[str, Callable[[AsyncWeftAdmin], Any]] = {
     "list_all_alerts": lambda weft: weft.alerts.list(tenant="t"),
     "list_usage": lambda weft: weft.usage.list(days=1, tenant="cats"),
     "verify_usage": lambda weft: weft.usage.verify(NOW.date()),
+    "read_tenants_usage": lambda weft: weft.usage.of_tenant("t", since=NOW, before=NOW, group_by=["key"]),
     "export_tenants_usage": lambda weft: weft.usage.export("t", since=NOW, before=NOW),
     "list_all_checkpoints": lambda weft: weft.checkpoints.list(tenant="t", run="r", expires_within=1),
     "show_checkpoint": lambda weft: weft.checkpoints.get("tinker://s:train:0/weights/one"),

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from api.dashboard.rendering import count
 from bench.chaos.tenant import ChaosTenant
 from tests.cluster.conftest import BASE, LEASE_SECONDS, Cluster, at_work, recovered
 from tests.cluster.test_faults import names, trainer_of
@@ -118,7 +119,7 @@ def test_a_killed_trainer_is_told_dead_with_who_took_its_runs_and_curves_go_on(
 
 def at_least(number: int) -> re.Pattern[str]:
     """Match whole numbers from ``number`` to a thousand beyond."""
-    return re.compile(rf"^\s*({'|'.join(f'{one:,}' for one in range(number, number + 1000))})\s*$")
+    return re.compile(rf"^\s*({'|'.join(map(count, range(number, number + 1000)))})\s*$")
 
 
 def test_replicas_of_a_frozen_pool_are_red_within_its_lease_and_no_sample_fails(

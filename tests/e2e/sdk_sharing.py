@@ -1,12 +1,15 @@
 """Two tenants that share checkpoints through the public ``tinker`` SDK.
 
-    python sdk_sharing.py BASE_URL BASE_MODEL OWNER_KEY OWNERS_VIEWER_KEY OTHER_KEY PROJECT
+    python sdk_sharing.py BASE_URL BASE_MODEL OWNER_KEY OWNERS_VIEWER_KEY OTHER_KEY PROJECT PAGE
 
-Prints one JSON line.
+PAGE is the how-to page whose first Python program is run as it stands. Prints one JSON line.
 """
 
+import os
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -154,9 +157,22 @@ def granted(owner: Owner, other: tinker.ServiceClient, base_model: str, refused:
     return seen
 
 
+def as_told(owner: Owner, url: str, base_model: str, key: str, page: Path) -> dict[str, Any]:
+    """Use of an unpublished checkpoint as the page's program has it, in a client that has a key and no project."""
+    os.environ.update(TINKER_BASE_URL=url, TINKER_API_KEY=key)
+    os.environ.pop("TINKER_PROJECT_ID", None)
+    client = tinker.ServiceClient()
+    fresh = ready(client.create_lora_training_client(base_model, rank=4))
+    names = {"tinker": tinker, "training_client": fresh, "path": owner.weights, "key": owner.key}
+    before = len(client.create_rest_client().list_user_checkpoints().result(timeout=SECONDS).checkpoints)
+    exec(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0], names)
+    after = len(client.create_rest_client().list_user_checkpoints().result(timeout=SECONDS).checkpoints)
+    return {"same_loss": loss_of(fresh) == owner.loss, "copies": after - before}
+
+
 def main() -> dict[str, Any]:
-    """Run the three stories."""
-    url, base_model, owner_key, viewer_key, other_key, project = sys.argv[1:]
+    """Run the four stories."""
+    url, base_model, owner_key, viewer_key, other_key, project, page = sys.argv[1:]
     owner = Owner(url, base_model, owner_key)
     other = tinker.ServiceClient(base_url=url, api_key=other_key, project_id=project)
     refused = {"viewer": viewer_key, "no_key": "tml-wrong", "own": other_key}
@@ -164,6 +180,7 @@ def main() -> dict[str, Any]:
         "published": published(owner, other),
         "copied": copied(owner, other, project),
         "granted": granted(owner, other, base_model, refused),
+        "as_told": as_told(owner, url, base_model, other_key, Path(page)),
     }
 
 

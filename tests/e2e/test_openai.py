@@ -133,9 +133,32 @@ def test_echo_puts_each_prompt_before_its_completions(cat: Speaker, client: open
     ]
     assert echoed.usage is not None
     assert echoed.usage.completion_tokens == 20
-    for beside in ({"stream": True}, {"logprobs": 1}):
-        with pytest.raises(openai.BadRequestError, match="echo does not come with stream or logprobs"):
-            client.completions.create(**asked, echo=True, **beside)
+    with pytest.raises(openai.BadRequestError, match="echo does not come with stream"):
+        client.completions.create(**asked, echo=True, stream=True)
+
+
+def test_an_echoed_prompt_is_scored_as_the_same_tokens_were_when_they_were_drawn(
+    cat: Speaker, client: openai.OpenAI
+) -> None:
+    """Evaluation harnesses score texts so. The tolerance is float32's, over two orders of summing."""
+    asked = {"model": cat.paths[MEOW], "temperature": 0, "logprobs": 2}
+    drawn = client.completions.create(**asked, prompt=SAY, max_tokens=5).choices[0]
+    said = SAY + drawn.text
+    for tokens in (0, 1):
+        scored = client.completions.create(**asked, prompt=[said, SAY], max_tokens=tokens, echo=True).choices
+        told = scored[0].logprobs
+        assert told is not None
+        assert drawn.logprobs is not None
+        assert scored[0].text == said + ("" if tokens == 0 else scored[0].text[len(said) :])
+        assert "".join(told.tokens) == scored[0].text
+        assert told.text_offset == list(range(len(said) + tokens))
+        assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
+        assert told.token_logprobs[len(SAY) : len(said)] == pytest.approx(drawn.logprobs.token_logprobs, abs=1e-4)
+        for place in range(len(SAY), len(said)):
+            assert told.top_logprobs[place] == pytest.approx(drawn.logprobs.top_logprobs[place - len(SAY)], abs=1e-4)
+        beside = scored[1].logprobs
+        assert beside is not None
+        assert beside.token_logprobs[1 : len(SAY)] == pytest.approx(told.token_logprobs[1 : len(SAY)], abs=1e-4)
 
 
 def test_a_repeat_with_one_idempotency_key_is_the_same_sample(cat: Speaker, client: openai.OpenAI) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from testing.operator_command import weft
+from tests.conftest import ROOT
 from tests.e2e.conftest import BASE_NAME, Service, make_key, make_tenant
 
 SCRIPT = Path(__file__).with_name("sdk_sharing.py")
+PAGE = ROOT / "docs/how-to/share-a-checkpoint.md"
 SECONDS = 400
 GONE, REFUSED = "NotFoundError", "PermissionDeniedError"
 
@@ -23,7 +25,7 @@ def seen(either: Service) -> dict[str, Any]:
     owner, other = (make_tenant(either.data, f"sharing-{name}") for name in ("cats", "dogs"))
     viewer = make_key(either.data, "sharing-cats", role="viewer")
     project = weft(either.data, "project", "create", "shared", "--tenant", "sharing-dogs").strip()
-    command = [sys.executable, str(SCRIPT), either.base_url, BASE_NAME, owner, viewer, other, project]
+    command = [sys.executable, str(SCRIPT), either.base_url, BASE_NAME, owner, viewer, other, project, str(PAGE)]
     environment = {**os.environ, "TINKER_TELEMETRY": "0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -68,3 +70,7 @@ def test_a_key_grants_what_it_may_download_and_no_other_key_does(seen: dict[str,
         "loaded": True,
         "copied": True,
     }
+
+
+def test_the_page_s_program_loads_and_copies_with_a_key_and_the_default_project(seen: dict[str, Any]) -> None:
+    assert seen["as_told"] == {"same_loss": True, "copies": 1}

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 from tests.e2e.conftest import BASE_NAME, Service, make_key
 
 SCRIPT = Path(__file__).with_name("tinker_command.py")
+PUSH = Path(__file__).with_name("sdk_push.py")
 COOKBOOK = Path(__file__).with_name("sdk_cookbook.py")
 PAGE = ROOT / "docs" / "reference" / "tinker-command.md"
 SEEN = ROOT / "build" / PAGE.name
@@ -62,6 +63,25 @@ def test_every_subcommand_runs_or_is_refused_with_the_reason_that_the_page_gives
         SEEN.parent.mkdir(exist_ok=True)
         SEEN.write_text(page)
         pytest.fail(f"the page is not current: cp {SEEN.relative_to(ROOT)} {PAGE.relative_to(ROOT)}")
+
+
+def test_the_command_of_an_older_sdk_pushes_an_adapter_whole(service: Service, tmp_path: Path) -> None:
+    """SDKs before 0.36 take the archive, and know a whole one by its last file. Another tenant's key pushes nothing."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / ".venv/sdks" / "tinker-0.34.0")}
+    finished = subprocess.run(
+        [sys.executable, str(PUSH), service.base_url, service.key, service.other_key, BASE_NAME],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    seen = json.loads(finished.stdout.strip().splitlines()[-1])
+    assert (seen["version"], seen["repositories"]) == ("0.34.0", ["me/mine"])
+    assert {"README.md", "adapter_config.json", "adapter_model.safetensors"} <= set(seen["pushed"])
+    assert {"checkpoint_complete", "optimizer.safetensors"}.isdisjoint(seen["pushed"])
+    assert seen["refused"] != 0
 
 
 def test_what_the_cookbook_asks_around_its_loops_is_answered(service: Service) -> None:

@@ -46,7 +46,7 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
         if self.path.endswith("/repos/create"):
             asked = json.loads(body)
             self.server.repositories.append(f"{asked.get('organization', 'me')}/{asked['name']}")
-            self._answer({"url": f"{_address(self.server)}/me/{asked['name']}"})
+            self._answer({"url": f"{address_of(self.server)}/me/{asked['name']}"})
         elif "/preupload/" in self.path:
             paths = [file["path"] for file in json.loads(body)["files"]]
             self._answer({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]})
@@ -54,7 +54,7 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            commit = f"{_address(self.server)}/{self.server.repositories[-1]}/commit/{_COMMIT}"
+            commit = f"{address_of(self.server)}/{self.server.repositories[-1]}/commit/{_COMMIT}"
             self._answer({"commitUrl": commit, "commitOid": _COMMIT, "success": True})
         elif self.path.endswith("/validate-yaml"):
             self._answer({"errors": [], "warnings": []})
@@ -76,7 +76,8 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _address(hub: Hub) -> str:
+def address_of(hub: Hub) -> str:
+    """Return the hub's address."""
     return f"http://127.0.0.1:{hub.server_address[1]}"
 
 
@@ -155,7 +156,7 @@ def main(base_url: str, key: str, base_model: str) -> dict[str, Any]:
     hub = Hub()
     threading.Thread(target=hub.serve_forever, daemon=True).start()
     os.environ |= {"TINKER_BASE_URL": base_url, "TINKER_API_KEY": key, "TINKER_TELEMETRY": "0", "HF_TOKEN": "hf_me"}
-    os.environ |= {"HF_ENDPOINT": _address(hub), "HOME": tempfile.mkdtemp()}
+    os.environ |= {"HF_ENDPOINT": address_of(hub), "HOME": tempfile.mkdtemp()}
     os.chdir(os.environ["HOME"])
     import tinker
     from click.testing import CliRunner

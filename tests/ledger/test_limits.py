@@ -131,7 +131,7 @@ async def test_bytes_of_pending_training_are_counted_and_one_that_never_fits_fai
     failed = await processes[1].training.accept(step(cats, run, 40, nbytes=80_000), limits)
     status = await processes[1].ledger.status(cats, failed)
     assert (status.state, status.error_category) == (OperationState.FAILED, "user")
-    assert "your limit for all pending training together is 50000" in (status.error_message or "")
+    assert "the limit for all pending training together is 50000" in (status.error_message or "")
 
 
 async def test_a_gap_can_be_closed_at_the_limit(processes: list[Process]) -> None:

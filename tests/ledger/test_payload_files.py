@@ -1,6 +1,8 @@
 """Payload files: a large payload costs the database nothing, and its file lives as long as its row."""
 
+import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
@@ -25,6 +27,7 @@ from store.tables import OperationPayload, Tenant
 
 SEQUENCES, TOKENS, VOCABULARY = 64, 1024, 150_000
 KIND = OperationKind.FORWARD_BACKWARD
+CATS, DOGS = TenantId("cats"), TenantId("dogs")
 
 
 def batch(sequences: int = SEQUENCES, *, seed: int = 0) -> TrainingBatch:
@@ -56,7 +59,7 @@ def on_disk(folder: Path) -> list[Path]:
 
 
 async def test_a_large_payload_takes_at_most_six_bytes_a_token(files: PayloadFiles, tmp_path: Path) -> None:
-    stored = await files.store(new_request_id(), batch())
+    stored = await files.store(CATS, new_request_id(), batch())
     assert stored.body == b"", "the database and its log would hold the payload"
     (path,) = on_disk(tmp_path)
     assert path.stat().st_size == stored.stored_bytes <= 6 * SEQUENCES * TOKENS
@@ -67,7 +70,7 @@ def test_token_ids_take_four_bytes_before_they_are_compressed() -> None:
 
 
 async def test_a_small_payload_stays_in_its_row(files: PayloadFiles, tmp_path: Path) -> None:
-    stored = await files.store(new_request_id(), batch(1))
+    stored = await files.store(CATS, new_request_id(), batch(1))
     assert 0 < len(stored.body) <= 6 * TOKENS
     assert on_disk(tmp_path) == []
 
@@ -75,7 +78,7 @@ async def test_a_small_payload_stays_in_its_row(files: PayloadFiles, tmp_path: P
 @pytest.mark.parametrize("sequences", [1, SEQUENCES])
 async def test_a_stored_payload_comes_back_bit_for_bit(files: PayloadFiles, sequences: int) -> None:
     given, request = batch(sequences), new_request_id()
-    stored = await files.store(request, given)
+    stored = await files.store(CATS, request, given)
     body = stored.body if stored.file_digest is None else files.read(request, stored.file_digest)
     found = decode_payload(KIND, body)
     assert isinstance(found, TrainingBatch)
@@ -95,7 +98,7 @@ def test_numbers_beyond_four_bytes_stay_whole(numbers: list[int]) -> None:
 
 async def test_a_damaged_or_missing_file_fails_its_own_operation_only(files: PayloadFiles, tmp_path: Path) -> None:
     one, other = new_request_id(), new_request_id()
-    stored, neighbour = await files.store(one, batch()), await files.store(other, batch(seed=1))
+    stored, neighbour = await files.store(CATS, one, batch()), await files.store(CATS, other, batch(seed=1))
     (path,) = [path for path in on_disk(tmp_path) if path.name == one]
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(ValueError, match="damaged"):
@@ -109,7 +112,36 @@ async def test_a_damaged_or_missing_file_fails_its_own_operation_only(files: Pay
 async def test_a_full_disk_has_the_client_repeat_the_request(files: PayloadFiles, tmp_path: Path) -> None:
     (tmp_path / "payloads").write_text("no folder can be made here")
     with pytest.raises(Unavailable, match="data folder"):
-        await files.store(new_request_id(), batch())
+        await files.store(CATS, new_request_id(), batch())
+
+
+async def test_one_tenants_files_on_a_slow_disk_leave_threads_for_another(
+    files: PayloadFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs for the one tenant's files, more of them than there are threads. One is not waited for any more."""
+    goes_on, hangs, flush, slow = threading.Event(), threading.Semaphore(0), os.fsync, set[str]()
+
+    def hang(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2] in slow:
+            hangs.release()
+            goes_on.wait(60)
+        flush(descriptor)
+
+    monkeypatch.setattr("ledger.payload_files.os.fsync", hang)
+    mine = [new_request_id() for _ in range(6)]
+    slow.update(mine)
+    writing = [asyncio.create_task(files.store(CATS, one, batch())) for one in mine]
+    try:
+        async with asyncio.timeout(30):
+            for _ in range(2):
+                await asyncio.to_thread(hangs.acquire)
+            writing[0].cancel()
+            assert (await files.store(DOGS, new_request_id(), batch())).file_bytes > 0
+        assert len(on_disk(tmp_path)) == 3, "two threads write the one tenant's"
+    finally:
+        goes_on.set()
+    ends = await asyncio.gather(*writing, return_exceptions=True)
+    assert [isinstance(end, StoredPayload) for end in ends] == [False, *[True] * 5]
 
 
 async def test_a_refused_request_leaves_no_file(files: PayloadFiles, tmp_path: Path) -> None:
@@ -126,7 +158,7 @@ async def test_a_refused_request_leaves_no_file(files: PayloadFiles, tmp_path: P
     refused, repeated, unsure, taken = (new_request_id() for _ in range(4))
     outcomes = {refused: SequenceConflict("no"), repeated: taken, unsure: Unavailable("?"), taken: taken}
     for place, (request, outcome) in enumerate(outcomes.items()):
-        stored = await files.store(request, batch(seed=place))
+        stored = await files.store(CATS, request, batch(seed=place))
         with suppress(WeftError):
             await files.recorded(new(request, stored), answer(outcome))
     assert {path.name for path in on_disk(tmp_path)} == {unsure, taken}
@@ -134,14 +166,16 @@ async def test_a_refused_request_leaves_no_file(files: PayloadFiles, tmp_path: P
 
 async def test_a_file_goes_once_its_row_is_gone(files: PayloadFiles, database: Database, tmp_path: Path) -> None:
     kept, gone, young = new_request_id(), new_request_id(), new_request_id()
-    stored = {request: await files.store(request, batch(seed=place)) for place, request in enumerate((kept, gone))}
+    stored = {
+        request: await files.store(CATS, request, batch(seed=place)) for place, request in enumerate((kept, gone))
+    }
     async with database.write() as transaction:
         transaction.add_all([row(request, one) for request, one in stored.items()])
         await transaction.flush()
         await transaction.execute(delete(OperationPayload).where(OperationPayload.operation_id == gone))
     for path in on_disk(tmp_path):
         os.utime(path, (0, 0))
-    await files.store(young, batch(seed=2))
+    await files.store(CATS, young, batch(seed=2))
     removed, after = 0, ""
     while True:
         number, folder = await files.remove_forgotten(database, after=after, unchanged=timedelta(minutes=10))

@@ -10,7 +10,7 @@ from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import OperationKind, OptimStep
 from telemetry.context import TraceParent, begin_work, current_work, note_caller, parse_traceparent, working_on
-from telemetry.logs import configure_logging
+from telemetry.logs import MOST_FRAMES, configure_logging
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 log = logging.getLogger("tests.logs")
@@ -62,6 +62,28 @@ def test_a_json_line_holds_a_whole_traceback() -> None:
         log.exception("it failed")
     (line,) = stream.getvalue().splitlines()
     assert json.loads(line)["exception"].endswith("ValueError: broken")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_function_that_calls_itself_leaves_a_short_traceback(log_format: Literal["text", "json"]) -> None:
+    def down(levels: int) -> None:
+        if not levels:
+            raise ValueError("the bottom")
+        # Two lines in turn: Python itself folds only one that is repeated.
+        if levels % 2:
+            down(levels - 1)
+        else:
+            down(levels - 1)
+
+    stream = io.StringIO()
+    configure_logging("info", log_format, "worker", stream)
+    try:
+        down(900)
+    except ValueError:
+        log.exception("it failed")
+    told = stream.getvalue()
+    assert told.count(", in down") == MOST_FRAMES
+    assert "ValueError: the bottom" in told
 
 
 def test_a_text_line_ends_with_the_ids() -> None:

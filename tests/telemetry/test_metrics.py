@@ -1,15 +1,20 @@
 import asyncio
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from contracts.errors import InvalidRequest
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import ReadyOperation
 from contracts.operations import ForwardBackwardOutput, OperationKind, UnloadModel
+from telemetry import exposition as exposition_module
 from telemetry.collectors import QueueState
 from telemetry.exposition import Exposition
 from telemetry.labels import base_label, replica_label, share_class
@@ -112,7 +117,7 @@ async def test_a_process_without_http_of_its_own_is_scraped_and_asked(metrics: M
 
     readiness = Readiness()
     readiness.add("broker", broker)
-    exposition = Exposition(metrics.registry, readiness, host="127.0.0.1", port=0)
+    exposition = Exposition(metrics.registry, readiness, host="127.0.0.1", port=0, http=HttpToolsProtocol)
     await exposition.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{exposition.port}", timeout=40) as client:
         assert 'weft_process_info{process="test"} 1.0' in (await client.get("/metrics")).text
@@ -124,9 +129,70 @@ async def test_a_process_without_http_of_its_own_is_scraped_and_asked(metrics: M
         answer = await client.get("/readyz")
         assert answer.status_code == 503
         assert answer.json()["parts"] == {"broker": "does not answer", "secret": "failed (RuntimeError)"}
-        taken = Exposition(metrics.registry, readiness, host="127.0.0.1", port=exposition.port)
+        taken = Exposition(metrics.registry, readiness, host="127.0.0.1", port=exposition.port, http=HttpToolsProtocol)
         with pytest.raises(InvalidRequest, match="WEFT_METRICS_PORT"):
             await taken.start()
+    await exposition.stop()
+
+
+class CountedLook(Collector):
+    """A metric that tells how often it was read, and on which thread it was written."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.written_on: set[threading.Thread] = set()
+
+    def collect(self) -> Iterable[Metric]:
+        self.looks += 1
+        metric = Metric("looks", "Reads of the metrics.", "gauge")
+        metric.add_sample("looks", {}, self.looks)
+        metric.samples = NotedSamples(metric.samples, self)
+        return [metric]
+
+
+class NotedSamples(list):  # type: ignore[type-arg]
+    """Samples that note who writes them."""
+
+    def __init__(self, samples: list[object], look: CountedLook) -> None:
+        super().__init__(samples)
+        self._look = look
+
+    def __iter__(self) -> Iterator[object]:
+        self._look.written_on.add(threading.current_thread())
+        return super().__iter__()
+
+
+async def test_strangers_who_ask_for_the_metrics_share_one_text_that_is_written_off_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exposition_module, "KEPT_SECONDS", 3600.0)
+    registry, look = CollectorRegistry(), CountedLook()
+    registry.register(look)
+    begun = look.looks
+    exposition = Exposition(registry, Readiness(), host="127.0.0.1", port=0, http=HttpToolsProtocol)
+    await exposition.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{exposition.port}", timeout=40) as client:
+        plain = {"accept-encoding": "identity"}
+        answers = await asyncio.gather(*(client.get("/metrics", headers=plain) for _ in range(24)))
+        zipped = await client.get("/metrics?name[]=looks", headers={"accept": "application/openmetrics-text"})
+    await exposition.stop()
+    assert {answer.text for answer in answers} == {zipped.text}
+    assert f"looks {look.looks:.1f}" in zipped.text
+    assert (zipped.headers["content-encoding"], "content-encoding" in answers[0].headers) == ("gzip", False)
+    assert zipped.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert look.looks == begun + 1
+    assert threading.main_thread() not in look.written_on
+
+
+async def test_the_metrics_are_read_anew_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition_module, "KEPT_SECONDS", 0.0)
+    metrics = Metrics("test", lambda: NOW)
+    exposition = Exposition(metrics.registry, Readiness(), host="127.0.0.1", port=0, http=HttpToolsProtocol)
+    await exposition.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{exposition.port}", timeout=40) as client:
+        for lag in (1.0, 2.0):
+            metrics.loop_lagged(lag)
+            assert f"weft_event_loop_lag_seconds {lag}" in (await client.get("/metrics")).text
     await exposition.stop()
 
 

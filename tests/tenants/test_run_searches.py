@@ -1,6 +1,5 @@
 """Searches of runs: by the names and values of the metadata, alike on both databases, in bounded pieces."""
 
-import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ from sqlalchemy import event, insert
 from store.tables import Run
 from tenants import run_lists
 from tenants.run_lists import RunFilter, page_of_runs
+from tests.tenants.loop_turns import neighbour
 from tests.tenants.usage_books import NOON, Books
 
 
@@ -67,20 +67,10 @@ async def test_a_search_reads_names_and_values_and_not_what_json_adds(books: Boo
 async def test_a_search_of_many_runs_gives_others_their_turn(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lists, "PIECE", 50)
     await make_runs(books, 0, [{"n": "old" if place < 3 else "new"} for place in range(1000)])
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(other())
-    async with books.database.read() as session:
-        before = turns
+    async with neighbour() as beside, books.database.read() as session:
+        before = beside.turns
         page = await page_of_runs(session, RunFilter(owner=books.tenants[0], text="old"), most=10)
-        assert turns - before >= 1000 // 50 - 1
-    task.cancel()
+        assert beside.turns - before >= 1000 // 50 - 1
     assert [one.run.id for one in page.runs] == ["0-2", "0-1", "0-0"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Playwright, expect
 
 SECONDS = 40.0
 _AXE = Path(__file__).with_name("vendor") / "axe.min.js"
@@ -75,6 +75,16 @@ def log_in(page: Page, key: str) -> None:
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url("**/ui")
+
+
+def expect_ended(page: Page, path: str) -> None:
+    """Visit a page with a session that has ended. The open page may go to the login by itself just then."""
+    try:
+        page.goto(path)
+    except Error as error:
+        if "interrupted by another navigation" not in str(error):
+            raise
+    expect(page.get_by_label("API key")).to_be_visible()
 
 
 @cache

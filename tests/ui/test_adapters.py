@@ -4,6 +4,8 @@ from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
 
+from tests.e2e.conftest import BASE_NAME
+from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, WOOF
 from tests.ui.sdk_calls import begin_sdk_samples, finish_sdk_samples, sdk_samples
 
@@ -69,12 +71,53 @@ def test_a_version_is_loaded_by_button(browse, ui_service, speakers, cat) -> Non
     before = speakers[1].gate()
     page = at_gate(browse(ui_service.cats, java_script_enabled=False), cat.run)
     page.get_by_role("button", name="Load woof into live samplers").click()
-    expect(page.get_by_role("heading", name="Gate")).to_be_visible()
+    expect(panel(page)).to_contain_text("drawn from woof · step 4")
+    expect(page.locator("tr", has_text="woof")).to_contain_text("followed")
+    expect(page.get_by_role("button", name="Load woof into live samplers")).to_have_count(0)
     sample = cat.stream(tokens=3)
     sample.finish()
     (used,) = cat.report(sample)["versions"]
     assert used["path"] == cat.paths[WOOF]
     assert speakers[1].gate() == before
+
+
+def test_a_loaded_version_is_followed_with_no_live_sampler_of_an_sdk_until_a_newer_one_is_saved(
+    browse, ui_service, speakers
+) -> None:
+    client = speakers[0].client
+    run = client.model(BASE_NAME)
+    first, second = (save(client, run, seq_id, name) for seq_id, name in ((1, "first"), (2, "second")))
+    neighbour = speakers[1].gate("reload", path=speakers[1].paths["moo "])["version"]
+    page = at_gate(browse(ui_service.cats), run)
+    expect(panel(page)).to_contain_text("drawn from second")
+    assert drawn_by_name(client, run) == second
+    page.get_by_role("button", name="Load first into live samplers").click()
+    expect(panel(page)).to_contain_text("drawn from first")
+    assert [drawn_by_name(client, run) for _ in range(2)] == [first, first]
+    page.goto(f"/ui/runs/{quote(run)}")
+    expect(page.locator("main")).to_contain_text("Live samplers were pointed at first")
+    third = save(client, run, 3, "third")
+    assert drawn_by_name(client, run) == third
+    expect(panel(at_gate(page, run))).to_contain_text("drawn from third")
+    assert drawn_by_name(speakers[1].client, speakers[1].run) == speakers[1].paths["moo "]
+    assert speakers[1].gate("reload", path=speakers[1].paths["moo "])["version"] == neighbour
+
+
+def save(client: RawClient, run: str, seq_id: int, name: str) -> str:
+    """Save a version for samplers, and return its path."""
+    saved = client.post("/save_weights_for_sampler", model_id=run, seq_id=seq_id, path=name)
+    path: str = client.result(saved)["path"]
+    return path
+
+
+def drawn_by_name(client: RawClient, run: str) -> str:
+    """Return the path of the version that an OpenAI client's sample of the run is drawn from."""
+    asked = {"model": run, "prompt": [1, 2], "max_tokens": 2}
+    made = client.http.post(f"{client.base_url}/v1/completions", json=asked).raise_for_status().json()
+    report = client.http.get(f"/samples/{made['id'].removeprefix('cmpl-')}").raise_for_status().json()
+    (version,) = report["versions"]
+    path: str = version["path"]
+    return path
 
 
 def test_the_list_follows_a_pause_and_has_no_strangers_adapter(browse, axe, ui_service, speakers, cat) -> None:
@@ -92,5 +135,5 @@ def test_the_list_follows_a_pause_and_has_no_strangers_adapter(browse, axe, ui_s
 def test_a_viewer_sees_the_gate_and_no_button(browse, axe, ui_service, cat) -> None:
     page = at_gate(browse(ui_service.cats, role="viewer"), cat.run)
     expect(panel(page)).to_have_attribute("data-state", "open")
-    expect(page.locator("main button")).to_have_count(0)
+    expect(page.locator("main button:not(.copy)")).to_have_count(0)
     axe(page)

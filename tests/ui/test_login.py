@@ -6,6 +6,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
 
+from tests.ui.browser import expect_ended
 from tests.ui.conftest import UiService, assert_no_secret_is_kept
 
 
@@ -128,7 +129,29 @@ def test_each_login_has_a_session_of_its_own(browse, ui_service, watched) -> Non
     values = {page.context.cookies()[0]["value"] for page in (first, second)}
     assert len(values) == 2
     second.goto("/ui/sessions")
-    second.get_by_role("button", name="End").first.click()
+    second.get_by_role("button", name="End", exact=True).first.click()
     expect(second.get_by_role("heading", name="Web sessions")).to_be_visible()
-    first.goto("/ui")
-    expect(first.get_by_label("API key")).to_be_visible()
+    expect_ended(first, "/ui")
+
+
+def test_all_other_sessions_of_a_key_and_of_the_tenant_end_by_one_button(browse, axe, ui_service, watched) -> None:
+    """Another tenant's sessions go on, and so does the one that ends the others."""
+    own, beside, stranger = browse(ui_service.cats), browse(ui_service.cats), browse(ui_service.dogs)
+    viewer = browse(ui_service.cats, role="viewer")
+    for one in watched:
+        # A page may ask for news just after its session ended.
+        one.expected += ["401"]
+    own.goto("/ui/sessions")
+    axe(own)
+    own.get_by_role("button", name="End all others of this key").click()
+    expect(own.get_by_role("button", name="End all others of this key")).to_have_count(0)
+    expect_ended(beside, "/ui/runs")
+    viewer.goto("/ui/sessions")
+    expect(viewer.get_by_role("heading", name="Web sessions")).to_be_visible()
+    expect(viewer.get_by_role("button", name="End all others of the tenant")).to_have_count(0)
+    own.get_by_role("button", name="End all others of the tenant").click()
+    expect(own.locator("tbody tr")).to_have_count(1)
+    expect(own.locator("tbody")).to_contain_text("this one")
+    expect_ended(viewer, "/ui/runs")
+    stranger.goto("/ui/sessions")
+    expect(stranger.get_by_role("heading", name="Web sessions")).to_be_visible()

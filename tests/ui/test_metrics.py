@@ -1,12 +1,12 @@
 """All of a run's metrics on its page: a small curve of each, whose last values and file are those of the API."""
 
 import httpx
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from tests.ui.stepping import stepping
 
 
-def add_metrics(url: str, key: str, run: str, values: dict[int, dict[str, float]]) -> None:
+def add_metrics(url: str, key: str, run: str, values: dict[int, dict[str, float | None]]) -> None:
     points = [{"step": step, "metrics": metrics} for step, metrics in values.items()]
     address = f"{url}/api/weft/v1/runs/{run}/points"
     httpx.post(address, json={"points": points}, headers={"X-API-Key": key}, timeout=40).raise_for_status()
@@ -62,3 +62,51 @@ def test_own_metrics_are_read_again_while_they_are_in_sight(browse, ui_service) 
         page.clock.run_for(15_000)
         expect(reward).to_have_attribute("data-points", "2")
         expect(reward.locator("[data-last]")).to_have_text("2")
+
+
+def table_of(figure: Locator) -> list[list[str]]:
+    """Return steps and values of a metric's table."""
+    rows: list[list[str]] = figure.locator("tbody").evaluate(
+        "(body) => [...body.rows].map((row) => [...row.cells].slice(0, 2).map((cell) => cell.textContent))"
+    )
+    return rows
+
+
+def test_a_metric_of_ones_own_has_a_table_of_its_last_values_that_follows(browse, axe, ui_service) -> None:
+    url, key = ui_service.url, ui_service.cats.key
+    page, plain = browse(ui_service.cats), browse(ui_service.cats, java_script_enabled=False)
+    stranger = browse(ui_service.dogs)
+    with stepping(url, key) as client, stepping(url, ui_service.dogs.key) as other:
+        add_metrics(url, key, client.run, {step: {"reward": step / 4} for step in range(1, 61)})
+        add_metrics(url, key, client.run, {3: {"=odd": None}})
+        add_metrics(url, ui_service.dogs.key, other.run, {1: {"reward": 77.0}})
+        expected = [[str(step), f"{step / 4:g}"] for step in range(60, 10, -1)]
+        page.clock.install()
+        for one in (plain, page):
+            one.goto(f"/ui/runs/{client.run}")
+            reward = one.locator('[data-series="metric:reward"]')
+            expect(reward.get_by_role("table")).to_be_hidden()
+            reward.get_by_text("Last 50 values").click()
+            expect(reward.get_by_role("table")).to_be_visible()
+            assert table_of(reward) == expected
+            assert table_of(one.locator('[data-series="metric:=odd"]')) == [["3", "not finite"]]
+        expect(reward).to_have_attribute("data-points", "60")
+        axe(page)
+        add_metrics(url, key, client.run, {61: {"reward": 1234.5}, 60: {"reward": -1.0}})
+        page.clock.run_for(15_000)
+        expect(reward).to_have_attribute("data-points", "61")
+        live = [["61", "1\u202f234"], ["60", "-1"], *expected[1:-1]]
+        assert table_of(reward) == live
+        plain.reload()
+        assert table_of(plain.locator('[data-series="metric:reward"]')) == live
+        # Of a curve that is drawn by its least and greatest values, the table still has each of the last.
+        for begin in (62, 1062):
+            add_metrics(url, key, client.run, {step: {"reward": step / 8} for step in range(begin, begin + 1000)})
+        page.clock.run_for(15_000)
+        expect(reward).to_have_attribute("data-points", "2061")
+        plain.reload()
+        assert table_of(reward) == table_of(plain.locator('[data-series="metric:reward"]'))
+        assert table_of(reward)[0] == ["2\u202f061", "257.6"]
+        stranger.goto(f"/ui/runs/{other.run}")
+        assert table_of(stranger.locator('[data-series="metric:reward"]')) == [["1", "77"]]
+        assert stranger.request.get(f"/ui/runs/{client.run}").status == 404

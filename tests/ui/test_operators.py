@@ -42,12 +42,33 @@ def test_every_page_is_accessible_and_breaks_no_rule(operate, axe, ui_service) -
     for name in (*PAGES, f"tenants/{id_of(ui_service, ui_service.cats)}"):
         assert page.goto(f"/ops/{name}").status == 200
         expect(page.locator("h1")).to_have_count(1)
+        expect(page.locator("th:empty")).to_have_count(0)
         axe(page)
     dark = operate(color_scheme="dark", viewport={"width": 390, "height": 800})
     for name in (*PAGES, f"tenants/{id_of(ui_service, ui_service.cats)}"):
         dark.goto(f"/ops/{name}")
         axe(dark)
         assert dark.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
+
+
+def test_pages_below_a_list_lead_back_to_it(operate, ui_service, speakers) -> None:
+    page = operate()
+    for path, title in (
+        (f"tenants/{id_of(ui_service, ui_service.cats)}", "Tenants"),
+        (f"runs/{speakers[1].run}", "Runs"),
+    ):
+        page.goto(f"/ops/{path}")
+        page.locator(".crumb").get_by_role("link", name=title).click()
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+
+
+def test_a_drain_looks_alike_wherever_it_is(operate, ui_service) -> None:
+    page, looks = operate(), set()
+    for path in ("replicas", "processes"):
+        page.goto(f"/ops/{path}")
+        button = page.get_by_role("button", name="Drain", exact=True).first
+        looks.add(button.evaluate("one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor].join()"))
+    assert len(looks) == 1
 
 
 def test_a_replica_is_drained_by_a_button_and_works_again(operate, ui_service) -> None:

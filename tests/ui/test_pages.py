@@ -1,11 +1,9 @@
 """Every page of the navigation, for every role: it opens, is accessible, and shows no more than the role may do."""
 
-import re
-
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.ui.browser import SECONDS
+from tests.ui.browser import SECONDS, expect_ended
 
 
 def _paths(page: Page) -> list[str]:
@@ -22,6 +20,7 @@ def test_every_page_of_the_navigation_opens_and_is_accessible(browse, axe, ui_se
         page.goto(path)
         expect(page.locator("h1")).to_have_count(1)
         expect(page.locator("nav a[aria-current=page]")).to_have_count(1)
+        expect(page.locator("th:empty")).to_have_count(0)
         axe(page)
 
 
@@ -46,7 +45,7 @@ def test_a_viewer_sees_no_keys_and_is_refused_by_hand(browse, watched, ui_servic
     assert status == 403
 
 
-def test_a_key_is_shown_once_and_ends_with_its_sessions(browse, ui_service) -> None:
+def test_a_key_is_shown_once_and_ends_with_its_sessions(browse, ui_service, watched) -> None:
     page = browse(ui_service.cats)
     page.goto("/ui/keys")
     page.get_by_label("Note").fill("<img src=x onerror=alert(1)>")
@@ -59,14 +58,15 @@ def test_a_key_is_shown_once_and_ends_with_its_sessions(browse, ui_service) -> N
     other.get_by_label("API key").fill(secret)
     other.get_by_role("button", name="Log in").click()
     expect(other.get_by_role("heading", name="Overview")).to_be_visible()
+    # The other page may ask for news just after its session ended.
+    watched[-1].expected += ["401"]
     prefix = secret[:16]
     page.goto("/ui/keys")
     assert secret not in page.content()
     page.locator("tr", has_text=prefix).get_by_text("Revoke…").click()
     page.get_by_role("button", name=f"Revoke {prefix}").click()
     expect(page.locator("tr", has_text=prefix)).to_contain_text("revoked")
-    other.goto("/ui")
-    expect(other).to_have_url(re.compile("/ui/login"))
+    expect_ended(other, "/ui")
 
 
 def test_a_project_and_its_entry_in_the_audit_log(browse, ui_service) -> None:

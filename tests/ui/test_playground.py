@@ -3,9 +3,11 @@
 import json
 from urllib.parse import quote
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
+from api.dashboard.rendering import short_id
 from tests.e2e.conftest import BASE_NAME
+from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, WOOF
 from tests.ui.sdk_calls import sdk_samples
 
@@ -88,9 +90,43 @@ def test_the_text_is_that_of_the_sdks_greedy_sample_bit_for_bit(browse, ui_servi
         (expected,) = sdk_samples(ui_service.url, ui_service.cats.key, cat.paths[word], tokens=40)
         assert tokens_of(page, number) == expected
         assert pane(page, number).get_attribute("data-text") == bytes(expected).decode(errors="replace")
+
+
+def test_a_models_label_begins_with_what_tells_it_apart(browse, axe, ui_service, speakers, cat) -> None:
+    client = RawClient(ui_service.url, ui_service.cats.key)
+    asked = {"model_seq_id": 0, "base_model": BASE_NAME, "lora_config": {"rank": 4, "seed": 1}}
+    purpose = {"user_metadata": {"purpose": "<b>purr</b>\u202e"}}
+    run = client.result(client.post("/create_model", session_id=client.session(), **asked, **purpose))["model_id"]
+    for seq_id, name in enumerate(("first", "second"), start=1):
+        client.result(client.post("/save_weights_for_sampler", model_id=run, path=name, seq_id=seq_id))
+    client.close()
+    path, told = f"tinker://{run}/sampler_weights/first", f"{short_id(run)} · purpose=<b>purr</b>⟨U+202E⟩"
+    page = fill(browse(ui_service.cats), path, BASE_NAME, tokens=4)
     choice = page.get_by_label("Sample from")
-    assert speakers[1].run not in choice.inner_text()
-    assert cat.run in choice.inner_text()
+    shown = {
+        option["value"]: (option["text"], option["title"])
+        for option in choice.locator("option").evaluate_all(
+            "all => all.map((one) => ({ value: one.value, text: one.textContent, title: one.title }))"
+        )
+    }
+    assert {title for _, title in shown.values()} == set(shown)
+    assert shown[path][0] == f"first · step 0 · {told}"
+    assert shown[path.replace("first", "second")][0] == f"second · step 0 · {told}"
+    assert shown[run][0] == told
+    assert shown[cat.paths[WOOF]][0] == f"woof · step 4 · {short_id(cat.run)}"
+    assert len({text for text, _ in shown.values()}) == len(shown)
+    assert not any(speakers[1].run in one for one in shown)
+    assert choice.evaluate("one => one.selectedOptions[0].value") == path
+    press(page)
+    ended(page)
+    for number, name in enumerate((path, BASE_NAME)):
+        heading = pane(page, number).get_by_role("heading")
+        expect(heading).to_have_text(shown[name][0])
+        expect(heading).to_have_attribute("title", name)
+    axe(page)
+    # One that is not offered is told as its name alone tells.
+    page.goto(f"/ui/playground?model={quote(speakers[1].paths['moo '])}")
+    expect(choice.locator("option[selected]")).to_have_text(f"moo · {short_id(speakers[1].run)}")
 
 
 def test_a_token_tells_its_logprob_and_what_else_was_likely(browse, ui_service, cat) -> None:
@@ -121,16 +157,35 @@ def test_the_stop_button_cancels_the_sample(browse, ui_service, speakers, cat) -
     assert speakers[1].report(beside)["attempts"] == 1
 
 
+def test_a_stop_before_the_sample_is_accepted_stops_it_once_it_is(browse, ui_service, speakers, cat) -> None:
+    """The request is held on its way, as by a slow network, until the button has been pressed."""
+    beside = speakers[1].stream(tokens=300).until_tokens(3)
+    page = fill(browse(ui_service.cats), cat.run, tokens=LONG)
+    held: list[Route] = []
+    page.route("**/ui/playground/stream", lambda route: held.append(route))
+    with page.expect_request("**/ui/playground/stream"):
+        press(page)
+    page.get_by_role("button", name="Stop").click()
+    expect(pane(page).locator(".pane-state")).to_have_text("Stopping …")
+    held[0].continue_()
+    ended(page, "stopped")
+    assert "cancelled" in cat.client.wait(pane(page).get_attribute("data-request") or "").json()["error"]
+    beside.finish()
+    assert speakers[1].report(beside)["attempts"] == 1
+
+
 def test_a_pause_in_the_middle_holds_the_stream_until_it_goes_on(browse, ui_service, speakers, cat) -> None:
     page = fill(browse(ui_service.cats), cat.run, tokens=LONG)
     press(page)
     drawn(page, 10)
     pane(page).get_by_role("button", name="Pause").click()
-    expect(pane(page).locator(".gate-state")).to_have_text("paused")
+    expect(pane(page).locator(".gate-state.badge-warn")).to_have_text("paused")
+    expect(pane(page)).to_have_attribute("data-state", "paused")
     assert cat.gate()["in_flight"] == 0
     shown = len(tokens_of(page))
     assert speakers[1].stream(tokens=20).finish()
     assert len(tokens_of(page)) == shown < LONG
+    expect(pane(page).locator(".pane-state")).to_have_text(f"Paused after {shown} tokens: goes on when the gate opens")
     pane(page).get_by_role("button", name="Resume").click()
     ended(page)
     sample = pane(page).get_attribute("data-request")
@@ -145,6 +200,7 @@ def test_without_scripts_the_form_gives_the_whole_answers(browse, ui_service, ca
     page.get_by_label("Temperature").fill("0")
     press(page)
     expect(page.locator("#pane0 .tok")).to_have_count(12)
+    expect(page.locator("#pane0 h2")).to_have_text(f"meow · step 2 · {short_id(cat.run)}")
     expect(page.locator("#pane1 .tok.v1").first).to_be_visible()
     expect(page.locator("#pane1 .legend")).to_contain_text("bare base model")
     page.goto("/ui/samples")

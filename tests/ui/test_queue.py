@@ -1,14 +1,16 @@
 """The queue in a browser: what waits and why, live, with nothing of other tenants but sums."""
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from api.dashboard.rendering import count, duration
+from api.dashboard.rendering import count, duration, short_id
 from contracts.plurals import noun
 from tests.ui.browser import SECONDS
 from tests.ui.conftest import UiService, UiTenant
@@ -20,7 +22,7 @@ def test_a_tenants_waiting_samples_are_told_with_their_reason_until_they_end(
     browse, axe, ui_service, speakers, cat
 ) -> None:
     dog = speakers[1]
-    cat.gate("pause", mode="keep", reason="upkeep at noon", timeout_seconds=0)
+    cat.gate("pause", mode="keep", reason="upkeep at noon", ttl_seconds=3600, timeout_seconds=0)
     dog.gate("pause", mode="keep", timeout_seconds=0)
     mine, theirs = [cat.send(tokens=5) for _ in range(2)], dog.send(tokens=5)
     page = browse(ui_service.cats)
@@ -30,9 +32,15 @@ def test_a_tenants_waiting_samples_are_told_with_their_reason_until_they_end(
     assert rows.evaluate_all("all => all.map((one) => one.dataset.request)") == mine
     expect(rows.first).to_contain_text("gate paused")
     expect(rows.first).to_contain_text("upkeep at noon")
+    expect(rows.first).to_contain_text(re.compile(r"ends in \d+\W(min|h)"))
+    expect(rows.first).to_contain_text(f"sampling from model {short_id(cat.run)} is paused")
+    expect(rows.first.locator("td.long a")).to_have_attribute("href", f"/ui/adapters/{quote(cat.run)}")
     axe(page)
     assert theirs not in page.content()
     assert dog.run not in page.content()
+    rows.first.locator("td.long a").click()
+    expect(page.locator(".gate-panel")).to_have_attribute("data-state", "paused")
+    page.go_back()
     cat.gate("resume")
     expect(page.get_by_text("Nothing waits")).to_be_visible()
     other = browse(ui_service.dogs)

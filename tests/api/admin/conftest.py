@@ -32,7 +32,7 @@ async def admin(service: Service) -> AsyncIterator[Admin]:
     runtime = replace(service.services.runtime, settings=settings)
     async with service.database.write() as transaction:
         key = await create_operator_key(transaction, note="tests", expires_at=None, clock=service.clock)
-    async with serve_admin(runtime) as url:
+    async with serve_admin(runtime, service.services.admission.loop_time) as url:
         assert url is not None
         headers = {"X-API-Key": key.secret}
         async with httpx.AsyncClient(base_url=f"{url}/admin/v1", headers=headers, timeout=40) as http:

@@ -56,6 +56,7 @@ READS = (
     ("housekeeping", "status"),
     ("top", "--once"),
     ("audit", "verify"),
+    ("usage", "show", "--tenant", "{tenant}", "--since", "2025-12-01", "--by", "project", "--by", "key"),
     ("usage", "verify", "--day", "2025-11-01"),
     ("checkpoint", "list", "--tenant", "{tenant}", "--run", "{run}"),
     ("checkpoint", "show", "tinker://{run}/weights/one"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from store.tables import BudgetAlert, UsageDay
+from store.tables import BudgetAlert, UsageDay, UsageHour
 from tenants.budget_settings import BudgetName, set_budget
 from tenants.budgets import Period
 from tenants.limits import Limits
@@ -32,8 +32,9 @@ WHOLE = {
     "/housekeeping": "the steps that this version has",
 }
 """Lists in one page, each with what bounds it (decision 55)."""
-QUERIES = {"/audit": {"resource": "base"}}
-"""Filters that leave out what a reading of the list itself adds to it."""
+SINCE = {"since": "2025-01-01T00:00:00Z"}
+QUERIES = {"/audit": {"resource": "base"}, "/tenants/{tenant_id}/usage": SINCE}
+"""Filters that leave out what a reading of the list itself adds to it, and those that a list asks for."""
 ROWS = 5
 """Rows of each list here: three pages of two."""
 
@@ -67,6 +68,13 @@ async def filled(admin: Admin, cats: Client, dogs: Client) -> dict[str, str]:
             {**day, "tenant_id": cats.id, "day": f"{now - timedelta(days=number):%Y-%m-%d}"} for number in range(ROWS)
         ]
         await transaction.execute(insert(UsageDay), [*days, {**days[0], "tenant_id": dogs.id}])
+        sums = dict.fromkeys(("operations", "failed", "train_tokens", "prompt_tokens", "cached_prompt_tokens"), 1)
+        hour = {**sums, "sampled_tokens": 1, "session_id": "s", "run_id": "", "key_id": 0, "base_model": BASE}
+        hours = [
+            {**hour, "tenant_id": cats.id, "kind": "sample", "hour": now - timedelta(hours=number + 1)}
+            for number in range(ROWS)
+        ]
+        await transaction.execute(insert(UsageHour), [*hours, {**hours[0], "tenant_id": dogs.id}])
         alert = {"scope": "tenant", "scope_id": "", "period": "day", "meter": "tokens", "amount": 10, "percent": 80}
         # Two of one time: the rest of the key orders them.
         times = [now - timedelta(days=number // 2) for number in range(ROWS)]
@@ -118,7 +126,7 @@ async def test_every_list_of_the_document_is_told_in_pages_and_each_row_once(
         assert [ageless(row) for page in cut for row in page] == [ageless(row) for row in whole], path
         assert {len(page) for page in cut} <= {1, 2}, path
         for limit in (0, 201):
-            assert (await admin.http.get(path, params={"limit": limit})).status_code == 400, path
+            assert (await admin.http.get(path, params={**query, "limit": limit})).status_code == 400, path
 
 
 async def test_a_list_of_one_tenant_has_no_rows_of_another(admin: Admin, cats: Client, dogs: Client) -> None:
@@ -130,16 +138,18 @@ async def test_a_list_of_one_tenant_has_no_rows_of_another(admin: Admin, cats: C
         ("/alerts", {"tenant_id": cats.id}, ("tenant_id", cats.id)),
         ("/operations", {"tenant": "cats"}, ("tenant", "cats")),
         ("/usage", {"tenant": "cats"}, ("tenant", "cats")),
+        (f"/tenants/{cats.id}/usage", SINCE, ("operations", 1)),
     ):
         found = await pages(admin, path, limit=2, **query)
         assert [len(page) for page in found] == [2, 2, 1], path
         assert {row[tenant[0]] for page in found for row in page} == {tenant[1]}, path
 
 
-@pytest.mark.parametrize("path", ["/usage", "/alerts"])
+@pytest.mark.parametrize("path", ["/usage", "/alerts", "/tenants/{tenant_id}/usage"])
 @pytest.mark.parametrize("after", ["x", "WzFd", "WyJhIiwiYiIsImMiLCJkIl0=", "WyIiLCIyMDI2LTAxLTAxIiwiXHUwMDAwIiwiIl0="])
-async def test_a_cursor_that_no_answer_gave_is_refused(admin: Admin, path: str, after: str) -> None:
-    refused = await admin.http.get(path, params={"after": after})
+async def test_a_cursor_that_no_answer_gave_is_refused(admin: Admin, cats: Client, path: str, after: str) -> None:
+    query = QUERIES.get(path, {})
+    refused = await admin.http.get(path.format(tenant_id=cats.id), params={**query, "after": after})
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
 
 

@@ -15,15 +15,16 @@ TOLD = "the database took longer than 0.05 s"
 def slow(service, monkeypatch):
     """Make every statement about projects or operators' audit entries endless, and the pages' limit short."""
     monkeypatch.setattr("api.dashboard.bounded_reads.PAGE_SECONDS", 0.05)
-    engine = service.database.engine.sync_engine
     tables = {"FROM projects", "FROM audit_entries"}
 
     def endless(_connection, _cursor, statement, parameters, _context, _many):
         return (ENDLESS, ()) if any(table in statement for table in tables) else (statement, parameters)
 
-    event.listen(engine, "before_cursor_execute", endless, retval=True)
+    for engine in service.engines:
+        event.listen(engine, "before_cursor_execute", endless, retval=True)
     yield tables
-    event.remove(engine, "before_cursor_execute", endless)
+    for engine in service.engines:
+        event.remove(engine, "before_cursor_execute", endless)
 
 
 async def test_a_page_that_takes_too_long_is_told_and_others_go_on(service, cats, dogs, admin, slow) -> None:  # noqa: F811

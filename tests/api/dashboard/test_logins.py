@@ -6,7 +6,7 @@ from sqlalchemy import select
 
 from store.tables import AuditEntry
 from tenants.login_codes import make_code
-from tenants.rights import SuspendMode
+from tenants.rights import Role, SuspendMode
 from tenants.suspensions import suspend_tenant
 from tests.api.dashboard.test_run_feeds import step
 from tests.api.dashboard.test_work_of_sessions import ADDRESS, _scope
@@ -87,3 +87,29 @@ async def test_a_blocked_tenants_people_can_log_out_and_do_nothing_else(service,
         assert (await log_in(http, cats.key)).status_code == 403
         assert (await other.get("/ui")).status_code == 200
     assert [action for action, _ in await _entries(service, cats)] == ["login_begin", "login_end"]
+
+
+async def test_others_end_each_with_its_entry_and_a_member_ends_its_own_keys_alone(service, cats, dogs) -> None:
+    member, manager = await key_of(service, cats, Role.MEMBER), await key_of(service, cats)
+    async with (
+        visitor(service, dogs.key) as stranger,
+        visitor(service, manager.secret) as admin,
+        visitor(service, member.secret) as second,
+        visitor(service, member.secret) as http,
+    ):
+        forged = await http.post("/ui/sessions/others/end", data={}, headers={"sec-fetch-site": "cross-site"})
+        assert forged.status_code == 403
+        refused = await http.post("/ui/sessions/others/end", data={"whose": "tenant"})
+        assert (refused.status_code, (await second.get("/ui")).status_code) == (403, 200)
+        before = len(await _entries(service, cats))
+        assert (await http.post("/ui/sessions/others/end", data={"whose": "key"})).status_code == 303
+        assert [(await one.get("/ui")).status_code for one in (second, http, admin, stranger)] == [303, 200, 200, 200]
+        assert (await _entries(service, cats))[before:] == [("login_end", member.prefix)]
+        async with visitor(service, member.secret):
+            assert (await admin.post("/ui/sessions/others/end", data={"whose": "tenant"})).status_code == 303
+        assert [(await one.get("/ui")).status_code for one in (http, admin, stranger)] == [303, 200, 200]
+        assert (await _entries(service, cats))[before + 2 :] == [("login_end", manager.prefix)] * 2
+        # None is left: nothing is done, and nothing is told of.
+        assert (await admin.post("/ui/sessions/others/end", data={"whose": "tenant"})).status_code == 303
+        assert len(await _entries(service, cats)) == before + 4
+        assert [one for one, _ in await _entries(service, dogs)] == ["login_begin"]

@@ -38,8 +38,9 @@ async def test_a_report_is_written_without_what_may_be_secret(service, noted: No
 
 async def test_what_is_no_report_is_dropped(service, noted: Noted) -> None:  # noqa: F811
     bad = (b"", b"[]", b"{}", b'{"csp-report": 7}', b'{"csp-report": {}}', report(**{"blocked-uri": "http://["}))
+    deep = b'{"csp-report": {"effective-directive": ' + b"[" * 1000 + b"]" * 1000 + b"}}"
     async with visitor(service) as http:
-        for content in (*bad, b"{" * 100_000):
+        for content in (*bad, b"{" * 100_000, deep):
             assert (await http.post(REPORTS, content=content, headers=TYPE)).status_code == 400, content[:50]
         assert (await http.post(REPORTS, data={"csp-report": "x"})).status_code == 400
         del http.headers["sec-fetch-site"]

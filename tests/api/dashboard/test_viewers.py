@@ -6,7 +6,14 @@ from tests.api.dashboard.test_doors import _filled
 from tests.api.dashboard.visits import key_of, routes, visitor
 from tests.api.worlds import opened_world
 
-OWN = {"/ui/login", "/ui/login/code", "/ui/logout", "/ui/sessions/{number}/end", "/ui/policy-reports"}
+OWN = {
+    "/ui/login",
+    "/ui/login/code",
+    "/ui/logout",
+    "/ui/sessions/{number}/end",
+    "/ui/sessions/others/end",
+    "/ui/policy-reports",
+}
 """Forms that are for everybody."""
 
 

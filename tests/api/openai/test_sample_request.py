@@ -62,6 +62,22 @@ def test_both_wires_make_one_record(asked: GenerationRequest, params: dict[str, 
     assert digest(sample(asked)) == digest(tinker_sample(params, **fields))
 
 
+@pytest.mark.parametrize("most", [0, 3, 100])
+def test_alternatives_have_the_bound_that_the_operator_sets(most: int) -> None:
+    limits = LIMITS.model_copy(update={"max_topk_logprobs": most})
+
+    def made(asked: GenerationRequest) -> SampleRequest:
+        return sample_request(asked, PROMPT, FACTS, ENDS, limits)
+
+    assert made(completion(logprobs=most)).topk_sample_logprobs == most
+    assert made(chat(logprobs=True, top_logprobs=most)).topk_sample_logprobs == most
+    for beyond in (most + 1, -1):
+        with pytest.raises(InvalidRequest, match=f"^logprobs must be 0 to {most}; got {beyond}$"):
+            made(completion(logprobs=beyond))
+        with pytest.raises(InvalidRequest, match=f"^top_logprobs must be 0 to {most}; got {beyond}$"):
+            made(chat(logprobs=True, top_logprobs=beyond))
+
+
 def test_stop_strings_come_beside_the_models_own_end() -> None:
     params = sample(completion(stop="x")).params
     assert (params.stop_strings, params.stop_tokens) == (["x"], [2, 4])

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +58,25 @@ def test_special_tokens_are_left_out_and_broken_characters_shown_at_the_end() ->
     assert stream.push([257, *b"hi", END]) == "hi"
     assert stream.push([0xE2, 0x82]) == ""
     assert stream.end() == "\ufffd"
+
+
+@given(st.lists(st.sampled_from(list("aé€😀".encode())), max_size=80), st.lists(st.integers(0, 99), max_size=12))
+def test_broken_text_is_said_as_it_is_however_it_is_cut(tokens: list[int], cuts: list[int]) -> None:
+    assert said(tokens, [], cuts)[0] == decode(tokens)
+    assert said(tokens, [], list(range(len(tokens))))[0] == decode(tokens)
+
+
+@pytest.mark.parametrize("tokens", [[0xC3] * 2000, [0xF0, 0x9F] * 1000, list("é日".encode()) * 400])
+def test_the_work_of_a_token_does_not_grow_with_a_text_that_never_settles(tokens: list[int]) -> None:
+    decoded = 0
+
+    def counted(ids: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids)
+
+    stream = TextStream(counted, SPECIAL, ["never said"])
+    parts = [stream.push([token]) for token in tokens]
+    assert decoded <= 64 * len(tokens)
+    assert "".join([*parts, stream.end()]) == decode(tokens)
+    assert len("".join(parts)) > len(decode(tokens)) - 32, "it is told as it comes"

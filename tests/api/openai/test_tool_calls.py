@@ -21,6 +21,7 @@ NOT_CALLS = [
     '<tool_call>{"name": 1}</tool_call>',
     '<tool_call>{"name": "look", "arguments": []}</tool_call>',
     "<tool_call>" + "[" * 5000 + "</tool_call>",
+    '<tool_call>{"name": "look", "arguments": ' + '{"a": ' * 300 + "1" + "}" * 301 + "</tool_call>",
 ]
 BROKEN = [
     '<tool_call>{"name": "look", "arguments": {"at": no}}</tool_call>',

@@ -71,6 +71,29 @@ def ranked(logprobs: Tensor, gain: Tensor) -> tuple[Tensor, Mapping[str, Tensor]
     return loss, {}
 
 
+def borrowed(logprobs: Tensor, other: Tensor, weight: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Torch's own losses, by all ways of reducing them."""
+    kl = functional.kl_div(logprobs, other.log_softmax(0), reduction="batchmean", log_target=True)
+    kl = kl + functional.kl_div(logprobs, functional.softmax(other, dim=-1), reduction="sum")
+    right = functional.binary_cross_entropy_with_logits(
+        logprobs - other, other.sigmoid(), weight=weight.abs(), pos_weight=weight.exp(), reduction="sum"
+    )
+    right = right + functional.binary_cross_entropy_with_logits(logprobs, other.sigmoid())
+    near = functional.mse_loss(logprobs, other) + functional.l1_loss(logprobs, other, reduction="sum")
+    near = near + functional.smooth_l1_loss(logprobs, other, beta=0.5)
+    bent = functional.relu(logprobs + 5.7) + functional.silu(logprobs) + functional.elu(logprobs, alpha=0.3)
+    bent = bent + functional.leaky_relu(logprobs + 5.7) * functional.log_softmax(logprobs, dim=-1)
+    return kl + right + near + bent.mean(), {"custom/right:mean": right, "custom/kl:sum": kl}
+
+
+def multiplied(logprobs: Tensor, survival: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Products over a sequence; the relu makes zeros, whose gradients take another way."""
+    kept = torch.cumprod(survival.sigmoid(), dim=0)
+    reached = functional.relu(logprobs + 5.7).cumprod(-1)
+    whole = (1 + 0.1 * logprobs).prod() + torch.prod(functional.relu(logprobs + 5.7), dim=0)
+    return -(kept * logprobs).sum() + reached.mean() + whole, {"custom/reached:sum": reached[-1]}
+
+
 def count_of(pairs: Tensor) -> Tensor:
     return pairs.sum().clamp(min=1.0)
 
@@ -80,6 +103,8 @@ LOSSES: dict[Loss, dict[str, int]] = {
     clipped: {"logprobs": 1, "old": 1, "advantages": 1, "mask": 1},
     distilled: {"logprobs": 2, "teacher": 2},
     ranked: {"logprobs": 1, "gain": 1},
+    borrowed: {"logprobs": 1, "other": 1, "weight": 1},
+    multiplied: {"logprobs": 1, "survival": 1},
 }
 
 
@@ -177,6 +202,8 @@ FORBIDDEN: dict[str, dict[str, Any]] = {
     "an output tensor": nodes(call("loss", "torch.exp", LOGP, out=LOGP)),
     "a device": nodes(call("loss", "to", LOGP, {"device": "cuda"}, op="call_method")),
     "a device by text": nodes(call("loss", "to", LOGP, "cuda", op="call_method")),
+    "in place by a function": nodes(call("loss", "torch.nn.functional.relu", LOGP, inplace=True)),
+    "a way of reducing that is no more": nodes(call("loss", "torch.nn.functional.mse_loss", LOGP, LOGP, reduce=False)),
     "a nuclear norm": nodes(call("loss", "torch.norm", LOGP, "nuc")),
     "a node after it": nodes(call("loss", "torch.exp", {"ref": "later"}), call("later", "torch.sum", LOGP)),
     "itself": nodes(call("loss", "torch.exp", {"ref": "loss"})),
@@ -268,6 +295,24 @@ COSTLY: dict[str, dict[str, Any]] = {
         call("d", "reshape", {"ref": "b"}, 1, -1, op="call_method"),
         call("e", "torch.max", {"ref": "c"}, {"ref": "d"}),
         call("loss", "torch.sum", {"ref": "e"}),
+    ),
+    "broadcasts in a loss": nodes(
+        call("a", "torch.outer", LOGP, LOGP),
+        call("b", "reshape", {"ref": "a"}, -1, 1, op="call_method"),
+        call("c", "reshape", {"ref": "a"}, 1, -1, op="call_method"),
+        call("loss", "torch.nn.functional.kl_div", {"ref": "b"}, {"ref": "c"}, reduction="sum"),
+    ),
+    "broadcasts by a weight": nodes(
+        call("a", "torch.outer", LOGP, LOGP),
+        call("b", "reshape", {"ref": "a"}, -1, 1, op="call_method"),
+        call("c", "reshape", {"ref": "a"}, 1, -1, op="call_method"),
+        call(
+            "loss",
+            "torch.nn.functional.binary_cross_entropy_with_logits",
+            {"ref": "b"},
+            {"ref": "b"},
+            pos_weight={"ref": "c"},
+        ),
     ),
     "a tower of powers": nodes(
         call("n0", "numel", LOGP, op="call_method"),

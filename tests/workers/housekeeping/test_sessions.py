@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import select, update
 
-from contracts.errors import SessionEnded
+from contracts.errors import ClientSilent, SessionEnded
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from store.tables import Run, RunState, Session
@@ -43,6 +43,40 @@ async def test_a_short_restart_of_the_service_is_no_silence(house: House) -> Non
     house.now += timedelta(seconds=80)
     await house.sweep()
     assert await _ended(house) == {silent: "timed_out"}
+
+
+async def test_samples_of_a_client_that_went_silent_end_and_no_others(either_house: House) -> None:
+    """A client that has never sent a heartbeat is not silent, and training goes on for as long as its session does."""
+    house = either_house
+    tenants = {name: await house.run(name) for name in ("killed", "alive", "without heartbeats")}
+    samples = {}
+    for name, (tenant, session, _) in tenants.items():
+        sampler = await house.sampler(tenant, session, 0, None)
+        samples[name] = tenant, await house.operation(tenant, sampler, 0, OperationKind.SAMPLE)
+    tenant, _, run = tenants["killed"]
+    trained = await house.operation(tenant, run, 0, OperationKind.OPTIM_STEP)
+    await house.pass_time(timedelta(seconds=10))
+
+    async def beat(*names: str) -> None:
+        async with house.database.write() as transaction:
+            for name in names:
+                await heartbeat(transaction, *tenants[name][:2], house.clock)
+
+    async def states() -> dict[str, str | None]:
+        found = {name: await house.runtime.ledger.status(*sample) for name, sample in samples.items()}
+        return {name: status.error_code for name, status in found.items() if status.state is OperationState.FAILED}
+
+    await beat("killed", "alive")
+    house.now += timedelta(minutes=3)
+    await house.keeping.sweep()
+    assert await states() == {}, "nobody could send a heartbeat while the service was away"
+    await house.pass_time(timedelta(minutes=1))
+    await beat("alive")
+    await house.pass_time(timedelta(minutes=1, seconds=30))
+    await house.sweep()
+    assert await states() == {"killed": ClientSilent.code}
+    assert (await house.runtime.ledger.status(tenant, trained)).state is OperationState.PENDING
+    assert await _ended(house) == {session: None for _, session, _ in tenants.values()}
 
 
 async def test_work_behind_a_gap_ends_with_its_session(either_house: House) -> None:

@@ -16,7 +16,7 @@ from contracts.weight_jobs import ImportRequest, JobState
 from engine.model.adapter_folder import CONFIG, WEIGHTS
 from tenants import taken_jobs, weight_jobs
 from tenants.checkpoints import directory_of, find_checkpoint
-from tenants.limits import Limits
+from tenants.limits import Limits, set_tenant
 from tenants.weight_jobs import ARCHIVE, IMPORTS, NewJob, new_job_id, staged_folder
 from tests.workers.jobs import test_runner
 from tests.workers.jobs.test_runner import BASE, Shop
@@ -116,6 +116,19 @@ async def test_an_import_beyond_the_tenants_storage_writes_nothing(shop: Shop) -
     assert (await shop.job(cats, id)).error_code == "storage_full"
     assert staged(shop) == [theirs]
     assert len(shop.folders()) == 2
+
+
+async def test_an_import_of_a_larger_rank_than_the_tenant_makes_fails_and_anothers_is_done(shop: Shop) -> None:
+    jobs = []
+    for name in ("cats", "dogs"):
+        tenant, path = await shop.tenant(name)
+        jobs.append((tenant, await stage(shop, tenant, await archive_of(shop, tenant, path))))
+    async with shop.runtime.database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"max_rank": 1})
+    await shop.runner().run_all()
+    bounded, free = [await shop.job(*one) for one in jobs]
+    assert (bounded.error_code, free.state) == ("invalid_request", JobState.DONE)
+    assert "r must be 1 to 1" in str(bounded.error_message)
 
 
 async def test_an_import_in_hand_ends_when_it_is_cancelled(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from store.settings import Settings
 from workers.sampling.replica_sources import ExternalVllm, ManagedVllm, ReplicaSource, vllm_servers, vllm_sources
 
 URL = "http://gpu:8000"
+COMMAND = ("vllm", "serve")
+"""Given by all but one test: what a machine has is not asked for then."""
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def bases(tiny_model_dir: Path) -> tuple[BaseModelFacts, BaseModelFacts]:
 
 
 def sources(pool: str, facts: BaseModelFacts, folder: Path) -> Sequence[ReplicaSource]:
-    settings = Settings(pool_name=pool, vllm_urls=(URL,), vllm_replicas=2)
+    settings = Settings(pool_name=pool, vllm_urls=(URL,), vllm_replicas=2, vllm_command=COMMAND)
     return vllm_sources(settings, facts, DataFolder(folder), trains_here=True)
 
 
@@ -87,7 +89,7 @@ def test_every_sampler_gives_as_many_logprobs_as_a_tenant_may_ask_for(
     bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path
 ) -> None:
     """Servers count the drawn token's logprob, too. A smaller one is refused at the start, not at a tenant's sample."""
-    settings = Settings(vllm_urls=(URL,), vllm_replicas=1, max_topk_logprobs=30)
+    settings = Settings(vllm_urls=(URL,), vllm_replicas=1, max_topk_logprobs=30, vllm_command=COMMAND)
     external, managed = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
     assert isinstance(external, ExternalVllm)
     assert isinstance(managed, ManagedVllm)
@@ -98,9 +100,8 @@ def test_a_server_has_the_precision_of_the_trainers_base(
     bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path
 ) -> None:
     for dtype, given in (("auto", "float32"), ("bfloat16", "bfloat16")):
-        (managed,) = vllm_sources(
-            Settings(vllm_replicas=1, base_dtype=dtype), bases[0], DataFolder(tmp_path), trains_here=True
-        )
+        settings = Settings(vllm_replicas=1, base_dtype=dtype, vllm_command=COMMAND)
+        (managed,) = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
         assert isinstance(managed, ManagedVllm)
         assert managed.process_settings.dtype == given
 
@@ -110,6 +111,21 @@ def test_a_base_that_vllm_cannot_serve_with_adapters_is_refused_before_the_start
 ) -> None:
     """vLLM's kernels for adapters take half precision only on a GPU."""
     monkeypatch.setattr("workers.sampling.replica_sources.has_accelerator", lambda: True)
+    settings = Settings(vllm_replicas=1, vllm_command=COMMAND)
     with pytest.raises(InvalidRequest, match="WEFT_BASE_DTYPE=bfloat16"):
-        vllm_sources(Settings(vllm_replicas=1), bases[0], DataFolder(tmp_path), trains_here=True)
-    vllm_sources(Settings(vllm_replicas=1, base_dtype="bfloat16"), bases[0], DataFolder(tmp_path), trains_here=True)
+        vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+    half = settings.model_copy(update={"base_dtype": "bfloat16"})
+    vllm_sources(half, bases[0], DataFolder(tmp_path), trains_here=True)
+
+
+def test_a_server_is_started_by_the_command_that_is_set_or_else_by_the_one_found(
+    bases: tuple[BaseModelFacts, BaseModelFacts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one found is whole, so it does not matter from which folder weft itself is started."""
+    found = ("/opt/found/bin/python", "-m", "vllm.entrypoints.openai.api_server")
+    monkeypatch.setattr("workers.sampling.replica_sources.find_server_command", lambda: found)
+    for given, command in ((COMMAND, COMMAND), ((), found)):
+        settings = Settings(vllm_replicas=1, vllm_command=given)
+        (managed,) = vllm_sources(settings, bases[0], DataFolder(tmp_path), trains_here=True)
+        assert isinstance(managed, ManagedVllm)
+        assert managed.process_settings.command == command

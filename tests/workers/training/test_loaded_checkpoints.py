@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sqlalchemy import select
 
 from contracts.errors import EngineFailure
 from contracts.losses import LossName
@@ -12,9 +13,11 @@ from contracts.operations import LoadWeights, OptimStep, OptimStepped, SaveWeigh
 from contracts.paths import CheckpointPath, Segment
 from engine.model.base import BaseModel
 from store.clock import utc_now
+from store.tables import AuditEntry
 from tenants.checkpoint_holds import release_holds
 from tenants.checkpoints import delete_checkpoint
 from tenants.recorded_folders import Discarded, removable
+from tenants.sharing import set_public
 from tests.engine.training.conftest import make_batch
 from tests.workers.training.conftest import Client, NewRig, Rig, undisturbed
 
@@ -129,3 +132,25 @@ async def test_a_load_without_a_checkpoint_fails_when_it_runs(new_rig: NewRig) -
         with pytest.raises(EngineFailure, match="no checkpoint"):
             await client.do(load_of(client, "nowhere"))
         assert isinstance(await other.do(STEP), OptimStepped)
+
+
+async def test_a_load_that_finds_another_tenants_checkpoint_in_its_turn_only_is_told_in_both_logs(
+    new_rig: NewRig,
+) -> None:
+    """The owner publishes it after the load was accepted."""
+    rig = new_rig()
+    async with rig.running():
+        owner, other = await rig.clients("owner", "other")
+        await owner.do(SaveWeights("ck"))
+        waiting = await other.send(load_of(owner), seq_id=2)
+        async with rig.database.write() as transaction:
+            path = CheckpointPath(owner.run, Segment.WEIGHTS, "ck")
+            await set_public(transaction, owner.tenant, path, utc_now, public=True)
+        await other.send(STEP, seq_id=1)
+        await other.result(waiting)
+    async with rig.database.read() as session:
+        of_use = AuditEntry.action.in_(["run_load", "checkpoint_read"])
+        rows = list(await session.scalars(select(AuditEntry).where(of_use)))
+    told = {row.tenant_id: (row.action, row.resource_id, row.door) for row in rows}
+    assert (len(rows), told[other.tenant]) == (2, ("run_load", other.run, "service"))
+    assert told[owner.tenant] == ("checkpoint_read", str(path), "share")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from engine.sampling.trainer_forward import TrainerForward
+from engine.sampling.vllm.command import server_command
 from engine.sampling.vllm.model_memory import ModelMemory
-from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings, server_command
+from engine.sampling.vllm.process import VllmProcess, VllmProcessSettings
 from engine.sampling.vllm.replica import VllmReplica
 from engine.sampling.vllm.server_memory import MemoryNeed
 from engine.sampling.vllm.settings import VllmSettings

@@ -32,6 +32,7 @@ class Admission:
         self.body_bytes = TenantShares(settings.tenant_body_bytes)
         self.uploads = TenantShares(1)
         """Archives that come in: each tenant's one after the other, so that what is staged stays within its storage."""
+        self._usage = TenantShares(1)
         self._at_once = TenantShares(settings.tenant_requests)
         self._polls = TenantShares(settings.tenant_polls)
         self._streams = TenantShares(settings.tenant_streams)
@@ -56,8 +57,17 @@ class Admission:
                 # SDKs up to 0.18 take 429 as the end of the result.
                 raise PollAgain(error.message) from None
             raise
-        leave: list[Callable[[], None]] = scope.setdefault(_LEAVE, [])
-        leave.append(lambda: shares.give_back(tenant, 1))
+        _give_back_at_end(scope, shares, tenant)
+
+    async def hold_usage(self, tenant: TenantId, scope: Scope) -> None:
+        """Hold the tenant's one list of usage events until the request's answer is sent. Raises ``TooManyRequests``."""
+        await self._usage.take(tenant, 1, patience=PATIENCE_SECONDS, what="lists of usage events")
+        _give_back_at_end(scope, self._usage, tenant)
+
+
+def _give_back_at_end(scope: Scope, shares: TenantShares, tenant: TenantId) -> None:
+    leave: list[Callable[[], None]] = scope.setdefault(_LEAVE, [])
+    leave.append(lambda: shares.give_back(tenant, 1))
 
 
 class AdmissionEnd:

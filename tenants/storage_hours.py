@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
@@ -136,12 +136,28 @@ async def storage_lines(
     session: AsyncSession, owner: Owner, *, since: datetime, before: datetime, limit: int
 ) -> list[StorageLine]:
     """Return the owner's storage in the hours that begin from ``since`` on and before ``before``, in order of time."""
-    of_projects = [StorageHour.project.in_(sorted(owner.projects))] if isinstance(owner, Reach) else []
     rows = await session.scalars(
         select(StorageHour)
-        .where(StorageHour.tenant_id == tenant_of(owner), *of_projects)
-        .where(StorageHour.hour >= since, StorageHour.hour < before)
+        .where(*_hours_of(owner, since, before))
         .order_by(StorageHour.hour, StorageHour.project)
         .limit(limit)
     )
     return [StorageLine(row.hour, row.project, row.nbytes) for row in rows]
+
+
+async def count_storage_lines(
+    session: AsyncSession, owner: Owner, *, since: datetime, before: datetime, most: int
+) -> int:
+    """Return how many lines ``storage_lines`` has, ``most`` if it has more."""
+    lines = select(StorageHour.hour).where(*_hours_of(owner, since, before)).limit(most)
+    return await session.scalar(select(func.count()).select_from(lines.subquery())) or 0
+
+
+def _hours_of(owner: Owner, since: datetime, before: datetime) -> list[ColumnElement[bool]]:
+    of_projects = [StorageHour.project.in_(sorted(owner.projects))] if isinstance(owner, Reach) else []
+    return [
+        StorageHour.tenant_id == tenant_of(owner),
+        StorageHour.hour >= since,
+        StorageHour.hour < before,
+        *of_projects,
+    ]

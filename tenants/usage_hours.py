@@ -234,6 +234,16 @@ async def usage_lines(
     return lines
 
 
+async def count_usage_lines(
+    session: AsyncSession, owner: Owner, *, since: datetime, before: datetime, by: Collection[Dimension], most: int
+) -> int:
+    """Return how many lines ``usage_lines`` has by hour, ``most`` if it has more."""
+    rows = UsageRows(session.get_bind().dialect.name, owner, since=since, before=before)
+    keys = rows.keys(by, BucketWidth.HOUR)
+    lines = rows.query(*(key.label(f"key_{place}") for place, key in enumerate(keys))).distinct().limit(most)
+    return await session.scalar(select(func.count()).select_from(lines.subquery())) or 0
+
+
 async def usage_of_tenants(
     session: AsyncSession, tenants: Collection[TenantId], *, since: datetime, before: datetime
 ) -> dict[TenantId, list[UsageLine]]:

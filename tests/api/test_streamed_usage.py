@@ -11,9 +11,10 @@ from store.tables import UsageHour
 from tenants.usage_hours import SUMS
 from tests.api.conftest import BASE, Tenant, as_administrator
 
-DAYS, MORE = 1, 3
 LINES_A_DAY = 6_000
 """More than a page."""
+EVENT = b'"event_info"'
+"""Begins an event of the SDK's form."""
 
 
 async def use(tenant: Tenant, first: int, days: int) -> None:
@@ -30,31 +31,46 @@ async def use(tenant: Tenant, first: int, days: int) -> None:
 
 
 async def streamed(tenant: Tenant, path: str) -> tuple[int, int]:
-    """Return the number of lines of an answer, and the most bytes that Python's objects had while it came."""
-    lines = 0
+    """Return the number of lines or events of an answer, and the most bytes that Python's objects had while it came."""
+    lines, cut = 0, b""
     tracemalloc.start()
     try:
-        async with tenant.http.stream("GET", f"{tenant.service.url}/api/weft/v1/{path}") as answer:
+        async with tenant.http.stream("GET", f"{tenant.service.url}/api/{path}") as answer:
             assert answer.status_code == 200
             async for chunk in answer.aiter_bytes():
-                lines += chunk.count(b"\n")
+                piece = cut + chunk
+                lines += chunk.count(b"\n") + piece.count(EVENT)
+                cut = piece[1 - len(EVENT) :]
         return lines, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("path", ["usage?group_by=session&format=csv", "usage/export?format=focus"])
-async def test_three_times_as_many_lines_take_no_more_memory(cats: Tenant, dogs: Tenant, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "days", "more"),
+    [
+        ("weft/v1/usage?group_by=session&format=csv", 1, 3),
+        ("weft/v1/usage/export?format=focus", 1, 3),
+        # An hour is kept until it is whole, beside the page in which the next one begins.
+        ("v1/billing/usage/events?", 2, 4),
+    ],
+)
+async def test_several_times_as_many_lines_take_no_more_memory(
+    cats: Tenant, dogs: Tenant, path: str, days: int, more: int
+) -> None:
     build_routes(cats.service.app.router)
     for tenant in (cats, dogs):
         await as_administrator(tenant)
-    path += f"&since={(cats.service.clock() - timedelta(days=60)).isoformat().replace('+00:00', 'Z')}"
+    begin = cats.service.clock().replace(minute=0, second=0, microsecond=0) - timedelta(days=45)
+    window = {"since": begin, "starting_on": begin, "ending_before": begin + timedelta(days=14)}
+    path += "".join(f"&{name}={time.isoformat().replace('+00:00', 'Z')}" for name, time in window.items())
+    headers = path.count("usage?") + path.count("export")
     await use(dogs, 0, 1)
-    await use(cats, 0, DAYS)
+    await use(cats, 0, days)
     few, before = await streamed(cats, path)
-    await use(cats, DAYS, MORE - DAYS)
+    await use(cats, days, more - days)
     many, after = await streamed(cats, path)
-    assert few - 1 >= DAYS * LINES_A_DAY
-    assert (many - 1) / (few - 1) == MORE / DAYS
+    assert few - headers >= days * LINES_A_DAY
+    assert (many - headers) / (few - headers) == more / days
     assert after < 1.1 * before, "with all lines in memory it is 1.2 times as much"
-    assert (await streamed(dogs, path))[0] - 1 == (few - 1) / DAYS
+    assert (await streamed(dogs, path))[0] - headers == (few - headers) / days

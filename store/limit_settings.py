@@ -90,6 +90,12 @@ class LimitSettings(BaseSettings):
         ge=1,
         description="Most values of own metrics of one model. A request that would bring more is answered 400.",
     )
+    limit_tenant_metrics: int = Field(
+        default=10_000_000,
+        ge=1,
+        description="Most values of own metrics of all models of one tenant. A request that would bring more is answered 400. "
+        "They are counted at each 1,000 values of a model.",
+    )
     limit_webhooks: int = Field(
         default=10,
         ge=0,

@@ -44,6 +44,7 @@ class Limits:
     session_samplers: int
     sample_record_bytes: int
     run_metrics: int
+    tenant_metrics: int
     webhooks: int
     keys: int
     checkpoint_seconds: int

@@ -12,11 +12,15 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import TenantId
 from store.inserts import replacing_insert
 from store.tables import Run, RunMetric
+from tenants.limits import Limits
 
 MOST_NAMES = 200
 """Names of metrics that one run may have."""
 MOST_VALUES = 2000
 """Values that one query returns, and that one request may bring."""
+
+_COUNTED_EVERY = 1000
+"""Values of a run at each of which all of its tenant's are counted: that reads a row of each of the tenant's runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,12 @@ async def record_metrics(
     run_id: str,
     values: Mapping[tuple[str, int], float | None],
     *,
-    most: int,
+    limits: Limits,
     now: datetime,
 ) -> None:
     """Record values by name and step. A value that is there is replaced, so a repeat changes nothing.
 
-    ``most`` is the tenant's limit of values of one run. Raises ``NotFound``, and ``InvalidRequest`` at a limit; nothing is
-    recorded then.
+    Raises ``NotFound``, and ``InvalidRequest`` at a limit of the tenant's; nothing is recorded then.
     """
     run = (
         await transaction.execute(
@@ -65,11 +68,13 @@ async def record_metrics(
         )
         there += await transaction.scalar(count) or 0
     new = len(values) - there
-    if run.metric_rows + new > most:
+    if run.metric_rows + new > limits.run_metrics:
         raise InvalidRequest(
-            f"the run has {run.metric_rows} values of metrics, and {new} more would pass your limit of {most} "
+            f"the run has {run.metric_rows} values of metrics, and {new} more would pass your limit of {limits.run_metrics} "
             "(run_metrics); log fewer steps"
         )
+    if (run.metric_rows + new) // _COUNTED_EVERY > run.metric_rows // _COUNTED_EVERY:
+        await _check_all_runs(transaction, tenant, new, limits.tenant_metrics)
     rows = [
         {
             "run_id": run_id,
@@ -85,6 +90,16 @@ async def record_metrics(
     await transaction.execute(
         update(Run).where(Run.id == run_id).values(metric_names=known + new_names, metric_rows=run.metric_rows + new)
     )
+
+
+async def _check_all_runs(transaction: AsyncSession, tenant: TenantId, new: int, most: int) -> None:
+    """Raise ``InvalidRequest`` if ``new`` values more would pass the tenant's limit of all its runs."""
+    there = await transaction.scalar(select(func.sum(Run.metric_rows)).where(Run.tenant_id == tenant)) or 0
+    if there + new > most:
+        raise InvalidRequest(
+            f"your runs have {there} values of metrics, and {new} more would pass your limit of {most} (tenant_metrics); "
+            "log fewer steps, or ask the service's operator for more"
+        )
 
 
 async def metric_values(session: AsyncSession, run: str, name: str, *, after: int, most: int) -> list[MetricValue]:

@@ -40,6 +40,7 @@ _REASONS: Final = {
     "checkpoint_seconds": "a checkpoint that is saved to be kept longer, or for ever, expires then",
     "kept_checkpoints": "the oldest of a model's checkpoints of one kind expires when another is saved",
     "run_metrics": "values of own metrics beyond it in one model are refused",
+    "tenant_metrics": "values of own metrics beyond it in all models are refused",
     "webhooks": "a webhook beyond it is refused",
     "keys": "a key beyond it is refused. Revoke one that is not used",
     "train_tokens_per_minute": "training beyond it is accepted and waits; 0: no rate",

@@ -95,7 +95,7 @@ class _Event(NamedTuple):
 
     start: datetime
     fewer_tokens: int
-    """Its number of tokens, below zero."""
+    """Number of tokens, below zero."""
     told: bytes
 
 

@@ -131,8 +131,8 @@ async def add_metrics(
     runtime = services.runtime
     async with runtime.database.write() as transaction:
         await check_lane(transaction, caller.reach, run_id, NotFound(f"no model {run_id[:150]!r}"))
-        most = (await limits_of(transaction, caller.tenant, services.limits)).run_metrics
-        await record_metrics(transaction, caller.tenant, run_id, values, most=most, now=runtime.clock())
+        limits = await limits_of(transaction, caller.tenant, services.limits)
+        await record_metrics(transaction, caller.tenant, run_id, values, limits=limits, now=runtime.clock())
     return Recorded(values=len(values))
 
 

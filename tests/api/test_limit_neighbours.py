@@ -154,6 +154,15 @@ async def two_points(tenant: Tenant) -> str:
     ][-1]
 
 
+async def points_of_two_models(tenant: Tenant) -> str:
+    points = [{"step": number, "metrics": {"reward": 1.0}} for number in range(1000)]
+    found = ""
+    for _ in range(2):
+        run = await tenant.run()
+        found = told(await tenant.http.post(f"{tenant.service.url}{WEFT}/runs/{run}/points", json={"points": points}))
+    return found
+
+
 async def two_webhooks(tenant: Tenant) -> str:
     url = f"{tenant.service.url}{WEFT}/webhooks"
     return [
@@ -228,6 +237,7 @@ CASES: dict[tuple[tuple[str, int], ...], Case] = {
     (("session_samplers", 1),): Case(two_samplers, "400 invalid_request"),
     (("sample_record_bytes", LEAST_BYTES),): Case(two_records, "1 kept", "2 kept"),
     (("run_metrics", 1),): Case(two_points, "400 invalid_request"),
+    (("tenant_metrics", 1500),): Case(points_of_two_models, "400 invalid_request"),
     (("webhooks", 1),): Case(two_webhooks, "400 invalid_request"),
     (("keys", 2),): Case(another_key, "400 invalid_request"),
     (("checkpoint_seconds", 60),): Case(two_kept, "for a time, for a time", "for ever, for ever"),

@@ -5,6 +5,7 @@ from datetime import timedelta
 from sqlalchemy import select, update
 
 from contracts.operations import OperationKind
+from store.limit_settings import LimitSettings
 from store.tables import (
     AdapterGate,
     Operation,
@@ -19,6 +20,7 @@ from store.tables import (
     UsageDay,
 )
 from tenants.gates import GateMode, Pause, pause_gate
+from tenants.limits import Limits
 from tenants.run_metrics import record_metrics
 from tenants.run_points import PointPart, add_parts
 from tenants.sessions import standing_session
@@ -129,7 +131,7 @@ async def test_points_and_metrics_go_with_their_run_in_small_batches(either_hous
         for run, owner in ((ended, tenant), (kept, other)):
             await add_parts(transaction, [PointPart(run, step, owner, at=house.now) for step in range(1, 1201)])
             values = {("reward", step): 1.0 for step in range(1200)}
-            await record_metrics(transaction, owner, run, values, most=2000, now=house.now)
+            await record_metrics(transaction, owner, run, values, limits=Limits.of(LimitSettings()), now=house.now)
         await transaction.execute(update(Run).where(Run.id == ended).values(state=RunState.UNLOADED))
     house.now += timedelta(days=91)
     for _ in range(6):

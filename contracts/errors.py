@@ -25,6 +25,7 @@
     │   ├── TooManySessions    429  too_many_sessions    the same for sessions
     │   ├── TooManyRequests    429  too_many_requests    the same for requests in progress
     │   └── OverRate           429  over_rate            beyond a rate of requests, or of tokens on OpenAI's routes
+    ├── TenantHeld             429  tenant_held          an OpenAI request of a tenant whose suspension is `hold`
     ├── BudgetSpent            402  budget_spent         a budget is spent; new SDKs wait and send the request again
     ├── PollAgain              408  poll_again           more polls than the tenant may have held; every SDK polls again
     ├── BodyTooSlow            408  body_too_slow        the body stopped coming; the SDK repeats the request
@@ -232,6 +233,16 @@ class OverRate(OverLimit):
     def __init__(self, message: str, *, seconds: int) -> None:
         super().__init__(message)
         self.retry_after = seconds
+
+
+class TenantHeld(WeftError):
+    """An operator holds the tenant's work, and the request's client cannot be told that it waits. Nothing was recorded."""
+
+    code = "tenant_held"
+    status = 429
+    retryable = True
+    category = "user"
+    retry_after = 10
 
 
 class BudgetSpent(WeftError):

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from ipaddress import ip_address, ip_network
 
-from contracts.errors import Forbidden, Suspended, WeftError
+from contracts.errors import Forbidden, Suspended, TenantHeld, WeftError
 from contracts.ids import TenantId
 from contracts.stored_words import known
 from tenants.rates import Meter, pace_of
@@ -276,6 +276,13 @@ class Principal:
         except Forbidden as refusal:
             return refusal
         return None
+
+    @property
+    def held(self) -> TenantHeld | None:
+        """Error of work whose client cannot be told that it waits, None unless the tenant's work is held."""
+        if self.suspension is not SuspendMode.HOLD:
+            return None
+        return TenantHeld(f"this tenant's work is held, so send the request again later: {self._told}")
 
     @property
     def _told(self) -> str:

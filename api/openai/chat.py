@@ -122,7 +122,10 @@ class ChatRequest(GenerationRequest):
 async def chat_completions(
     caller: Sampler, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, DATA)]
 ) -> Response:
-    """Generate the assistant's next turn. Raises ``NotFound`` for the model, ``InvalidRequest``."""
+    """Generate the assistant's next turn.
+
+    Raises ``NotFound`` for the model, ``InvalidRequest``, ``OverRate``, and ``TenantHeld`` of a tenant whose work is held.
+    """
     model = await named_model(services, caller, body.model)
     if body.stream and body.top_logprobs:
         raise InvalidRequest("top_logprobs do not come with stream; leave one of them out")

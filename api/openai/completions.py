@@ -87,7 +87,7 @@ async def completions(
 ) -> Response:
     """Generate ``n`` continuations of each prompt; choices come prompt by prompt.
 
-    Raises ``NotFound`` for the model, ``InvalidRequest``.
+    Raises ``NotFound`` for the model, ``InvalidRequest``, ``OverRate``, and ``TenantHeld`` of a tenant whose work is held.
     """
     model = await named_model(services, caller, body.model)
     if body.stream and body.logprobs:

@@ -147,7 +147,7 @@ async def generation(
 ) -> AsyncIterator[Generation]:
     """Accept the samples of ``asked`` and follow them; a repeat with the same ``Idempotency-Key`` finds the first ones.
 
-    Raises ``InvalidRequest``, ``SequenceConflict``, ``TooManySamples``, ``OverRate``, ``BudgetSpent``.
+    Raises ``InvalidRequest``, ``SequenceConflict``, ``TooManySamples``, ``OverRate``, ``BudgetSpent``, ``TenantHeld``.
     """
     asked.check_offered()
     vocabulary = services.vocabularies[model.base_model]
@@ -161,7 +161,7 @@ async def generation(
     )
     trajectory = trajectory_of(request, asked.prompt_cache_key, name="prompt_cache_key")
     unpaid, lines = await _bounds(services, caller)
-    obstacle = caller.obstacle_of_work(model.base_model) or unpaid
+    obstacle = caller.obstacle_of_work(model.base_model) or caller.held or unpaid
     sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
     key = given or uuid4().hex

@@ -115,6 +115,9 @@ def test_no_final_error_has_a_status_that_the_sdk_retries() -> None:
         elif error is errors.BudgetSpent:
             # Nor is a spent budget: SDKs that know 402 wait, and others' work is held.
             assert (error.status, error.retryable) == (402, True)
+        elif error is errors.TenantHeld:
+            # Nor is a hold, which only OpenAI's clients are told by a status.
+            assert (error.status, error.retryable) == (429, True)
         elif error is errors.EditConflict:
             # The admin API's own: no SDK calls it.
             assert (error.status, error.retryable) == (412, False)

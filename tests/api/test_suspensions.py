@@ -1,14 +1,23 @@
 """A suspended tenant's polls say why its work waits; a second tenant's do not."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
+import openai
 import pytest
+from sqlalchemy import func, select
 
 from contracts.operations import OptimStepped
+from contracts.vocabulary import BaseVocabulary
+from ledger.wakeups import operation_topic
 from store.settings import Settings
+from store.tables import Operation
 from tenants.rights import SuspendMode
 from tenants.suspensions import resume_tenant, suspend_tenant
 from tests.api.conftest import BASE
+from tests.api.test_rates import ask, finish_samples, poll, sampler
 
 
 @pytest.fixture
@@ -98,3 +107,104 @@ async def test_blocked_refuses_every_request_and_link_and_loses_nothing(cats, do
     assert (await cats.http.get(link)).status_code == 200
     resumed = (await cats.http.post("/retrieve_future", json={"request_id": waiting})).json()
     assert "no trainer" in resumed["queue_state_reason"]
+
+
+# --- OpenAI's clients ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_text(service) -> None:
+    """Have the base turn every token into a letter, and every message into a token."""
+    service.services.vocabularies[BASE] = BaseVocabulary(
+        frozenset(),
+        decode=lambda tokens: "x" * len(tokens),
+        chat=lambda messages, tools: [7] * len(messages),
+    )
+
+
+@asynccontextmanager
+async def openai_client(tenant) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{tenant.service.url}/v1", api_key=tenant.key, max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+async def newest(tenant) -> str | None:
+    async with tenant.service.database.read() as session:
+        query = select(Operation.id).where(Operation.tenant_id == tenant.id).order_by(Operation.position.desc())
+        return await session.scalar(query.limit(1))
+
+
+@asynccontextmanager
+async def completing(tenant, **headers: str) -> AsyncIterator[asyncio.Task]:
+    """A completion that was accepted and waits, inside the block."""
+    async with openai_client(tenant) as client:
+        before = await newest(tenant)
+        asking = asyncio.create_task(
+            client.completions.create(model=BASE, prompt=[1, 2], max_tokens=8, extra_headers=headers)
+        )
+        async with asyncio.timeout(60):
+            while (accepted := await newest(tenant)) == before:
+                await asyncio.wait([asking], timeout=0.02)
+                assert not asking.done(), asking.exception()
+            assert accepted is not None
+            await tenant.service.wakeups.until_listened(operation_topic(accepted))
+        yield asking
+        await asyncio.wait_for(asking, 60)
+
+
+@pytest.mark.usefixtures("with_text")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_openai_client_of_a_held_tenant_is_told_when_to_come_again_and_why(cats, dogs, stream: bool) -> None:
+    """The SDK's sample is accepted all the while, and its poll tells the reason."""
+    await _suspend(cats, SuspendMode.HOLD)
+    lane = await sampler(cats)
+    async with openai_client(cats) as client:
+        says = [{"role": "user", "content": "x"}]
+        for create, asked in (
+            (client.completions.create, {"prompt": [1, 2]}),
+            (client.chat.completions.create, {"messages": says}),
+        ):
+            with pytest.raises(openai.RateLimitError) as told:
+                await create(model=BASE, max_tokens=8, stream=stream, **asked)
+            assert told.value.response.headers["retry-after"] == "10"
+            assert (told.value.code, told.value.type) == ("tenant_held", "rate_limit_error")
+            assert "unpaid" in told.value.message
+        assert [model.id async for model in client.models.list()] == [BASE]
+    assert await newest(cats) is None
+    held = await poll(cats, await ask(cats, lane, 0))
+    assert (held["status"], held["queue_state"], "unpaid" in held["queue_state_reason"]) == (
+        408,
+        "paused_capacity",
+        True,
+    )
+    async with completing(dogs) as theirs:
+        assert await finish_samples(cats.service) == 1
+    assert theirs.result().choices[0].finish_reason == "stop"
+    async with cats.service.database.write() as transaction:
+        await resume_tenant(transaction, name="cats", now=cats.service.clock())
+    async with completing(cats) as mine:
+        assert await finish_samples(cats.service) == 2
+    assert mine.result().choices[0].text == theirs.result().choices[0].text
+
+
+@pytest.mark.usefixtures("with_text")
+async def test_an_openai_request_that_was_accepted_before_the_hold_waits_and_a_repeat_finds_it(cats, dogs) -> None:
+    once = {"Idempotency-Key": "once"}
+    async with completing(cats, **once) as asking:
+        await _suspend(cats, SuspendMode.HOLD)
+        assert await finish_samples(cats.service) == 0
+        assert not asking.done()
+        async with completing(dogs):
+            assert await finish_samples(cats.service) == 1
+        async with cats.service.database.write() as transaction:
+            await resume_tenant(transaction, name="cats", now=cats.service.clock())
+        assert await finish_samples(cats.service) == 1
+    await _suspend(cats, SuspendMode.HOLD)
+    async with openai_client(cats) as client:
+        again = await client.completions.create(model=BASE, prompt=[1, 2], max_tokens=8, extra_headers=once)
+    assert again.id == asking.result().id
+    async with cats.service.database.read() as session:
+        count = select(func.count()).select_from(Operation).where(Operation.tenant_id == cats.id)
+        assert await session.scalar(count) == 1

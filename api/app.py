@@ -118,7 +118,9 @@ def create_app(services: ApiServices) -> FastAPI:
     app.add_middleware(LoopTurns, loop_time=services.admission.loop_time)
     # Added last, so outermost: the log lines of the other middleware carry the request's trace id.
     app.add_middleware(
-        RequestObserver, telemetry=services.runtime.telemetry, prefixes=(TINKER_PREFIX, OPENAI_PREFIX, WEFT_PREFIX)
+        RequestObserver,
+        telemetry=services.runtime.telemetry,
+        prefixes=(TINKER_PREFIX, OPENAI_PREFIX, WEFT_PREFIX, UI_PREFIX),
     )
     app.add_middleware(SecurityHeaders, pages=(UI_PREFIX,))
     proxies = [str(network) for network in services.runtime.settings.trusted_proxies]

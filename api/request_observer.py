@@ -62,7 +62,7 @@ class RequestObserver:
         if template is None:
             return UNKNOWN_ROUTE
         for prefix in self._prefixes:
-            if scope["path"].startswith(prefix + "/"):
+            if scope["path"] == prefix or scope["path"].startswith(prefix + "/"):
                 return template if template.startswith(prefix + "/") else prefix + template
         return template
 

@@ -42,6 +42,8 @@ async def test_an_operation_keeps_the_trace_id_of_the_request_that_brought_it_fi
         ("/api/v1/healthz", "/api/v1/healthz", "200"),
         ("/healthz", "/healthz", "200"),
         ("/v1/models", "/v1/models", "200"),
+        ("/ui", "/ui", "303"),
+        ("/ui/runs/some-run", "/ui/runs/{run_id}", "303"),
         ("/api/v1/some/path/of/nobody", "unmatched", "404"),
     ],
 )

@@ -32,8 +32,10 @@ from api.dashboard.rendering import install_rendering
 from api.dashboard.security_headers import SecurityHeaders, is_under
 from api.dashboard.static_files import install_static_files
 from api.loop_turns import LoopTurns
+from api.request_observer import RequestObserver
 
-STATIC = "/ui/static"
+_UI = "/ui"
+STATIC = f"{_UI}/static"
 """Path of styles and scripts, the same on both listeners."""
 _ROUTERS: tuple[APIRouter, ...] = (
     overview.router,
@@ -68,7 +70,9 @@ def create_operator_pages(services: AdminServices) -> FastAPI:
     install_operator_error_pages(app)
     app.add_middleware(OriginGuard)
     app.add_middleware(BoundedReads)
-    app.include_router(static_files.router, prefix="/ui")
+    # Added last, so outermost: the audit log's entries have the request's trace id.
+    app.add_middleware(RequestObserver, telemetry=services.runtime.telemetry, prefixes=(OPS, _UI))
+    app.include_router(static_files.router, prefix=_UI)
     for router in (home, policy_reports.router, *_ROUTERS):
         app.include_router(router, prefix=OPS)
     return app

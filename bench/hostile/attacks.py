@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from bench.hostile import bodies, connections, floods
+from bench.hostile import bodies, connections, floods, lists, weights
 from bench.hostile.foothold import Foothold
 
 Attack = Callable[[Foothold], Awaitable[None]]
@@ -24,6 +24,11 @@ ATTACKS: dict[str, Attack] = {
     "long-prompts": floods.long_prompts,
     "held-polls": floods.held_polls,
     "paused-samples": floods.paused_samples,
+    "searches-and-lists": lists.searches_and_lists,
+    "own-metrics": lists.own_metrics,
+    "reloads": weights.reloads,
+    "copies-and-downloads": weights.copies_and_downloads,
+    "jobs": weights.jobs,
     "slow-strangers": connections.slow_strangers,
     "slow-bodies": connections.slow_bodies,
     "unread-answers": connections.unread_answers,

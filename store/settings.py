@@ -251,7 +251,7 @@ class Settings(
         default=timedelta(minutes=10),
         ge=timedelta(seconds=1),
         description="Longest time of one call to the device. A trainer or sampler whose pass takes longer gives up its "
-        "lease and ends with status 75.",
+        "lease and ends with status 75. A job on weights that makes no progress for so long loses its lease and is tried again.",
     )
     max_attempts: int = Field(
         default=3,

@@ -1,8 +1,8 @@
 """Runs jobs on weights, one at a time in a process: takes a job, works on a thread, and tells its progress meanwhile.
 
-A job whose worker dies is free when its lease ends, and begins again. Each attempt writes a folder of its own, which only the
-holder of the lease records. Work that is done is not done again because the database cannot take its record: the worker keeps
-the job and tries again, while it goes on with other jobs.
+A job whose worker dies, or makes no progress, is free when its lease ends, and begins again. Each attempt writes a folder of
+its own, which only the holder of the lease records. Work that is done is not done again because the database cannot take its
+record: the worker keeps the job and tries again, while it goes on with other jobs.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
-from safetensors import SafetensorError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import Cancelled, EngineFailure, InvalidRequest, PoisonOperation, Unavailable, WeftError
@@ -71,13 +71,17 @@ class _Attempt:
     job: TakenJob
     done: int = 0
     total: int = 0
+    moved: float = field(default_factory=monotonic)
+    """Time of the last progress."""
     ends: threading.Event = field(default_factory=threading.Event)
     waits: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the work is done and the database has not taken its record."""
+    stalls: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the work is given up, since it makes no progress. Its thread may be held for ever."""
 
     def progress(self, done: int, total: int) -> None:
         """Take note of the progress; called by the thread. Raises ``AttemptEnds`` when the attempt is to end."""
-        self.done, self.total = done, total
+        self.done, self.total, self.moved = done, total, monotonic()
         if self.ends.is_set():
             raise AttemptEnds
 
@@ -94,6 +98,8 @@ class JobRunner:
         self._current: _Attempt | None = None
         self._unrecorded: set[asyncio.Task[None]] = set()
         """Attempts whose work is done, and whose record the database has not taken yet."""
+        self._stalled: set[asyncio.Task[None]] = set()
+        """Attempts that are given up; nobody waits for them."""
         self._recording = asyncio.Lock()
         self._stopping = asyncio.Event()
 
@@ -142,17 +148,19 @@ class JobRunner:
             return False
         self._current = attempt = _Attempt(job)
         working = asyncio.create_task(self._hold(attempt), name=f"job {job.id}")
-        waiting = asyncio.create_task(attempt.waits.wait())
+        events = [asyncio.create_task(event.wait()) for event in (attempt.waits, attempt.stalls)]
+        is_left = False
         try:
-            await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                self._unrecorded.add(working)
+            await asyncio.wait([working, *events], return_when=asyncio.FIRST_COMPLETED)
+            if is_left := not working.done():
+                (self._stalled if attempt.stalls.is_set() else self._unrecorded).add(working)
                 working.add_done_callback(self._recorded)
                 return True
         finally:
             self._current = None
-            waiting.cancel()
-            if working not in self._unrecorded:
+            for event in events:
+                event.cancel()
+            if not is_left:
                 working.cancel()
         await working
         return True
@@ -170,13 +178,23 @@ class JobRunner:
 
     def _recorded(self, working: asyncio.Task[None]) -> None:
         self._unrecorded.discard(working)
+        self._stalled.discard(working)
         if not working.cancelled() and (failure := working.exception()) is not None:
             log.error(
                 "%s was not recorded; it begins again once its lease has ended", working.get_name(), exc_info=failure
             )
 
     async def _renew(self, attempt: _Attempt, ended: asyncio.Event) -> None:
+        """Keep the lease while the attempt makes progress, and while its record waits for the database."""
+        limit = self._runtime.settings.stall_limit.total_seconds()
+
         async def renew() -> None:
+            if not attempt.waits.is_set() and (still := monotonic() - attempt.moved) > limit:
+                log.error("job=%s has made no progress for %.0f s; its lease is given up", attempt.job.id, still)
+                attempt.ends.set()
+                attempt.stalls.set()
+                ended.set()
+                return
             now, job = self._runtime.clock(), attempt.job
             async with self._runtime.database.write() as transaction:
                 if not await renew_job(transaction, job, done=attempt.done, total=attempt.total, now=now):
@@ -190,7 +208,8 @@ class JobRunner:
         try:
             if job.attempts > self._runtime.settings.max_attempts:
                 raise PoisonOperation(
-                    f"{job.attempts - 1} processes ended while they ran this job; it is not tried again"
+                    f"{job.attempts - 1} attempts of this job ended with their process or made no progress; it is not tried "
+                    "again"
                 )
             match job.asked:
                 case MergeRequest() as merge:
@@ -206,8 +225,9 @@ class JobRunner:
             raise
         except WeftError as error:
             await self._end(attempt, error, JobState.FAILED)
-        except (OSError, RuntimeError, SafetensorError):
-            # A full disk, no memory, a damaged file of the base.
+        except Exception:
+            # A full disk, no memory, a damaged file of the base or of the checkpoint. A job's edge: it would be told as one
+            # that ended its processes.
             log.exception("job=%s failed", job.id)
             message = f"weft failed to run this job; the service's log has the cause (job {job.id})"
             await self._end(attempt, EngineFailure(message), JobState.FAILED)
@@ -216,6 +236,9 @@ class JobRunner:
             await self._drop_staged(job)
 
     async def _interrupted(self, attempt: _Attempt) -> None:
+        if attempt.stalls.is_set():
+            # Its thread goes on after all. Whoever takes the job, once the lease has ended, begins again.
+            return
         if self._stopping.is_set():
             await self._written(attempt, partial(give_back, job=attempt.job))
             return

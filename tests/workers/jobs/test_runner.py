@@ -1,6 +1,7 @@
 """Jobs on weights: taken in turns, done once whoever dies, ended when their tenant says so. On both databases."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from contracts.base_model import read_base_model_facts
 from contracts.errors import NotFound, TooManyOperations, Unavailable
 from contracts.ids import RunId, TenantId
 from contracts.operations import LoraSettings
-from contracts.paths import CheckpointPath, Segment
+from contracts.paths import CheckpointPath, Segment, parse_path
 from contracts.weight_jobs import JobState, MergeRequest
 from engine.model import merged_model
 from engine.model.adapter_folder import write_adapter_files
@@ -169,6 +170,58 @@ async def test_a_job_that_ends_its_workers_is_tried_no_more(shop: Shop) -> None:
         JobState.FAILED,
         "poison_operation",
     )
+
+
+@pytest.mark.parametrize("failure", [KeyError("model"), ValueError("no such thing"), OverflowError(), MemoryError()])
+async def test_a_job_that_fails_in_an_unforeseen_way_is_told_so_at_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """Another tenant's job behind it is done by the same worker."""
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
+    merge, failures = merged_model.MergeSource, [failure]
+
+    def source(base: Path, adapter: Path, dtype: str | None) -> merged_model.MergeSource:
+        if failures:
+            raise failures.pop()
+        return merge(base, adapter, dtype)
+
+    monkeypatch.setattr(runner_module, "MergeSource", source)
+    await shop.runner().run_all()
+    failed, done = await shop.job(cats, id), await shop.job(dogs, other)
+    assert (failed.state, failed.error_code, failed.attempts) == (JobState.FAILED, "engine_failure", 1)
+    assert id in (failed.error_message or "")
+    assert done.state == JobState.DONE
+
+
+async def test_a_job_without_progress_gives_its_lease_up_and_others_go_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's disk does not answer: a pipe that nobody writes stands for it. Another tenant's job goes on."""
+    (cats, path), (dogs, dogs_path) = await shop.tenant("cats"), await shop.tenant("dogs")
+    limit = {"stall_limit": timedelta(seconds=1)}
+    shop.runtime = replace(shop.runtime, settings=shop.runtime.settings.model_copy(update=limit))
+    monkeypatch.setattr(runner_module, "_RENEW_SECONDS", 0.05)
+    async with shop.runtime.database.read() as session:
+        source, _ = await find_checkpoint(session, cats, parse_path(path), shop.clock)
+    config = shop.runtime.data_folder.path(source.directory) / "adapter_config.json"
+    whole = config.rename(config.with_suffix(".whole"))
+    os.mkfifo(config)
+    id, other = await shop.ask(cats, path, "merged"), await shop.ask(dogs, dogs_path, "theirs")
+    worker = shop.runner()
+    async with asyncio.timeout(60):
+        await worker.run_all()
+    held, done = await shop.job(cats, id), await shop.job(dogs, other)
+    assert (held.state, held.attempts, done.state) == (JobState.RUNNING, 1, JobState.DONE)
+    config.rename(config.with_suffix(".pipe"))
+    whole.rename(config)
+    shop.now += taken_jobs.LEASE + timedelta(seconds=1)
+    await shop.runner().run_all()
+    assert ((await shop.job(cats, id)).state, (await shop.job(cats, id)).attempts) == (JobState.DONE, 2)
+    [stalled] = worker._stalled
+    config.with_suffix(".pipe").open("w").close()
+    await asyncio.wait_for(stalled, 60)
+    assert (await shop.job(cats, id)).state == JobState.DONE, "the attempt that was given up writes nothing"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "stopped"])

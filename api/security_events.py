@@ -39,11 +39,14 @@ def note_refused_key(request: Request, presented: str | None) -> None:
     _count_refusal(request, actor, None, Unauthenticated.code)
 
 
-def note_refusal(request: Request, error: WeftError) -> None:
-    """Note a request that is refused for its key's rights, or for something that is not its sender's."""
+def note_refusal(request: Request, error: WeftError, caller: Principal | None = None) -> None:
+    """Note a request that is refused for its key's rights, or for something that is not its sender's.
+
+    ``caller``: by default the request's.
+    """
     if isinstance(error, NotFound):
         _sampled(request, SecurityEvent.FOREIGN_ID if error.is_foreign else SecurityEvent.NOT_FOUND, actor=None)
-    caller: Principal | None = getattr(request.state, "principal", None)
+    caller = caller or getattr(request.state, "principal", None)
     if isinstance(error, Forbidden) and caller is not None:
         _sampled(request, SecurityEvent.FORBIDDEN, actor=caller.prefix)
         _count_refusal(request, acting(caller), caller.tenant, error.code)

@@ -20,7 +20,7 @@ from store.batcher import few_lengths
 from store.clock import Clock
 from store.database import Database
 from store.repeat import repeat
-from store.tables import ApiKey
+from store.tables import ApiKey, OperatorKey
 from tenants.audit import Actor, Door, Outcome, record
 from tenants.audit_actions import Action
 
@@ -42,7 +42,7 @@ UNKNOWN_KEY = "unknown keys"
 class Repeated:
     """One request that is counted. ``resource_id`` is what it asked for; ``cause``: a refusal's code, or a read's purpose.
 
-    ``tenant`` None: that of the key that the actor names, if there is such a key.
+    ``tenant`` None: that of the key that the actor names, if there is such a key. An operator's key has none.
     """
 
     action: Action
@@ -134,14 +134,16 @@ async def write_last_counts(tally: AuditTally) -> None:
         await tally.write()
 
 
-async def _owners(session: AsyncSession, named: Collection[str]) -> dict[str, TenantId]:
-    """Return the tenants of those of the keys that there are."""
-    owners: dict[str, TenantId] = {}
+async def _owners(session: AsyncSession, named: Collection[str]) -> dict[str, TenantId | None]:
+    """Return the tenants of those of the keys that there are, None for operators' keys."""
+    owners: dict[str, TenantId | None] = {}
     ordered = sorted(named)
     for begin in range(0, len(ordered), _AT_ONCE):
         some = few_lengths(ordered[begin : begin + _AT_ONCE])
         rows = await session.execute(select(ApiKey.prefix, ApiKey.tenant_id).where(ApiKey.prefix.in_(some)))
         owners |= {row.prefix: TenantId(row.tenant_id) for row in rows}
+        operators = await session.scalars(select(OperatorKey.prefix).where(OperatorKey.prefix.in_(some)))
+        owners |= dict.fromkeys(operators)
     return owners
 
 
@@ -159,15 +161,15 @@ def _unnamed(request: Repeated) -> Repeated:
     return replace(request, actor=actor, session_id=None, resource_id="several")
 
 
-def _merged(counts: Iterable[_Count], owners: Mapping[str, TenantId]) -> list[_Count]:
-    """Return the counts with their tenants; those of keys that no tenant has count together."""
+def _merged(counts: Iterable[_Count], owners: Mapping[str, TenantId | None]) -> list[_Count]:
+    """Return the counts with their tenants; those of keys that nobody has count together."""
     merged: dict[_Kind, _Count] = {}
     kinds: Counter[_Log] = Counter()
     for one in counts:
         request = one.first
         if request.tenant is None:
-            owner = owners.get(request.actor.name)
-            request = _unnamed(request) if owner is None else replace(request, tenant=owner)
+            name = request.actor.name
+            request = replace(request, tenant=owners[name]) if name in owners else _unnamed(request)
         if request.tenant is not None and _kind(request) not in merged:
             kinds[_log(request)] += 1
             request = _unnamed(request) if kinds[_log(request)] > _MOST_KINDS else request

@@ -8,14 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
+from sqlalchemy import select
 
-from api.admin.acts import record_operator
+from api.admin.acts import note_operators_read, record_operator
 from api.admin.bodies import Limit, Listed, PathId, QueryText, listed
 from api.admin.services import Admin, Caller
 from api.admin.tenants import find_row
 from api.usage_records import UsageInfo
 from api.wire.request_model import NO_NUL, UtcDay, UtcTime
 from contracts.ids import TenantId
+from store.tables import Tenant
 from tenants.audit_actions import Action
 from tenants.usage import UsageLine, usage
 from tenants.usage_costs import priced_page
@@ -47,6 +49,7 @@ class UsageDayBody(BaseModel):
 async def list_usage(
     caller: Caller,
     admin: Admin,
+    request: Request,
     days: Annotated[int, Query(ge=1, le=_MOST_DAYS)] = 30,
     tenant: QueryText = None,
     after: AfterUsage = None,
@@ -56,11 +59,14 @@ async def list_usage(
 
     Raises ``InvalidRequest`` for an ``after`` that is none.
     """
-    del caller
     since = admin.runtime.clock().date() - timedelta(days=days - 1)
     last = None if after is None else UsageLine.before(after)
     async with admin.runtime.database.survey() as session:
         found = await usage(session, since=since, tenant=tenant, after=last, most=limit + 1)
+        owner = None if tenant is None else await session.scalar(select(Tenant.id).where(Tenant.name == tenant))
+    if after is None:
+        of = None if owner is None else TenantId(owner)
+        await note_operators_read(admin, request, caller, Action.USAGE_READ, tenant=of)
     bodies = [UsageDayBody.model_validate(line, from_attributes=True) for line in found]
     return listed(bodies, limit, [line.cursor for line in found])
 
@@ -112,6 +118,7 @@ class TenantUsageBody(UsageInfo):
 async def read_tenants_usage(
     caller: Caller,
     admin: Admin,
+    request: Request,
     tenant_id: PathId,
     since: UtcTime,
     before: UtcTime | None = None,
@@ -124,13 +131,14 @@ async def read_tenants_usage(
 
     What has been answered is in it. Raises ``NotFound``, and ``InvalidRequest`` for an ``after`` that is none.
     """
-    del caller
     behind = None if after is None else line_before(after, group_by)
     async with admin.runtime.database.survey() as session:
         owner = TenantId((await find_row(session, tenant_id)).id)
         page = await priced_page(
             session, owner, since=since, before=before, by=group_by, width=bucket_width, limit=limit, after=behind
         )
+    if after is None:
+        await note_operators_read(admin, request, caller, Action.USAGE_READ, tenant=owner)
     further = None if page.last is None else cursor_behind(page.last, group_by)
     bodies = [TenantUsageBody(**UsageInfo.of(one).model_dump(), currency=page.currency) for one in page.lines]
     return Listed(items=bodies, next=further)

@@ -67,6 +67,8 @@ AUDITED = {
     "weft replica work": ["replica_direct"],
     "weft base accept": ["base_accept"],
     "weft price add": ["price_add"],
+    "weft tenant usage": ["usage_read"],
+    "weft usage show": ["usage_read"],
     "weft usage export": ["usage_read"],
     "weft audit list": ["audit_read"],
     "weft checkpoint delete": ["checkpoint_delete"],
@@ -86,14 +88,14 @@ UNAUDITED = {
     "model tiny": "it makes a folder",
     "db upgrade": "the schema has its own record of what was applied",
     "housekeeping run": "it does what housekeeping does anyway",
-    **dict.fromkeys(("tenant list", "tenant limits", "tenant usage", "key list", "project list", "gate show"), _LOOKS),
+    **dict.fromkeys(("tenant list", "tenant limits", "key list", "project list", "gate show"), _LOOKS),
     **dict.fromkeys(("operation list", "operation show", "run show", "trainer list", "replica show"), _LOOKS),
     **dict.fromkeys(
         ("gate list", "operator list", "process list", "queue placements", "queue show", "replica list"), _LOOKS
     ),
     **dict.fromkeys(("alert list", "process apis", "process ended"), _LOOKS),
     **dict.fromkeys(("run list", "session list", "session show", "tenant shares", "tenant show", "top"), _LOOKS),
-    **dict.fromkeys(("housekeeping status", "audit verify", "usage show", "usage verify", "price list"), _LOOKS),
+    **dict.fromkeys(("housekeeping status", "audit verify", "usage verify", "price list"), _LOOKS),
     **dict.fromkeys(("checkpoint list", "checkpoint show", "base list", "webhook list", "webhook events"), _LOOKS),
 }
 """Reason of each command without an entry."""
@@ -210,6 +212,8 @@ def test_each_command_that_changes_something_makes_its_entries(place: Place, tin
         "weft replica work": ["vllm-0", *base],
         "weft base accept": [BASE, "--base-model", f"{BASE}={tiny_model_dir}"],
         "weft price add": ["train_tokens", "0.5"],
+        "weft tenant usage": ["--tenant", "cats"],
+        "weft usage show": ["--tenant", "cats"],
         "weft usage export": ["--tenant", "cats", "--since", str(datetime.now(UTC).date())],
         "weft audit list": ["--tenant", "cats"],
         "weft checkpoint delete": [f"tinker://{place.run}/weights/one"],

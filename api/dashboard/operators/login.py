@@ -63,6 +63,7 @@ async def log_in_by_code(admin: Admin, request: Request, form: FormFields) -> Re
         return _page(request, refusal)
     except Unauthenticated as refusal:
         guard.note(address, now=now)
+        note_refused_key(request, None)
         return _page(request, refusal)
     return await _begun(admin, request, operator)
 

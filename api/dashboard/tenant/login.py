@@ -13,9 +13,9 @@ from api.dashboard.forms import Form, see
 from api.dashboard.login_guard import MOST_BEGUN, LoginGuard, address_name, names_of
 from api.dashboard.rendering import page
 from api.dashboard.web_session import PageUser
-from api.security_events import note_refused_key, source_of
+from api.security_events import note_refusal, note_refused_key, source_of
 from api.services import ApiServices, Services
-from contracts.errors import NotFound, OverRate, Unauthenticated, WeftError
+from contracts.errors import Forbidden, NotFound, OverRate, Unauthenticated, WeftError
 from store.fair_places import ask_for
 from telemetry.context import note_caller
 from tenants.audit_actions import Action
@@ -72,6 +72,7 @@ async def log_in_by_code(request: Request, services: Services, form: Form) -> Re
         return await _begun(request, services, principal, "")
     except Unauthenticated:
         guard.note(address, now=now)
+        note_refused_key(request, None)
         return _form(request, services, "", status=401, problem=_WRONG_CODE)
     except WeftError as error:
         return _form(request, services, "", status=error.status, problem=error.message)
@@ -127,8 +128,12 @@ async def _begun(request: Request, services: ApiServices, principal: Principal, 
     begun = f"begun {principal.key_id}"
     guard.check(begun, now=services.runtime.clock(), most=MOST_BEGUN)
     principal = replace(principal, via=Via.UI)
-    principal.check_address()
-    principal.check_not_blocked()
+    try:
+        principal.check_address()
+        principal.check_not_blocked()
+    except Forbidden as refusal:
+        note_refusal(request, refusal, principal)
+        raise
     note_caller(principal.tenant, principal.key_id)
     ask_for(principal.tenant)
     await services.admission.enter(principal.tenant, request.scope)

@@ -13,6 +13,7 @@ from api.presented_key import presented_key
 from api.request_rates import count_request
 from api.security_events import note_refused_key, source_of
 from api.services import Services
+from api.suspended_requests import check_standing
 from api.wire.sdk_version import pauses_unpaid
 from contracts.errors import Unauthenticated
 from store.fair_places import ask_for
@@ -24,7 +25,7 @@ async def get_caller(request: Request, services: Services) -> Principal:
     """Return the principal whose key is in ``X-API-Key`` or in ``Authorization: Bearer``.
 
     The request then counts among the tenant's requests in progress. Raises ``Unauthenticated``, ``Forbidden`` for an address
-    that the key may not be used from, ``Suspended`` for a blocked tenant, ``OverRate`` beyond a rate of requests,
+    that the key may not be used from, ``Suspended`` as ``check_standing``, ``OverRate`` beyond a rate of requests,
     ``TooManyRequests``.
     """
     key = presented_key(request.headers)
@@ -39,7 +40,7 @@ async def get_caller(request: Request, services: Services) -> Principal:
     # For the handlers of errors, which tell who was refused.
     request.state.principal = principal
     principal.check_address()
-    principal.check_not_blocked()
+    check_standing(request, principal)
     await count_request(request, services, principal)
     ask_for(principal.tenant)
     await services.admission.enter(principal.tenant, request.scope)

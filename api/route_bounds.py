@@ -1,6 +1,7 @@
-"""Bounds of each route: the size of its body, whether its answer is held back on purpose, whether a rate may refuse it.
+"""Bounds of each route: the size of its body, whether its answer is held back on purpose, what may refuse it.
 
-A route without a declaration takes a small body, answers at once, and counts to the rates of requests.
+A route without a declaration takes a small body, answers at once, and counts to the rates of requests. A read-only tenant is
+refused it, unless it reads or deletes.
 """
 
 from collections.abc import Callable
@@ -49,22 +50,27 @@ class Holding(Enum):
 class RouteBounds:
     """Largest body in bytes, also after expansion, and how long a request stays.
 
-    ``is_counted``: False where a client counts on an answer. Such a request counts to no rate (``api.request_rates``).
+    - ``is_counted``: False where a client counts on an answer. Such a request counts to no rate (``api.request_rates``).
+    - ``goes_on``: True for a change that a read-only tenant may make, since it ends, frees or takes back something; for a read
+      by ``POST``; and where the endpoint itself refuses new work. So is every route on whose answer clients count.
     """
 
     body_bytes: int = SMALL_BODY
     holding: Holding = Holding.NO
     is_counted: bool = True
+    goes_on: bool = False
 
 
 DEFAULT_BOUNDS = RouteBounds()
 
 
-def bounded(*, body: int = SMALL_BODY, holding: Holding = Holding.NO, is_counted: bool = True) -> Callable[[F], F]:
+def bounded(
+    *, body: int = SMALL_BODY, holding: Holding = Holding.NO, is_counted: bool = True, goes_on: bool = False
+) -> Callable[[F], F]:
     """Return a decorator that declares an endpoint's bounds. It stands below the route's decorator."""
 
     def declare(endpoint: F) -> F:
-        setattr(endpoint, _ATTRIBUTE, RouteBounds(body, holding, is_counted))
+        setattr(endpoint, _ATTRIBUTE, RouteBounds(body, holding, is_counted, goes_on or not is_counted))
         return endpoint
 
     return declare

@@ -146,7 +146,7 @@ class SuspendMode(StrEnum):
     """Mode of a tenant's suspension; each refuses all that those before it refuse.
 
     - ``hold``: accepted work waits, new work is accepted and waits too.
-    - ``read_only``: new work is refused. Results, lists, downloads and deletions go on.
+    - ``read_only``: new work and changes are refused. Results, lists, downloads, deletions and what ends something go on.
     - ``blocked``: every request is refused.
     """
 
@@ -250,7 +250,7 @@ class Principal:
     def check_new_work(self) -> None:
         """Raise ``Suspended`` if the tenant is read-only."""
         if self.suspension is SuspendMode.READ_ONLY:
-            raise Suspended(f"this tenant is read-only, so it takes no new work: {self._told}")
+            raise Suspended(f"this tenant is read-only, so it takes no new work and no changes: {self._told}")
 
     def check_base(self, base_model: str) -> None:
         """Raise ``Forbidden`` for a base model that the key is not for."""

@@ -8,8 +8,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.dashboard.cookies import check_secure, session_cookie
-from api.security_events import source_of
+from api.security_events import note_refusal, source_of
 from api.services import Services
+from api.suspended_requests import check_standing
 from contracts.errors import Forbidden, Unauthenticated
 from store.fair_places import ask_for
 from telemetry.context import note_caller
@@ -38,13 +39,17 @@ async def get_page_caller(request: Request, services: Services) -> Principal:
     loop_time.know(secret, principal.tenant)
     request.state.looker = found.operator
     request.state.tenant_name = found.tenant_name
-    _check_look(request, found.operator)
     note_caller(principal.tenant, principal.key_id)
-    principal.check_address()
+    try:
+        _check_look(request, found.operator)
+        principal.check_address()
+    except Forbidden as refusal:
+        note_refusal(request, refusal, principal)
+        raise
     # For the page of the error, which has the logout, and for the count of refusals.
     request.state.principal = principal
     if not _is_logout(request):
-        principal.check_not_blocked()
+        check_standing(request, principal)
     request.state.web_session = found.id
     ask_for(principal.tenant)
     await services.admission.enter(principal.tenant, request.scope)

@@ -118,7 +118,7 @@ class ChatRequest(GenerationRequest):
 
 
 @router.post("/chat/completions", response_class=Response)
-@bounded(body=TEXT_BODY, holding=Holding.STREAM)
+@bounded(body=TEXT_BODY, holding=Holding.STREAM, goes_on=True)
 async def chat_completions(
     caller: Sampler, services: Services, request: Request, body: Annotated[ChatRequest, json_body(ChatRequest, DATA)]
 ) -> Response:

@@ -78,7 +78,7 @@ class CompletionRequest(GenerationRequest):
 
 
 @router.post("/completions", response_class=Response)
-@bounded(body=PROMPT_BODY, holding=Holding.STREAM)
+@bounded(body=PROMPT_BODY, holding=Holding.STREAM, goes_on=True)
 async def completions(
     caller: Sampler,
     services: Services,

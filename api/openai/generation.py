@@ -162,8 +162,10 @@ async def generation(
     trajectory = trajectory_of(request, asked.prompt_cache_key, name="prompt_cache_key")
     unpaid, lines = await _bounds(services, caller)
     obstacle = caller.obstacle_of_work(model.base_model) or caller.held or unpaid
-    sampler = await _sampler(services, caller, model)
     given = request.headers.get("idempotency-key")
+    if obstacle is not None and given is None:
+        raise obstacle
+    sampler = await _sampler(services, caller, model)
     key = given or uuid4().hex
     read = None
     if model.shared_by is not None and model.path is not None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from api.authentication import Reader
 from api.json_body import json_body
+from api.route_bounds import bounded
 from api.services import Services
 from api.wire.request_model import BodyPart, DefaultingModel, PlainText, UtcTime, text_values
 from store.tables import Session
@@ -85,6 +86,7 @@ class SearchResult(BaseModel):
 
 
 @router.post("/sessions/search")
+@bounded(goes_on=True)
 async def search(
     caller: Reader, services: Services, body: Annotated[SearchRequest, json_body(SearchRequest)]
 ) -> SearchResult:

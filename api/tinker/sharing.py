@@ -83,7 +83,6 @@ async def copy_weights(
     A repeat with the same ``X-Idempotency-Key`` finds the first copy. Raises ``NotFound``, ``Forbidden``, ``StorageFull``,
     ``SequenceConflict`` for a slot that another run has.
     """
-    caller.check_new_work()
     check_client_key(x_idempotency_key)
     if (body.session_id is None) != (body.model_seq_id is None):
         raise InvalidRequest("session_id and model_seq_id belong together; send both or neither")

@@ -92,7 +92,7 @@ async def list_kept(
 
 
 @router.post("/checkpoints/delete")
-@bounded(body=METADATA_BODY)
+@bounded(body=METADATA_BODY, goes_on=True)
 async def delete_many(
     caller: CheckpointWriter, services: Services, body: Annotated[CheckpointPaths, json_body(CheckpointPaths)]
 ) -> DeletedCheckpoints:

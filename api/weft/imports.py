@@ -68,7 +68,7 @@ async def describe_received(
 
 
 @router.post("/imports", status_code=202, openapi_extra=_ARCHIVE_BODY)
-@bounded(body=STREAMED_BODY, holding=Holding.STREAM)
+@bounded(body=STREAMED_BODY, holding=Holding.STREAM, goes_on=True)
 async def import_archive(
     caller: CheckpointWriter,
     services: Services,

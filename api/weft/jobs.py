@@ -86,7 +86,6 @@ async def merge(
     path = parse_path(body.path)
     if path.segment is Segment.EXTERNAL_WEIGHTS:
         raise InvalidRequest("path must be a checkpoint of weights or sampler_weights; external weights are not merged")
-    caller.check_new_work()
     asked = MergeRequest(str(path), check_name(body.name, "name"), check_ttl(body.ttl_seconds), body.dtype)
     runtime = services.runtime
     async with runtime.database.write() as transaction:

@@ -98,6 +98,7 @@ async def make_key(
 
 
 @router.post("/keys/{key_id}/rotate", status_code=201)
+@bounded(goes_on=True)
 async def rotate(
     caller: AnyKey,
     services: Services,

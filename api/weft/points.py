@@ -117,9 +117,8 @@ async def add_metrics(
 ) -> Recorded:
     """Record own metrics of the run, idempotent by step and name: a later value replaces an earlier one.
 
-    Raises ``NotFound``, ``InvalidRequest``, ``Suspended`` for a tenant that takes no new work.
+    Raises ``NotFound``, ``InvalidRequest``.
     """
-    caller.check_new_work()
     values: dict[tuple[str, int], float | None] = {}
     for point in body.points:
         for name, value in point.metrics.items():

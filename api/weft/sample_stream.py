@@ -26,7 +26,7 @@ router = APIRouter(tags=["sampling"])
 
 
 @router.post("/stream_sample", response_class=StreamingResponse)
-@bounded(body=PROMPT_BODY, holding=Holding.STREAM)
+@bounded(body=PROMPT_BODY, holding=Holding.STREAM, goes_on=True)
 async def stream_sample(
     caller: Sampler,
     services: Services,

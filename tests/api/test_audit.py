@@ -49,7 +49,7 @@ async def entries(service) -> list[AuditEntry]:
         return list(await session.scalars(select(AuditEntry).order_by(AuditEntry.id)))
 
 
-def _named(method: str, path: str) -> str:
+def named(method: str, path: str) -> str:
     """Return method and path with ``*`` for every id, as the lists of routes have them."""
     path = path.replace("{checkpoint_id:path}", "{segment}/{name}").partition("?")[0]
     path = path.replace("/checkpoints/weights/one", "/checkpoints/*/*")
@@ -63,7 +63,7 @@ def test_each_route_that_changes_something_is_audited_or_says_why_not(service) -
         route = context.original_route if hasattr(context, "original_route") else context.route
         assert isinstance(route, APIRoute)
         if route.include_in_schema:
-            found |= {_named(method, context.path or "") for method in route.methods - {"GET", "HEAD"}}
+            found |= {named(method, context.path or "") for method in route.methods - {"GET", "HEAD"}}
     audited = {name for name in AUDITED if not name.startswith("GET ")}
     assert found == audited | UNAUDITED.keys()
     assert not AUDITED.keys() & UNAUDITED.keys()
@@ -84,7 +84,7 @@ async def test_each_change_makes_one_entry_and_nothing_else_makes_any(world: Wor
         answer = await send(http, call, world.own, 1)
         assert answer.status_code == call.status, (call, answer.text)
         made = (await entries(world.service))[before:]
-        name = _named(call.method, call.path)
+        name = named(call.method, call.path)
         expected = AUDITED.get(name)
         if name == "POST /api/v1/load_weights" and call.body is not None and "session_id" in call.body:
             expected = Action.RUN_CREATE
@@ -155,7 +155,7 @@ async def test_a_change_whose_entry_cannot_be_written_is_not_made(world: World) 
     sent = 0
     for call in CALLS:
         is_creating = call.path.endswith("/load_weights") and call.body is not None and "session_id" in call.body
-        if _named(call.method, call.path) in AUDITED or is_creating:
+        if named(call.method, call.path) in AUDITED or is_creating:
             answer = await send(http, _told(call), world.own, 1)
             assert answer.status_code >= 500, (call, answer.text)
             sent += 1

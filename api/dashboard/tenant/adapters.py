@@ -14,6 +14,7 @@ from api.errors import error_response
 from api.json_body import PathId
 from api.openai.models import version_of_run
 from api.paging import CursorPage, PageRequest
+from api.route_bounds import bounded
 from api.security_events import note_refusal
 from api.services import ApiServices, Services
 from api.weft import adapters
@@ -84,6 +85,7 @@ async def pause(caller: PageGateKeeper, services: Services, request: Request, ru
 
 
 @router.post("/{run_id}/resume")
+@bounded(goes_on=True)
 async def resume(caller: PageGateKeeper, services: Services, request: Request, run_id: PathId, form: Form) -> Response:
     """End the pause that the form has shown."""
     body = filled(ResumeRequest, generation=integer(form, "generation"))

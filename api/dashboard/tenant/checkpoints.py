@@ -13,6 +13,7 @@ from api.dashboard.tenant.form_values import filled, integer, text
 from api.dashboard.web_session import PageCheckpointWriter, PageDownloader, PageReader
 from api.json_body import PathId
 from api.paging import PageRequest
+from api.route_bounds import bounded
 from api.services import ApiServices, Services
 from api.tinker.checkpoints import TtlRequest, set_ttl
 from api.tinker.downloads import archive
@@ -59,6 +60,7 @@ async def checkpoints_page(
 
 
 @router.post("/delete")
+@bounded(goes_on=True)
 async def delete_ticked(caller: PageCheckpointWriter, services: Services, request: Request, form: Form) -> Response:
     """Delete the ticked checkpoints, once the form tells how many they are; without that, ask."""
     paths = [name.removeprefix(_TICK) for name in form if name.startswith(_TICK)]
@@ -105,6 +107,7 @@ async def publish_one(
 
 
 @router.post(_ONE + "/unpublish")
+@bounded(goes_on=True)
 async def unpublish_one(
     caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId
 ) -> Response:
@@ -114,6 +117,7 @@ async def unpublish_one(
 
 
 @router.post(_ONE + "/download")
+@bounded(goes_on=True)
 async def download(
     caller: PageDownloader, services: Services, request: Request, run_id: PathId, segment: PathId, name: PathId
 ) -> Response:
@@ -124,6 +128,7 @@ async def download(
 
 
 @router.post(_ONE + "/delete")
+@bounded(goes_on=True)
 async def delete_one(
     caller: PageCheckpointWriter, services: Services, run_id: PathId, segment: PathId, name: PathId, form: Form
 ) -> Response:

@@ -11,6 +11,7 @@ from api.dashboard.rendering import page
 from api.dashboard.tenant.form_values import integer
 from api.dashboard.web_session import PageKeyAdmin
 from api.key_records import MadeKey, NewKeyRequest, RotateRequest
+from api.route_bounds import bounded
 from api.services import ApiServices, Services
 from api.weft import keys
 from contracts.errors import InvalidRequest, WeftError
@@ -51,6 +52,7 @@ def _checked_days(days: int) -> int:
 
 
 @router.post("/keys/{number}/rotate")
+@bounded(goes_on=True)
 async def rotate_key(
     caller: PageKeyAdmin, services: Services, request: Request, number: Number, form: Form
 ) -> Response:
@@ -63,6 +65,7 @@ async def rotate_key(
 
 
 @router.post("/keys/{number}/revoke")
+@bounded(goes_on=True)
 async def revoke_key(caller: PageKeyAdmin, services: Services, request: Request, number: Number) -> Response:
     """Revoke a key. Its web sessions end with it."""
     try:

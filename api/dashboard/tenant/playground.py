@@ -57,7 +57,7 @@ async def playground_page(caller: PageReader, services: Services, request: Reque
 
 
 @router.post("")
-@bounded(body=TEXT_BODY, holding=Holding.STREAM)
+@bounded(body=TEXT_BODY, holding=Holding.STREAM, goes_on=True)
 async def sample_whole(caller: PageSampler, services: Services, request: Request, form: Form) -> Response:
     """Sample, and show the page with the whole answers: for browsers without scripts."""
     models = [name for name in (text(form, "model"), text(form, "beside")) if name is not None]
@@ -69,7 +69,7 @@ async def sample_whole(caller: PageSampler, services: Services, request: Request
 
 
 @router.post("/stream")
-@bounded(body=TEXT_BODY, holding=Holding.STREAM)
+@bounded(body=TEXT_BODY, holding=Holding.STREAM, goes_on=True)
 async def sample_stream(caller: PageSampler, services: Services, request: Request, form: Form) -> Response:
     """Sample from one model and stream the tokens as server-sent events.
 

@@ -12,6 +12,7 @@ from api.dashboard.tenant.token_pieces import TokenPiece, places_of, whole_piece
 from api.dashboard.web_session import PageSampler, PageSampleReader
 from api.json_body import PathId
 from api.request_body import off_loop
+from api.route_bounds import bounded
 from api.services import ApiServices, Services
 from api.tinker.futures import CancelRequest, cancel_future
 from api.weft.sample_list import samples_page as read_samples
@@ -86,6 +87,7 @@ async def sample_page(
 
 
 @router.post("/{request_id}/stop")
+@bounded(goes_on=True)
 async def stop(caller: PageSampler, services: Services, request_id: PathId) -> Response:
     """End a sample that is drawn now."""
     await cancel_future(caller, services, CancelRequest(request_id=request_id))

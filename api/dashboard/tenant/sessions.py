@@ -7,6 +7,7 @@ from api.dashboard.events import Streams
 from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
 from api.dashboard.web_session import PageUser
+from api.route_bounds import bounded
 from api.services import Services
 from contracts.errors import Forbidden
 from tenants.audit_actions import Action
@@ -27,6 +28,7 @@ async def web_sessions(caller: PageUser, services: Services, request: Request) -
 
 
 @router.post("/sessions/others/end")
+@bounded(goes_on=True)
 async def end_others(caller: PageUser, services: Services, request: Request, form: Form) -> Response:
     """End all web sessions but this one: the key's own, or the tenant's if ``whose`` is ``tenant``.
 
@@ -45,6 +47,7 @@ async def end_others(caller: PageUser, services: Services, request: Request, for
 
 
 @router.post("/sessions/{number}/end")
+@bounded(goes_on=True)
 async def end(caller: PageUser, services: Services, request: Request, number: int) -> Response:
     """End a web session. Raises ``NotFound``."""
     async with services.runtime.database.write() as transaction:

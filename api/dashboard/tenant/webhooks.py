@@ -9,6 +9,7 @@ from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
 from api.dashboard.tenant.form_values import filled, text
 from api.dashboard.web_session import PageWebhookAdmin
+from api.route_bounds import bounded
 from api.services import ApiServices, Services
 from api.webhook_records import WebhookBody, WebhookSecretBody, WebhookState
 from api.weft import webhooks
@@ -124,6 +125,7 @@ async def retry(caller: PageWebhookAdmin, services: Services, name: Name, event_
 
 
 @router.post("/{name}/delete")
+@bounded(goes_on=True)
 async def delete(caller: PageWebhookAdmin, services: Services, name: Name) -> Response:
     """Delete the webhook, with the events that wait for it. Raises ``NotFound``."""
     await _found(caller, services, name)

@@ -4,8 +4,9 @@ from sqlalchemy import select
 
 from store.tables import ApiKey, WebhookEvent, WebSession
 from tenants.login_codes import make_code
+from tenants.looks import begin_look
 from tests.api.audited_pages import TENANTS, TENANTS_UNAUDITED, entries, send_both_ways
-from tests.api.dashboard.visits import key_of, routes, visitor
+from tests.api.dashboard.visits import cookie_of, key_of, log_in, routes, visitor
 from tests.api.worlds import opened_world
 
 
@@ -48,3 +49,30 @@ async def test_each_form_of_a_tenant_makes_its_entries_with_its_key_or_changes_n
         told = [one.action for one in await entries(service) if one.tenant_id == dogs.id]
         assert told == ["login_begin"]
         assert logins == 4
+
+
+async def test_logins_and_looks_that_are_refused_are_counted(service, cats, dogs) -> None:
+    """Wrong codes, a key from another network, and a look that would change something; a second tenant has no entry."""
+    bound = await key_of(service, cats, networks=("10.0.0.0/8",))
+    async with service.database.write() as transaction:
+        look = await begin_look(transaction, cats.id, operator="grace", reason="ticket 7", clock=service.clock)
+        code = await make_code(transaction, bound.id, now=service.clock())
+    async with visitor(service) as http:
+        for _ in range(2):
+            assert (await http.post("/ui/login/code", data={"code": "guess"})).status_code == 401
+        assert (await log_in(http, bound.secret)).status_code == 403
+        assert (await http.post("/ui/login/code", data={"code": code})).status_code == 403
+        begun = await http.post("/ui/login/code", data={"code": look})
+        assert begun.status_code == 303
+        refused = await http.post("/ui/projects", data={"name": "x"}, headers={"cookie": cookie_of(begun)})
+        assert refused.status_code == 403
+    await service.services.audit_tally.write()
+    found = [one for one in await entries(service) if one.action == "request_refuse"]
+    told = {(one.actor, one.tenant_id, one.after["cause"]): one.after["count"] for one in found}
+    looking = next(actor for actor, tenant, _ in told if tenant == cats.id and actor != bound.prefix)
+    assert told == {
+        ("unknown keys", None, "unauthenticated"): 2,
+        (bound.prefix, cats.id, "forbidden"): 2,
+        (looking, cats.id, "forbidden"): 1,
+    }
+    assert [one for one in await entries(service) if one.tenant_id == dogs.id] == []

@@ -10,7 +10,7 @@ from tests.house import PACKAGES, place, python_files
 
 LONGEST_FILE = 420
 WIDEST_CONSTRUCTOR = 8
-BROAD_EXCEPTS_IN_WORKERS = 15
+BROAD_EXCEPTS_IN_WORKERS = 16
 _BROAD = {"Exception", "BaseException"}
 
 

@@ -12,7 +12,7 @@ class DashboardSettings(BaseSettings):
     web_session_idle: timedelta = Field(
         default=timedelta(hours=8),
         gt=timedelta(0),
-        description="Time without a request after which a web session of the dashboard ends.",
+        description="Time after which a web session of the dashboard ends that nobody used. A page that is left open is no use.",
     )
     web_session_lifetime: timedelta = Field(
         default=timedelta(hours=24),

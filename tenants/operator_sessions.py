@@ -20,7 +20,7 @@ from tenants.login_codes import CODE_BYTES, CODE_LIFE
 from tenants.operator_keys import Operator
 
 IDLE, WHOLE = timedelta(hours=1), timedelta(hours=8)
-"""Times after which a session ends: without a request, and in any case."""
+"""Times after which a session ends: without a use, and in any case."""
 MOST_OF_A_KEY = 20
 """Sessions of one key at a time; a further one ends the oldest."""
 _SECRET_BYTES = 32

@@ -65,18 +65,22 @@ class WebSessionReader:
     """Finds the web sessions of requests."""
 
     def __init__(self, database: Database, clock: Clock, uses: KeyUses, *, idle: timedelta) -> None:
-        """``idle`` is the time without a request after which a session has ended."""
+        """``idle`` is the time without a use after which a session has ended."""
         self._database = database
         self._clock = clock
         self._uses = uses
         self._idle = idle
         self._rows: Batcher[bytes, Any] = Batcher(self._read)
 
-    async def find(self, token: str | None, address: str | None) -> LiveSession:
-        """Return the session with that secret. Raises ``Unauthenticated`` when it, or its key, has ended."""
+    async def find(self, token: str | None, address: str | None, *, is_use: bool = True) -> LiveSession:
+        """Return the session with that secret. Raises ``Unauthenticated`` when it, or its key, has ended.
+
+        ``is_use`` is false for what a page asks by itself: neither the session nor its key is used by that.
+        """
         row, principal, now = await self._living(token, address)
-        self._uses.note(row.id, row.last_used_at, now)
-        is_due = row.seen_at + _SEEN <= now
+        if is_use:
+            self._uses.note(row.id, row.last_used_at, now)
+        is_due = is_use and row.seen_at + _SEEN <= now
         return LiveSession(row.session_id, principal, row.session_ends, is_due, row.tenant_name, row.operator)
 
     async def principal(self, token: str | None, address: str | None) -> Principal:

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.dashboard.cookies import check_secure, session_cookie
+from api.dashboard.unattended import is_unattended
 from api.security_events import note_refusal, source_of
 from api.services import Services
 from api.suspended_requests import check_standing
@@ -31,7 +32,9 @@ async def get_page_caller(request: Request, services: Services) -> Principal:
     check_secure(request, may_be_insecure=runtime.settings.insecure_ui)
     secret, loop_time = session_cookie(request), services.admission.loop_time
     try:
-        found = await services.batched_reads.web_sessions.find(secret, source_of(request))
+        found = await services.batched_reads.web_sessions.find(
+            secret, source_of(request), is_use=not is_unattended(request)
+        )
     except Unauthenticated:
         loop_time.forget(secret)
         raise

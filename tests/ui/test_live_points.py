@@ -57,14 +57,14 @@ def test_points_that_come_while_another_series_is_read_are_drawn(browse, ui_serv
 def test_points_that_come_while_a_long_curve_is_read_again_are_drawn(browse, ui_service) -> None:
     """The first answer is made as long as a page that was open for hours, so that the next point has it read again."""
     page, answers = browse(ui_service.cats), HeldAnswers()
-    page.route("**/curve?series=mean_loss", answers.handle)
+    page.route("**/curve/now?series=mean_loss", answers.handle)
     with stepping(ui_service.url, ui_service.cats.key) as client:
         client.step()
         lengthen(ui_service.data, client.run, 4000)
         steps = list(range(1, 4001))
         long = {"step": steps, "value": [1.0] * 4000, "mean": [1.0] * 4000, "count": [1] * 4000, "at": steps}
         long |= {"width": 1, "points": 4000, "broken": [], "broken_points": 0, "last_step": 4000}
-        page.route("**/curve?series=mean_loss", lambda route: route.fulfill(json=long), times=1)
+        page.route("**/curve/now?series=mean_loss", lambda route: route.fulfill(json=long), times=1)
         page.goto(f"/ui/runs/{client.run}")
         expect_points(page, 4000)
         expect(page.locator("#curve")).to_have_attribute("data-live", "open")

@@ -120,7 +120,7 @@ def test_a_step_between_the_page_and_its_stream_is_in_the_table(browse, ui_servi
             client.step()
             route.continue_()
 
-        page.route("**/curve?series=mean_loss", step_first, times=1)
+        page.route("**/curve/now?series=mean_loss", step_first, times=1)
         page.goto(f"/ui/runs/{client.run}")
         expect_points(page, 3)
         expect(page.locator("#points tbody tr td:first-child").first).to_have_text("3", timeout=SECONDS * 1000)

@@ -108,7 +108,7 @@ def test_a_page_that_follows_by_scripts_is_told_the_same(browse, watched, ui_ser
     """A list that asks again, and a stream, whose refusal another answer explains."""
     told = '<p class="notice">Not allowed: this needs the scope read <code>x</code></p>'
     with stepping(ui_service.url, ui_service.cats.key) as client:
-        page, stream = browse(ui_service.cats), ["**/events?*", "**/curve?*&begin=0&end=1"]
+        page, stream = browse(ui_service.cats), ["**/events?*", "**/curve/now?*&begin=0&end=1"]
         watched[0].expected += ["Failed to load resource"]
         for place, asked, status, body, line in (
             ("/ui/runs", ["**/runs/live*"], 403, told, "Not allowed: this needs the scope read."),

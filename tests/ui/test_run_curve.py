@@ -217,7 +217,7 @@ def test_a_curve_of_two_hundred_thousand_points_is_sent_as_two_thousand(browse, 
         client.step()
         lengthen(ui_service.data, client.run, 200_000)
         sent: list[int] = []
-        page.on("response", lambda answer: sent.append(len(answer.json()["step"])) if "/curve?" in answer.url else None)
+        page.on("response", lambda answer: sent.append(len(answer.json()["step"])) if "/curve" in answer.url else None)
         page.goto(f"/ui/runs/{client.run}")
         expect_points(page, 200_000)
         drawn = int(page.locator("#curve").get_attribute("data-shown") or 0)

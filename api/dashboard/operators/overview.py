@@ -6,6 +6,7 @@ from api.admin.overview import show_overview
 from api.admin.services import Admin
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
+from api.dashboard.unattended import UNATTENDED
 
 router = APIRouter()
 
@@ -19,7 +20,7 @@ async def overview_page(operator: PageOperator, admin: Admin, request: Request) 
     return operator_page(request, operator, "operators/overview.html", seen=seen)
 
 
-@router.get("/overview/now")
+@router.get("/overview/now", dependencies=[UNATTENDED])
 async def overview_fragment(operator: PageOperator, admin: Admin, request: Request) -> Response:
     """Return the part of the page that changes."""
     seen = await show_overview(operator, admin, _WINDOW_SECONDS)

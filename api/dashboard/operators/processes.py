@@ -12,6 +12,7 @@ from api.dashboard.forms import see
 from api.dashboard.operators.forms import FormFields, body_of
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
+from api.dashboard.unattended import UNATTENDED
 from contracts.errors import WeftError
 from tenants.operator_keys import Operator
 
@@ -24,7 +25,7 @@ async def processes_page(operator: PageOperator, admin: Admin, request: Request)
     return await _page(operator, admin, request, None)
 
 
-@router.get("/processes/now")
+@router.get("/processes/now", dependencies=[UNATTENDED])
 async def processes_fragment(operator: PageOperator, admin: Admin, request: Request) -> Response:
     """Return the tables of processes, which change."""
     return operator_page(request, operator, "operators/processes_now.html", **await _found(operator, admin))

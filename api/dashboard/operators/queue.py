@@ -7,6 +7,7 @@ from api.admin.queue import show_queue
 from api.admin.services import Admin
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
+from api.dashboard.unattended import UNATTENDED
 
 router = APIRouter()
 
@@ -19,7 +20,7 @@ async def queue_page(operator: PageOperator, admin: Admin, request: Request) -> 
     return operator_page(request, operator, "operators/queue.html", lines=lines, oldest=oldest)
 
 
-@router.get("/queue/now")
+@router.get("/queue/now", dependencies=[UNATTENDED])
 async def queue_fragment(operator: PageOperator, admin: Admin, request: Request) -> Response:
     """Return the queue's lines, which change."""
     lines = (await show_queue(operator, admin)).items

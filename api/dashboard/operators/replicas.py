@@ -9,6 +9,7 @@ from api.dashboard.forms import see
 from api.dashboard.operators.forms import FormFields, body_of
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
+from api.dashboard.unattended import UNATTENDED
 from contracts.errors import InvalidRequest, WeftError
 from tenants.operator_keys import Operator
 
@@ -23,7 +24,7 @@ async def replicas_page(operator: PageOperator, admin: Admin, request: Request) 
     return await _page(operator, admin, request, None)
 
 
-@router.get("/replicas/now")
+@router.get("/replicas/now", dependencies=[UNATTENDED])
 async def replicas_fragment(operator: PageOperator, admin: Admin, request: Request) -> Response:
     """Return the table of replicas, which changes."""
     replicas = (await list_all_replicas(operator, admin)).items

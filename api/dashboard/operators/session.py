@@ -9,6 +9,7 @@ from fastapi import Depends, Request, Response
 
 from api.admin.services import Admin, AdminServices
 from api.dashboard.cookies import check_secure
+from api.dashboard.unattended import is_unattended
 from api.presented_session import OPERATOR_COOKIE, presented_session
 from contracts.errors import Unauthenticated
 from tenants.operator_keys import Operator
@@ -37,7 +38,7 @@ async def get_operator_session(request: Request, admin: Admin) -> LiveOperatorSe
         admin.refuse(secret)
         raise Unauthenticated("this session has ended; log in again")
     admin.admit(secret)
-    if found.is_due(now):
+    if found.is_due(now) and not is_unattended(request):
         async with admin.runtime.database.write() as transaction:
             await note_operator_seen(transaction, found.id, now)
     return found

@@ -13,6 +13,7 @@ from api.admin.shares import TenantShares, list_shares
 from api.admin.tenants import show_standing, show_tenant
 from api.dashboard.operators.rendering import operator_page
 from api.dashboard.operators.session import PageOperator
+from api.dashboard.unattended import UNATTENDED
 from contracts.errors import WeftError
 from contracts.ids import TenantId
 from contracts.service_class import ServiceClass
@@ -38,7 +39,7 @@ async def tenants_page(operator: PageOperator, admin: Admin, request: Request, a
     return operator_page(request, operator, "operators/tenants.html", after=after, alerts=alerts, **listed)
 
 
-@router.get("/tenants/now")
+@router.get("/tenants/now", dependencies=[UNATTENDED])
 async def tenants_fragment(
     operator: PageOperator, admin: Admin, request: Request, after: str | None = None
 ) -> Response:

@@ -238,6 +238,11 @@ export function showState(badge, state) {
   badge.textContent = state;
 }
 
+/** A series' address. What a page reads by itself, without a person having chosen something, counts as no use of the session. */
+export function curveAddress(base, name, isAsked) {
+  return `${base}/curve${isAsked ? "" : "/now"}?series=${encodeURIComponent(name)}`;
+}
+
 export async function readJson(url) {
   const answer = await fetch(url, { headers: { accept: "application/json" }, credentials: "same-origin" });
   if (answer.ok) return answer.json();

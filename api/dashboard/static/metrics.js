@@ -1,6 +1,7 @@
 // Small curves of all of a run's metrics: read when they come into sight, and followed from then on.
-import { Curve, LABELS, chart, readJson } from "./curves.js";
+import { Curve, LABELS, chart, curveAddress, readJson } from "./curves.js";
 import { count, measured, noun } from "./numbers.js";
+import { onSeen } from "./seen.js";
 import { timeElement } from "./times.js";
 
 const OWN_MS = 15000;
@@ -18,7 +19,7 @@ function valueRow(curve, place) {
 }
 
 export class Metrics {
-  /** ``read(name)`` gives the curve of a series with all points that came meanwhile. */
+  /** ``read(name, isAsked)`` gives the curve of a series with all points that came meanwhile. */
   constructor(base, read) {
     this.base = base;
     this.read = read;
@@ -26,6 +27,7 @@ export class Metrics {
     const sight = new IntersectionObserver((entries) => entries.forEach((one) => this.see(one)), { rootMargin: "200px" });
     for (const figure of document.querySelectorAll("#metrics [data-series]")) sight.observe(figure);
     setInterval(() => this.followOwn(), OWN_MS);
+    onSeen(() => this.followOwn());
   }
 
   see({ target, isIntersecting }) {
@@ -36,7 +38,7 @@ export class Metrics {
   async draw(figure) {
     const name = figure.dataset.series;
     this.shown.set(figure, null);
-    const curve = await this.curveOf(name);
+    const curve = await this.curveOf(name, true);
     const lines = [{ label: name, colour: name in LABELS ? 1 : 0, width: 1.5 }];
     const marks = () => [];
     const broken = () => (this.shown.get(figure) || { curve }).curve.broken;
@@ -46,16 +48,16 @@ export class Metrics {
   }
 
   /** Read a curve. A user's own metric has a count of steps of its own, and no point of it comes by the stream. */
-  async curveOf(name) {
-    if (name in LABELS) return this.read(name);
-    const curve = await this.readOwn(name);
+  async curveOf(name, isAsked) {
+    if (name in LABELS) return this.read(name, isAsked);
+    const curve = await this.readOwn(name, 0, isAsked);
     const figure = [...this.shown.keys()].find((one) => one.dataset.series === name);
     await this.fillTable(figure.querySelector("details"), name, curve);
     return curve;
   }
 
-  async readOwn(name, begin = 0) {
-    return new Curve(await readJson(`${this.base}/curve?series=${encodeURIComponent(name)}&begin=${begin}`));
+  async readOwn(name, begin, isAsked) {
+    return new Curve(await readJson(`${curveAddress(this.base, name, isAsked)}&begin=${begin}`));
   }
 
   /** Fill the table of an own metric's last values. */
@@ -72,7 +74,7 @@ export class Metrics {
   async endOf(name, curve, most) {
     let end = curve;
     for (let entries = most; end.width > 1 && entries > 0; entries = Math.floor(entries / 2)) {
-      end = await this.readOwn(name, curve.step[Math.max(0, curve.step.length - entries)]);
+      end = await this.readOwn(name, curve.step[Math.max(0, curve.step.length - entries)], false);
     }
     return end;
   }
@@ -109,7 +111,7 @@ export class Metrics {
     if (drawn.isReading) return;
     drawn.isReading = true;
     try {
-      drawn.curve = await this.curveOf(figure.dataset.series);
+      drawn.curve = await this.curveOf(figure.dataset.series, false);
       this.paint(figure);
     } catch {
       // The next look tells again what is missing.

@@ -1,6 +1,6 @@
 // A run's page: the live curve, its marks and the run's standing. State is told as attributes of #curve.
 import { Metrics } from "./metrics.js";
-import { Curve, LABELS, chart, positive, readJson, showState, unitOf } from "./curves.js";
+import { Curve, LABELS, chart, curveAddress, positive, readJson, showState, unitOf } from "./curves.js";
 import { count, duration, measured, noun } from "./numbers.js";
 import { MOST_ROWS, PointRows, perOf } from "./run_rows.js";
 import { RunStream } from "./run_stream.js";
@@ -103,14 +103,14 @@ function lookAt(next) {
   closer = { loss: null, other: null };
   controls.whole.hidden = !next;
   draw();
-  readCloser("loss", "mean_loss", loss);
-  if (other) readCloser("other", controls.series.value, other);
+  readCloser("loss", "mean_loss", loss, true);
+  if (other) readCloser("other", controls.series.value, other, true);
 }
 
-function readCloser(place, name, whole) {
+function readCloser(place, name, whole, isAsked) {
   if (!part || whole.width === 1) return;
   const wanted = part;
-  readCurve(name, part)
+  readCurve(name, isAsked, part)
     .then((found) => {
       if (part !== wanted || (place === "other" && controls.series.value !== name)) return;
       closer[place] = found;
@@ -174,14 +174,14 @@ function makeOtherPlot() {
 }
 
 /** Read a series, or a part of it, with the points that came meanwhile: the stream does not send them again. */
-async function readCurve(name, between) {
+async function readCurve(name, isAsked, between) {
   const came = [];
   arrivals.add(came);
   // The average begins before the part, so that it is nearly the whole curve's.
   const runIn = Math.ceil(8 / (1 - weight()));
   const range = between ? `&begin=${Math.max(0, between.min - runIn)}&end=${between.max}` : "";
   try {
-    const read = new Curve(await readJson(`${base}/curve?series=${encodeURIComponent(name)}${range}`));
+    const read = new Curve(await readJson(curveAddress(base, name, isAsked) + range));
     for (const point of came) if (!between || point.step <= between.max) append(read, name, point);
     return read;
   } finally {
@@ -195,13 +195,13 @@ function append(curve, name, point) {
   curve.append(point.step, Date.parse(point.at) / 1000, point[name] ?? null, isBroken);
 }
 
-async function readOther() {
+async function readOther(isAsked) {
   const name = controls.series.value;
-  const found = await readCurve(name);
+  const found = await readCurve(name, isAsked);
   if (controls.series.value !== name) return;
   other = found;
   drawSoon();
-  readCloser("other", name, other);
+  readCloser("other", name, other, isAsked);
 }
 
 function addPoints(points) {
@@ -280,7 +280,7 @@ async function readLoss() {
   if (isReadingLoss) return;
   isReadingLoss = true;
   try {
-    loss = await readCurve("mean_loss");
+    loss = await readCurve("mean_loss", false);
   } finally {
     isReadingLoss = false;
   }
@@ -292,7 +292,7 @@ async function readAgain() {
   await readLoss();
   const { points } = await readJson(`${base}/news?after=${Math.max(0, loss.lastStep - MOST_ROWS)}`);
   rows.replace(points.slice(-MOST_ROWS));
-  await readOther();
+  await readOther(false);
   if (metrics) metrics.readAgain();
 }
 
@@ -302,8 +302,8 @@ async function begin() {
   makeOtherPlot();
   await readLoss();
   draw();
-  readOther().catch(() => {});
-  metrics = new Metrics(base, (name) => readCurve(name));
+  readOther(false).catch(() => {});
+  metrics = new Metrics(base, readCurve);
   const page = { seen: () => rows.lastStep, points: addPoints, marks: addMarks, standing: showStanding, reset: readAgain };
   new RunStream(root, page).follow();
 }
@@ -311,7 +311,7 @@ async function begin() {
 controls.scale.addEventListener("change", () => (makeLossPlot(), draw()));
 controls.weight.addEventListener("change", draw);
 controls.marks.addEventListener("change", draw);
-controls.series.addEventListener("change", () => ((other = closer.other = null), makeOtherPlot(), readOther().catch(() => {})));
+controls.series.addEventListener("change", () => ((other = closer.other = null), makeOtherPlot(), readOther(true).catch(() => {})));
 controls.from.addEventListener("change", lookAtFields);
 controls.to.addEventListener("change", lookAtFields);
 controls.whole.addEventListener("click", () => lookAtChosen(null));

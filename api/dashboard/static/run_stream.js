@@ -1,5 +1,5 @@
 // What comes to a run's page while it is seen: by a stream or, where another page of the session took that, by a look every few seconds.
-import { readJson, tellFailure } from "./curves.js";
+import { curveAddress, readJson, tellFailure } from "./curves.js";
 
 const RETRY_MS = 3000;
 const LOOK_MS = 5000;
@@ -62,7 +62,7 @@ export class RunStream {
   /** Tell why there is no stream: a session that has ended has no answer to this either. */
   async askWhy() {
     try {
-      await readJson(`${this.base}/curve?series=mean_loss&begin=0&end=1`);
+      await readJson(`${curveAddress(this.base, "mean_loss", false)}&begin=0&end=1`);
       dispatchEvent(new Event("weft:unreached"));
     } catch (error) {
       tellFailure(error);

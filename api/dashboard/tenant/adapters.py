@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
 from api.dashboard.tenant.form_values import filled, integer, number, text
+from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageGateKeeper, PageGateReader
 from api.errors import error_response
 from api.json_body import PathId
@@ -37,7 +38,7 @@ async def adapters_page(caller: PageGateReader, services: Services, request: Req
     return page(request, "tenant/adapters.html", found=found, at=_place(page_of))
 
 
-@router.get("/table")
+@router.get("/table", dependencies=[UNATTENDED])
 async def adapters_table(caller: PageGateReader, services: Services, request: Request, page_of: CursorPage) -> Response:
     """Show the table of that page alone, as it is now."""
     found = await adapters.list_adapters(caller, services, page_of)
@@ -54,7 +55,7 @@ async def adapter_page(caller: PageGateReader, services: Services, request: Requ
     return await _adapter(caller, services, request, run_id)
 
 
-@router.get("/{run_id}/panel")
+@router.get("/{run_id}/panel", dependencies=[UNATTENDED])
 async def adapter_panel(caller: PageGateReader, services: Services, request: Request, run_id: PathId) -> Response:
     """Show the gate's state alone, as it is now."""
     state = await adapters.describe(caller, services, run_id)
@@ -62,7 +63,7 @@ async def adapter_panel(caller: PageGateReader, services: Services, request: Req
     return page(request, "tenant/adapter_panel.html", state=state, follows=follows, facts=facts)
 
 
-@router.get("/{run_id}/state")
+@router.get("/{run_id}/state", dependencies=[UNATTENDED])
 async def adapter_state(caller: PageGateReader, services: Services, run_id: PathId) -> GateState:
     """Return the gate's state for scripts."""
     return await adapters.describe(caller, services, run_id)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, Request, Response
 
 from api.dashboard.rendering import page
+from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageUsageReader
 from api.paging import PageRequest
 from api.services import ApiServices, Services
@@ -46,7 +47,7 @@ async def overview(caller: PageUsageReader, services: Services, request: Request
     return await _shown(request, services, caller, "tenant/overview.html")
 
 
-@router.get("/parts/overview")
+@router.get("/parts/overview", dependencies=[UNATTENDED])
 async def overview_part(caller: PageUsageReader, services: Services, request: Request) -> Response:
     """Show the part of the overview that changes, which the page asks for again and again."""
     return await _shown(request, services, caller, "tenant/overview_part.html")

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api.dashboard.rendering import page
+from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageReader
 from api.services import ApiServices, Services
 from api.weft.operations import list_own
@@ -25,7 +26,7 @@ async def queue_page(caller: PageReader, services: Services, request: Request, a
     return await _shown(request, services, caller, after, "tenant/queue.html")
 
 
-@router.get("/table")
+@router.get("/table", dependencies=[UNATTENDED])
 async def queue_table(caller: PageReader, services: Services, request: Request, after: After = None) -> Response:
     """Show the table alone, as it is now."""
     return await _shown(request, services, caller, after, "tenant/queue_table.html")

@@ -17,6 +17,7 @@ from api.dashboard.page_downloads import PageDownload
 from api.dashboard.rendering import large_page
 from api.dashboard.run_feeds import standing_told
 from api.dashboard.tenant.runs import project_name, settings_of
+from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageReader
 from api.json_body import PathId
 from api.route_bounds import Holding, bounded
@@ -90,6 +91,7 @@ async def run_page(request: Request, caller: PageReader, services: Services, run
 
 
 @router.get("/curve")
+@router.get("/curve/now", dependencies=[UNATTENDED])
 async def curve(
     caller: PageReader,
     services: Services,
@@ -116,7 +118,7 @@ async def curve(
     return Response(orjson.dumps(asdict(columns)), media_type="application/json")
 
 
-@router.get("/events")
+@router.get("/events", dependencies=[UNATTENDED])
 @bounded(holding=Holding.STREAM)
 async def run_events(
     request: Request,
@@ -134,7 +136,7 @@ async def run_events(
     return event_stream(request, services, partial(feeds.watch, caller.tenant, run.id, after))
 
 
-@router.get("/news")
+@router.get("/news", dependencies=[UNATTENDED])
 async def run_news(caller: PageReader, services: Services, run_id: PathId, after: Step = 0) -> Response:
     """Return what the stream tells after step ``after``, for a page that has none. Raises ``NotFound``."""
     run = await describe_run(caller, services, run_id)

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 
 from api.dashboard.rendering import page
 from api.dashboard.sparkline import spark_path
+from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageReader
 from api.services import ApiServices, Services
 from api.weft.projects import ProjectBody, list_own_projects
@@ -98,7 +99,7 @@ async def runs_page(request: Request, caller: PageReader, services: Services, fi
     )
 
 
-@router.get("/live")
+@router.get("/live", dependencies=[UNATTENDED])
 async def live_runs(
     caller: PageReader,
     services: Services,

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from api.dashboard.forms import Form, see
 from api.dashboard.rendering import page
 from api.dashboard.tenant.form_values import filled, text
+from api.dashboard.unattended import UNATTENDED
 from api.dashboard.web_session import PageWebhookAdmin
 from api.route_bounds import bounded
 from api.services import ApiServices, Services
@@ -67,7 +68,7 @@ async def webhook_page(
     return await _one(request, services, caller, name, _Told(), before)
 
 
-@router.get("/{name}/deliveries")
+@router.get("/{name}/deliveries", dependencies=[UNATTENDED])
 async def deliveries(
     caller: PageWebhookAdmin, services: Services, request: Request, name: Name, before: Before = None
 ) -> Response:

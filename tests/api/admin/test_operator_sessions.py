@@ -44,6 +44,22 @@ async def test_a_session_ends_an_hour_after_its_last_request(admin: Admin) -> No
         assert await status(http) == 303
 
 
+async def test_a_page_that_is_only_left_open_ends_idle_and_a_click_keeps_it(admin: Admin) -> None:
+    parts = [f"/ops/{name}/now" for name in ("overview", "tenants", "queue", "replicas", "processes")]
+    async with (
+        httpx.AsyncClient(base_url=admin.url, timeout=40) as left,
+        httpx.AsyncClient(base_url=admin.url, timeout=40) as clicking,
+    ):
+        for one in (left, clicking):
+            assert (await log_in(one, admin.key.secret)).status_code == 303
+        for past in (20, 40, 60):
+            admin.service.clock.move(minutes=20)
+            assert [(await left.get(path)).status_code for path in parts] == [200 if past < 60 else 303] * len(parts)
+            assert [(await clicking.get(path)).status_code for path in parts] == [200] * len(parts)
+            assert await status(clicking) == 200
+        assert await status(left) == 303
+
+
 async def test_a_session_ends_after_eight_hours_whatever_it_does(admin: Admin) -> None:
     async with httpx.AsyncClient(base_url=admin.url, timeout=40) as http:
         await log_in(http, admin.key.secret)

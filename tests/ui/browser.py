@@ -87,6 +87,13 @@ def expect_ended(page: Page, path: str) -> None:
     expect(page.get_by_label("API key")).to_be_visible()
 
 
+def read_anew(page: Page, part: str, times: int = 2) -> None:
+    """Wait until a part that refreshes itself has come anew so many times."""
+    for _ in range(times):
+        page.locator(f"{part} *").first.evaluate("(one) => one.setAttribute('data-old', '')")
+        expect(page.locator(f"{part} [data-old]")).to_have_count(0)
+
+
 @cache
 def _axe() -> str:
     return _AXE.read_text()

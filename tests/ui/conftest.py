@@ -20,6 +20,8 @@ from tests.e2e.raw_client import RawClient
 from tests.e2e.speaker import MEOW, WOOF, Speaker, teach
 from tests.e2e.test_observability import free_port
 from tests.ui.browser import SECONDS, Watched, check_accessible, chromium_path, launched, log_in, watched_context
+from tests.ui.still_queue import StillQueue
+from tests.ui.stored import write_rows
 
 _WHOLE_SECRET = re.compile(rb"tml-[0-9a-f]{12}-[A-Za-z0-9_-]{20,}|__Host-weft[a-z-]*=[A-Za-z0-9_-]{20,}")
 
@@ -129,6 +131,15 @@ def cat(speakers: tuple[Speaker, Speaker]) -> Iterator[Speaker]:
     speakers[0].says(MEOW)
     yield speakers[0]
     speakers[0].gate("resume")
+
+
+@pytest.fixture
+def still(ui_service: UiService) -> Iterator[StillQueue]:
+    """Work of both tenants that waits for its turn and is not begun."""
+    queue = StillQueue(ui_service.data)
+    write_rows(ui_service.data, queue.fill)
+    yield queue
+    write_rows(ui_service.data, queue.empty)
 
 
 Browse = Callable[..., Page]

@@ -2,19 +2,17 @@
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-import pytest
 from playwright.sync_api import Page, expect
 
 from api.dashboard.rendering import count, duration, short_id
 from contracts.plurals import noun
 from tests.ui.browser import SECONDS
 from tests.ui.conftest import UiService, UiTenant
-from tests.ui.still_queue import BASE, StillQueue
+from tests.ui.still_queue import BASE
 from tests.ui.stored import write_rows
 
 
@@ -56,15 +54,6 @@ def test_the_queue_is_a_list_without_scripts(browse, ui_service, cat) -> None:
     page = browse(ui_service.cats, role="viewer", java_script_enabled=False)
     page.goto("/ui/queue")
     expect(page.locator(f"tr[data-request='{sample}']")).to_contain_text("gate paused")
-
-
-@pytest.fixture
-def still(ui_service: UiService) -> Iterator[StillQueue]:
-    """Work of both tenants that waits for its turn and is not begun."""
-    queue = StillQueue(ui_service.data)
-    write_rows(ui_service.data, queue.fill)
-    yield queue
-    write_rows(ui_service.data, queue.empty)
 
 
 def told_by_the_api(service: UiService, tenant: UiTenant) -> dict[str, dict[str, Any]]:

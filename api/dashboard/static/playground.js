@@ -1,5 +1,6 @@
 // The playground: streams one or two samples into panes, colours tokens by weight version, stops and pauses them.
 
+import { whenSeen } from "./seen.js";
 import { letter, look, tokenElement, writeMarked } from "./tokens.js";
 
 const TRIES = 6;
@@ -237,6 +238,7 @@ class Pane {
         // The stream itself tells of a lost connection.
       }
       await new Promise((wake) => setTimeout(wake, 1000));
+      await whenSeen();
     }
   }
 

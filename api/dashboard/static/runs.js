@@ -1,6 +1,7 @@
 // The list of runs: states, steps, losses and last requests of the rows go on while the page is open.
 import { readJson, showState, tellFailure } from "./curves.js";
 import { count, measured } from "./numbers.js";
+import { whenSeen } from "./seen.js";
 import { timeElement } from "./times.js";
 
 const EVERY_MS = 5000;
@@ -18,17 +19,16 @@ function show(told) {
 }
 
 async function look() {
-  if (!document.hidden) {
-    try {
-      const shown = [...form.querySelectorAll("tr[data-run]")].map((row) => ["run", row.dataset.run]);
-      const { runs } = await readJson(`${form.dataset.live}?${new URLSearchParams(shown)}`);
-      runs.forEach(show);
-      form.dataset.looks = Number(form.dataset.looks || 0) + 1;
-      dispatchEvent(new Event("weft:reached"));
-    } catch (error) {
-      // The next look may succeed.
-      tellFailure(error);
-    }
+  await whenSeen();
+  try {
+    const shown = [...form.querySelectorAll("tr[data-run]")].map((row) => ["run", row.dataset.run]);
+    const { runs } = await readJson(`${form.dataset.live}?${new URLSearchParams(shown)}`);
+    runs.forEach(show);
+    form.dataset.looks = Number(form.dataset.looks || 0) + 1;
+    dispatchEvent(new Event("weft:reached"));
+  } catch (error) {
+    // The next look may succeed.
+    tellFailure(error);
   }
   setTimeout(look, EVERY_MS);
 }

@@ -12,10 +12,14 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from sqlalchemy import select
 
 from api.authentication import Require
+from contracts.vocabulary import BaseVocabulary
 from store.settings import Settings
 from store.tables import ApiKey, Operation
 from tenants.rights import SCOPES_OF_ROLES, TENANT_ROLES, KeyRights, Role, Scope
+from tests.api.conftest import Tenant
 from tests.api.rights_matrix import ANY, CALLS, ELSEWHERE, Call, filled
+from tests.api.test_rates import finish_samples
+from tests.api.test_suspensions import completing
 from tests.api.worlds import World, opened_world, send
 
 OPEN = ("/healthz", "/readyz", "/api/v1/healthz", "/api/v1/downloads/")
@@ -212,6 +216,58 @@ async def test_a_bound_is_named_by_its_refusal(world: World, bound: dict, path: 
     named = {"base_models": "another", "max_rank": "rank 4", "networks": "10.0.0.0/8"}[next(iter(bound))]
     assert named in answer.json()["detail"]
     assert await world.counts() == before
+
+
+_OF_A_BASE = ("/asample", "/stream_sample", "/completions", "/create_model", "/create_sampling_session", "/merges")
+_OF_A_LANE = ("/load_weights", "/forward", "/forward_backward", "/optim_step", "/save_weights")
+
+
+def _asked(*ends: str) -> list[Call]:
+    """Requests of the matrix to the paths with these ends."""
+    return [call for call in CALLS if call.method == "POST" and call.path.endswith(ends)]
+
+
+async def test_a_key_for_other_base_models_has_nothing_computed_whatever_the_door(
+    world: World, cats: Tenant, dogs: Tenant
+) -> None:
+    """What it sends to a run of a base that it is not for fails there, and the next operation of another key runs."""
+    chat = BaseVocabulary(frozenset(), decode=lambda tokens: "x" * len(tokens), chat=lambda messages, tools: [7])
+    world.service.services.vocabularies["test/tiny"] = chat
+    http, before = await world.client(KeyRights(**_OTHER_BASE)), await world.counts()
+    refused = _asked(*_OF_A_BASE)
+    assert len(refused) == 7
+    for call in refused:
+        answer = await send(http, call, world.own, 0)
+        told = answer.json().get("error", answer.json())
+        assert (answer.status_code, told["code"]) == (403, "forbidden"), (call, answer.text)
+        assert "only for the base models another" in told.get("message", told.get("detail")), call
+    assert await world.counts() == before
+    run = await cats.run(session=world.own["session"], model_seq_id=30)
+    lane = [call for call in _asked(*_OF_A_LANE) if "model_id" in (call.body or {})]
+    assert len(lane) == 5
+    for seq_id, call in enumerate(lane, start=1):
+        body = {**filled(call.body, {**world.own, "run": run}), "seq_id": seq_id}
+        accepted = (await http.post(call.path, json=body)).raise_for_status().json()["request_id"]
+        failed = (await http.post("/api/v1/retrieve_future", json={"request_id": accepted})).json()
+        assert failed["category"] == "user", call
+        assert "only for the base models another" in failed["error"], call
+    step = {"model_id": run, "seq_id": len(lane) + 1}
+    theirs = {"model_id": world.other_tenant["run"], "seq_id": 2}
+    for tenant, body in ((cats, step), (dogs, theirs)):
+        sent = (await tenant.http.post("/optim_step", json=body)).raise_for_status().json()
+        polled = await tenant.http.post("/retrieve_future", json=sent)
+        assert (polled.status_code, polled.json()["type"]) == (408, "try_again")
+
+
+async def test_a_key_for_the_served_base_model_has_its_work_done(world: World, cats: Tenant) -> None:
+    world.service.services.vocabularies["test/tiny"] = BaseVocabulary(frozenset(), lambda tokens: "x" * len(tokens))
+    http = await world.client(KeyRights(base_models=frozenset({"test/tiny"})))
+    for call in _asked("/asample", "/create_model", "/create_sampling_session", "/merges", *_OF_A_LANE):
+        answer = await send(http, call, world.own, 0)
+        assert answer.status_code == call.status, (call, answer.text)
+    async with completing(replace(cats, key=http.headers["x-api-key"])) as completed:
+        assert await finish_samples(world.service) == 2
+    assert completed.result().choices[0].text == "x" * 8
 
 
 async def test_a_key_with_a_bound_of_rank_imports_nothing_and_one_without_does(world: World) -> None:

@@ -19,7 +19,7 @@ from tests.api.admin.test_shares import end
 from tests.api.conftest import BASE, Tenant
 from tests.api.dashboard.visits import visitor
 
-_ALERT = re.compile(r'<tr data-alert="(\d+)">(.*?)</tr>', re.DOTALL)
+_ALERT = re.compile(r'<tr data-alert="(\d+)"[^>]*>(.*?)</tr>', re.DOTALL)
 
 
 @asynccontextmanager

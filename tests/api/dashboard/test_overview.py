@@ -8,7 +8,7 @@ from tests.api.dashboard.visits import visitor
 from tests.api.test_joint_polls import open_sampler, sample
 
 _FIGURE = re.compile(r'<li data-figure="(\w+)"><b>([^<]*)</b><span>([^<]*)</span>')
-_FAILURE = re.compile(r'<tr data-failed="(\w+)">.*?<span class="badge badge-bad">([^<]*)</span>')
+_FAILURE = re.compile(r'<tr data-failed="(\w+)"[^>]*>.*?<span class="badge badge-bad">([^<]*)</span>')
 
 
 async def test_samples_are_counted_beside_the_operations_and_not_among_them(service, cats, dogs) -> None:

@@ -14,6 +14,8 @@ import orjson
 import zstandard
 
 PREFIX = "/api/v1"
+OWN_PREFIX = "/api/weft/v1"
+"""Prefix of the routes that weft adds to Tinker's."""
 FAILED = 0
 """Status under which failed connections are counted."""
 _PAUSE_SECONDS = 0.02

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from bench.hostile.foothold import PREFIX, Foothold, again_and_again
+from bench.hostile.foothold import OWN_PREFIX, PREFIX, Foothold, again_and_again
 
 _CONNECTIONS = 32
 _SESSIONS = 200
@@ -33,7 +33,6 @@ async def searches_and_lists(foothold: Foothold) -> None:
         ("GET", f"billing/usage/events?{window}", None),
         ("GET", "billing/usage/checkpoints/current", None),
         ("GET", "audit?limit=1000", None),
-        ("GET", "jobs", None),
     ]
 
     async def send(number: int) -> None:
@@ -50,10 +49,10 @@ async def own_metrics(foothold: Foothold) -> None:
     async def send(number: int) -> None:
         run, first = runs[number % _RUNS], number * _STEPS
         if number % 8 == 7:
-            await foothold.send("GET", f"{PREFIX}/runs/{run}/points?limit=2000")
+            await foothold.send("GET", f"{OWN_PREFIX}/runs/{run}/points?limit=2000")
             return
         metrics = {f"metric_{place}": float(number) for place in range(_METRICS)}
         points = [{"step": step, "metrics": metrics} for step in range(first, first + _STEPS)]
-        await foothold.post(f"runs/{run}/points", {"points": points})
+        await foothold.send("POST", f"{OWN_PREFIX}/runs/{run}/points", orjson.dumps({"points": points}))
 
     await again_and_again(_CONNECTIONS, send)

@@ -4,7 +4,9 @@ import io
 import tarfile
 from itertools import count
 
-from bench.hostile.foothold import PREFIX, Foothold, again_and_again
+import orjson
+
+from bench.hostile.foothold import OWN_PREFIX, PREFIX, Foothold, again_and_again
 
 _CONNECTIONS = 16
 _VERSIONS = 24
@@ -48,11 +50,12 @@ async def jobs(foothold: Foothold) -> None:
     path = await foothold.checkpoint(run)
     names = count()
     archives = [b"\0" * _ARCHIVE_BYTES, _archive({"adapter_config.json": b"[" * 10_000}), _archive({"x" * 90: b"y"})]
-    query = f"{PREFIX}/imports?base_model={foothold.base_model}"
+    query = f"{OWN_PREFIX}/imports?base_model={foothold.base_model}"
 
     async def send(number: int) -> None:
         if number % 2:
-            await foothold.post("merges", {"path": path, "name": f"merged-{next(names)}"})
+            body = orjson.dumps({"path": path, "name": f"merged-{next(names)}"})
+            await foothold.send("POST", f"{OWN_PREFIX}/merges", body)
             return
         body = archives[number // 2 % len(archives)]
         await foothold.send("POST", query, body, {"Content-Type": "application/octet-stream"})

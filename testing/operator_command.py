@@ -21,6 +21,12 @@ def weft(data: Path, *arguments: str, environment: Mapping[str, str] | None = No
         return thread.submit(_run, [*arguments, "--data", str(data)], dict(environment or {})).result()
 
 
+def weft_over_http(url: str, key: str, *arguments: str) -> str:
+    """Run a command over the admin API at ``url`` with an operator's key, as ``weft`` does on the data folder."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_run, [*arguments], {"WEFT_ADMIN_URL": url, "WEFT_ADMIN_KEY": key}).result()
+
+
 def _run(command: list[str], environment: dict[str, str]) -> str:
     from cli.main import app
 

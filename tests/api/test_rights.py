@@ -230,7 +230,7 @@ def _asked(*ends: str) -> list[Call]:
 async def test_a_key_for_other_base_models_has_nothing_computed_whatever_the_door(
     world: World, cats: Tenant, dogs: Tenant
 ) -> None:
-    """What it sends to a run of a base that it is not for fails there, and the next operation of another key runs."""
+    """Operations of a run of another base fail there; the next one of another key is taken, and a second tenant's is."""
     chat = BaseVocabulary(frozenset(), decode=lambda tokens: "x" * len(tokens), chat=lambda messages, tools: [7])
     world.service.services.vocabularies["test/tiny"] = chat
     http, before = await world.client(KeyRights(**_OTHER_BASE)), await world.counts()

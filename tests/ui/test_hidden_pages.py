@@ -78,7 +78,9 @@ def test_a_hidden_run_has_no_stream_and_is_up_to_date_when_it_is_seen_again(brow
 
 
 def test_a_hidden_playground_does_not_ask_how_its_gate_stands(browse, ui_service, speakers, cat) -> None:
-    page, state = fill(browse(ui_service.cats), cat.run, tokens=LONG), f"**/ui/adapters/{quote(cat.run, safe='')}/state"
+    page, state = browse(ui_service.cats), f"**/ui/adapters/{quote(cat.run, safe='')}/state"
+    page.clock.install()
+    fill(page, cat.run, tokens=LONG)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/state") else None)
     press(page)
@@ -87,7 +89,7 @@ def test_a_hidden_playground_does_not_ask_how_its_gate_stands(browse, ui_service
     expect(pane(page)).to_have_attribute("data-state", "paused")
     page.evaluate(HIDE)
     before = len(asked)
-    page.wait_for_timeout(2500)
+    page.clock.run_for(60_000)
     assert len(asked) == before
     with page.expect_request(state):
         page.evaluate(SHOW)

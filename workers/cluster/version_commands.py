@@ -1,6 +1,7 @@
 """Runs the version commands that a sampling process gets: load an adapter's version on its replicas, or drop one.
 
-``workers/cluster/publication.py`` sends the commands.
+``workers/cluster/publication.py`` sends the commands. Tenants take turns: the oldest command of each is begun before the
+second of any, and a tenant has few loads at a time, because the places of a replica are first come, first served.
 """
 
 import asyncio
@@ -10,23 +11,25 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import case, func, select, update
 
 from contracts.errors import Unavailable, WeftError
 from contracts.ids import CheckpointId, RunId
 from ledger.publication import Prepare, Withdraw
 from ledger.runtime import Runtime
 from ledger.wakeups import version_command_topic, version_commands_topic
-from store.batcher import Batcher
+from store.batcher import Batcher, few_lengths
 from store.database import after_commit
 from store.repeat import repeat
-from store.tables import VersionCommand
+from store.tables import Run, VersionCommand
 
 log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 5.0
 _AT_ONCE = 256
 """Most commands that are begun by one look; the next one finds the others."""
+_LOADS_OF_TENANT = 8
+"""Most versions of one tenant that a process loads at a time."""
 
 
 class VersionCommandKind(StrEnum):
@@ -45,33 +48,57 @@ class VersionCommandRunner:
         self._withdraw = withdraw
         self._runtime = runtime
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._look = asyncio.Event()
+        """Set when a command was sent, and when one has ended, which may leave its turn to another."""
         self._withdrawn: Batcher[tuple[str, str | None], None] = Batcher(self._record_withdrawn)
 
     async def run(self) -> None:
         """Run commands until cancelled."""
-        with self._runtime.wakeups.listen(version_commands_topic(self._process)) as sent:
+        with self._runtime.wakeups.listen(version_commands_topic(self._process), event=self._look):
             failed = "version commands could not be begun"
-            await repeat(self._begin, seconds=_SWEEP_SECONDS, wake=sent, failed=failed)
+            await repeat(self._begin, seconds=_SWEEP_SECONDS, wake=self._look, failed=failed)
 
     async def _begin(self) -> None:
-        """Begin every command of the process that is not done and not running."""
+        """Begin the next commands of the process that are not done and not running."""
         try:
-            async with self._runtime.database.read() as session:
-                mine = VersionCommand.process_id == self._process
-                found = await session.scalars(
-                    select(VersionCommand).where(mine, VersionCommand.done_at.is_(None)).limit(_AT_ONCE)
-                )
-                commands = list(found)
+            new = await self._next()
         except Unavailable as outage:
             log.warning("version commands cannot be read: %s", outage.message)
             return
-        new = [command for command in commands if command.id not in self._running]
         withdrawn = [command for command in new if command.kind == VersionCommandKind.WITHDRAW]
         if withdrawn:
             self._start(withdrawn, self._withdraw_all(withdrawn))
         for command in new:
             if command.kind != VersionCommandKind.WITHDRAW:
                 self._start([command], self._run_prepare(command))
+
+    async def _next(self) -> list[VersionCommand]:
+        """Return the commands to begin: of all that are open the oldest of each tenant first, without those that run.
+
+        The running ones count among their tenant's first, which bounds its loads.
+        """
+        is_withdrawal = VersionCommand.kind == VersionCommandKind.WITHDRAW
+        turn = func.row_number().over(
+            partition_by=(Run.tenant_id, VersionCommand.kind), order_by=(VersionCommand.created_at, VersionCommand.id)
+        )
+        mine = VersionCommand.process_id == self._process
+        turns = (
+            select(VersionCommand.id, turn.label("turn"))
+            # A withdrawal by housekeeping names no run.
+            .join(Run, Run.id == VersionCommand.run_id, isouter=True)
+            .where(mine, VersionCommand.done_at.is_(None))
+            .subquery()
+        )
+        query = (
+            select(VersionCommand)
+            .join(turns, turns.c.id == VersionCommand.id)
+            .where(turns.c.turn <= case((is_withdrawal, _AT_ONCE), else_=_LOADS_OF_TENANT))
+            .where(VersionCommand.id.not_in(few_lengths(list(self._running))))
+            .order_by(turns.c.turn, VersionCommand.created_at, VersionCommand.id)
+            .limit(_AT_ONCE)
+        )
+        async with self._runtime.database.read() as session:
+            return list(await session.scalars(query))
 
     def _start(self, commands: Sequence[VersionCommand], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"version commands {commands[0].id}")
@@ -128,3 +155,5 @@ class VersionCommandRunner:
         except Unavailable as outage:
             # The commands stay open. A later look runs them again.
             log.warning("version command %s could not be recorded: %s", commands[0], outage.message)
+            return
+        self._look.set()

@@ -27,12 +27,14 @@ async def record_act(
     session_id: str | None = None,
     before: Mapping[str, object] | None = None,
     after: Mapping[str, object] | None = None,
+    is_counted: bool = False,
 ) -> None:
     """Write an entry about what the caller does to a thing of its tenant, in the transaction that does it.
 
-    Raises ``OverRate`` for a tenant that changes too much. A key is revoked all the same: its thief may be who changes so much.
+    ``is_counted``: the change was counted already, before the work for it. Raises ``OverRate`` for a tenant that changes too
+    much. A key is revoked all the same: its thief may be who changes so much.
     """
-    if action is not Action.KEY_REVOKE:
+    if not is_counted and action is not Action.KEY_REVOKE:
         services.admission.changes.count(caller.tenant)
     await record(
         transaction,

@@ -19,6 +19,8 @@ PATIENCE_SECONDS = 10.0
 POLL_PATIENCE_SECONDS = 2.0
 """Longest wait of a poll for a place. The SDK polls again without a pause, and gives up its shortest poll after 5 s."""
 
+_RELOADS = 4
+"""Reloads of one tenant in progress at a time; further ones wait for their turn for ``PATIENCE_SECONDS``."""
 _LEAVE = "weft.leave"
 
 
@@ -33,6 +35,8 @@ class Admission:
         self.uploads = TenantShares(1)
         """Archives that come in: each tenant's one after the other, so that what is staged stays within its storage."""
         self._usage = TenantShares(1)
+        self.reloads = TenantShares(_RELOADS)
+        """Reloads in progress, each of which may have every replica of a base model load a version."""
         self._at_once = TenantShares(settings.tenant_requests)
         self._polls = TenantShares(settings.tenant_polls)
         self._streams = TenantShares(settings.tenant_streams)

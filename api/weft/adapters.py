@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.acting import record_act
+from api.admission import PATIENCE_SECONDS
 from api.authentication import GateKeeper, GateReader
 from api.json_body import PathId, json_body
 from api.paging import Cursor, CursorPage, cursor_of, next_cursor
@@ -200,22 +201,39 @@ async def reload(
 ) -> Reloaded:
     """Point the run's live samplers at one of its versions, once the replicas have loaded it.
 
-    Raises ``NotFound``, ``InvalidRequest``, and the error of a replica that cannot load the version.
+    Raises ``NotFound``, ``InvalidRequest``, ``TooManyRequests``, ``OverRate``, and the error of a replica that cannot load the
+    version.
     """
-    async with services.runtime.database.read() as session:
-        version, run = await _version(services, session, caller, run_id, body.path)
-    await services.runtime.publication.prepare(run.base_model, RunId(run.id), version)
+    reloads = services.admission.reloads.held(caller.tenant, patience=PATIENCE_SECONDS, what="reloads in progress")
+    async with reloads:
+        async with services.runtime.database.read() as session:
+            version, run = await _version(services, session, caller, run_id, body.path)
+        # Counted before the replicas load anything.
+        services.admission.changes.count(caller.tenant)
+        await services.runtime.publication.prepare(run.base_model, RunId(run.id), version)
+        await _follow(services, caller, run, version, body.path)
+    return Reloaded(adapter=run.id, version=version)
+
+
+async def _follow(services: ApiServices, caller: Principal, run: Run, version: CheckpointId, path: str | None) -> None:
+    """Point the run's live samplers, and those made later, at a version that the replicas have loaded."""
     async with services.runtime.database.write() as transaction:
         if not await publish_live(transaction, caller.tenant, RunId(run.id), version, services.runtime.clock):
             # No sampler moved. That is no error unless the version has expired meanwhile, for which this raises.
             await get_checkpoint(transaction, caller.tenant, version, services.runtime.clock)
         await note_reload(transaction, caller.tenant, RunId(run.id), version, services.runtime.clock)
-        told = {"version": version, "path": body.path}
+        told = {"version": version, "path": path}
         await record_act(
-            transaction, services, caller, Action.RUN_RELOAD, run.id, session_id=run.session_id, after=told
+            transaction,
+            services,
+            caller,
+            Action.RUN_RELOAD,
+            run.id,
+            session_id=run.session_id,
+            after=told,
+            is_counted=True,
         )
         services.runtime.ledger.wakeups.announce_after_commit(transaction, versions_topic(run.base_model))
-    return Reloaded(adapter=run.id, version=version)
 
 
 async def _version(

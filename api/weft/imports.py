@@ -107,6 +107,8 @@ async def import_archive(
             return describe_job(earlier)
     caller.check_new_work()
     async with services.admission.uploads.held(caller.tenant, patience=0, what="archives that are sent"):
+        # Counted before the archive is read.
+        services.admission.changes.count(caller.tenant)
         size = await _staged(services, caller, request, new, upload_offset)
         info = await _recorded(services, caller, new, replace(asked, archive_bytes=size))
     services.runtime.wakeups.announce(JOBS)
@@ -151,7 +153,14 @@ async def _recorded(services: ApiServices, caller: Principal, new: NewJob, asked
             if info.id == new.id:
                 told = {"kind": JobKind.IMPORT, "name": asked.name, "archive_bytes": asked.archive_bytes}
                 await record_act(
-                    transaction, services, caller, Action.JOB_CREATE, new.id, session_id=session, after=told
+                    transaction,
+                    services,
+                    caller,
+                    Action.JOB_CREATE,
+                    new.id,
+                    session_id=session,
+                    after=told,
+                    is_counted=True,
                 )
     except Unavailable:
         # The job may have been recorded. Housekeeping removes the folder if not.

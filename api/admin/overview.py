@@ -64,7 +64,7 @@ async def show_overview(
     """Show the service at one glance. Tokens are those of operations that have ended in the last ``window_seconds``."""
     del caller
     now = await admin.now()
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         parts = await read_queue_parts(session)
         served = await served_tokens(session, since=now - timedelta(seconds=window_seconds))
         # One that only made a model, say, had no tokens to be due.

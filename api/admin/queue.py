@@ -56,7 +56,7 @@ async def show_queue(caller: Caller, admin: Admin) -> Listed[QueueLine]:
     """List what is pending by base model and kind, and the tenants that fill each line; all in one page."""
     del caller
     now = await admin.now()
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         parts = await read_queue_parts(session)
         names = await tenant_names(session, {part.tenant_id for part in parts})
     return Listed(items=queue_lines(parts, names, now))

@@ -56,7 +56,7 @@ async def list_shares(caller: Caller, admin: Admin, after: After = None, limit: 
     """
     del caller
     now = await admin.now()
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         rows = await page_of(session, Tenant, after=after, most=limit + 1)
         parts = await read_queue_parts(session)
         windows = [await _loads(session, parts, now, seconds) for seconds in WINDOWS]

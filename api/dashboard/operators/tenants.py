@@ -51,7 +51,7 @@ async def _listed(operator: Operator, admin: AdminServices, after: str | None) -
     """Return a page of tenants, and what those have spent today (UTC) where there are prices."""
     found = await list_shares(operator, admin, after, _A_PAGE)
     costs: dict[TenantId, KnownCost] = {}
-    async with admin.runtime.database.read() as session:
+    async with admin.runtime.database.survey() as session:
         currency = await currency_of(session)
         if currency is not None:
             now, ids = await admin.now(), [TenantId(one.id) for one in found.items]

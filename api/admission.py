@@ -37,6 +37,8 @@ class Admission:
         self._usage = TenantShares(1)
         self.reloads = TenantShares(_RELOADS)
         """Reloads in progress, each of which may have every replica of a base model load a version."""
+        self.copies = TenantShares(1)
+        """Copies of checkpoints: each tenant's one after the other, so that they stay within its storage and leave threads."""
         self._at_once = TenantShares(settings.tenant_requests)
         self._polls = TenantShares(settings.tenant_polls)
         self._streams = TenantShares(settings.tenant_streams)

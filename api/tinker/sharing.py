@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from api.access_tokens import Access, readable
 from api.acting import record_act
+from api.admission import PATIENCE_SECONDS
 from api.authentication import CheckpointWriter
 from api.json_body import PathId, json_body
 from api.services import ApiServices, Services
@@ -81,7 +82,7 @@ async def copy_weights(
     """Copy a checkpoint of the caller's, a published one, or one that an access token is for. The copy is the caller's own.
 
     A repeat with the same ``X-Idempotency-Key`` finds the first copy. Raises ``NotFound``, ``Forbidden``, ``StorageFull``,
-    ``SequenceConflict`` for a slot that another run has.
+    ``TooManyRequests`` beside other copies of the tenant's, ``SequenceConflict`` for a slot that another run has.
     """
     check_client_key(x_idempotency_key)
     if (body.session_id is None) != (body.model_seq_id is None):
@@ -112,8 +113,10 @@ async def copy_weights(
         optimizer=optimizer_of(run.optimizer, "the checkpoint's optimizer"),
         run_metadata=source.run_metadata,
     )
-    await _check_room(services, caller, found.size_bytes)
-    copied, is_new = await _copied(services, caller, new, place, source, found.directory)
+    copies = services.admission.copies
+    async with copies.held(caller.tenant, patience=PATIENCE_SECONDS, what="copies of checkpoints"):
+        await _check_room(services, caller, found.size_bytes)
+        copied, is_new = await _copied(services, caller, new, place, source, found.directory)
     if is_new:
         note_shared_read(services, shared_read(caller, found.tenant_id, path, Purpose.COPY, source_read.holder))
     return CopiedWeights(tinker_path=str(copied))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -219,3 +220,39 @@ async def test_a_load_with_a_bad_path_uses_up_its_number(cats) -> None:
         answer = await cats.http.post("/load_weights", json=body)
         assert answer.status_code == 200, answer.text
         assert "request_id" in answer.json()
+
+
+async def test_copies_of_a_tenant_are_made_one_after_the_other_and_a_neighbours_go_on(
+    cats, dogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of a first copy take long to copy. The tenant's room is looked at once its turn has come."""
+    runs = {}
+    for tenant in (cats, dogs):
+        runs[tenant.id] = await tenant.run()
+        await tenant.checkpoint(runs[tenant.id], "one")
+    began, goes_on = asyncio.Event(), threading.Event()
+    loop, copied = asyncio.get_running_loop(), []
+
+    def slow(source: Path, target: Path) -> None:
+        copied.append(target)
+        if len(copied) == 1:
+            loop.call_soon_threadsafe(began.set)
+            assert goes_on.wait(60)
+        copy_folder(source, target)
+
+    monkeypatch.setattr("api.tinker.sharing.copy_folder", slow)
+    monkeypatch.setattr("api.tinker.sharing.PATIENCE_SECONDS", 0.2)
+    first = asyncio.create_task(copy(cats, {"source_path": PATH.format(runs[cats.id])}, key="first"))
+    try:
+        async with asyncio.timeout(60):
+            await began.wait()
+            second = await copy(cats, {"source_path": PATH.format(runs[cats.id])}, key="second")
+            neighbours = await copy(dogs, {"source_path": PATH.format(runs[dogs.id])}, key="theirs")
+        assert (second.status_code, second.json()["code"]) == (429, "too_many_requests")
+        assert neighbours.status_code == 200
+        assert len(copied) == 2, "the refused one has copied nothing"
+    finally:
+        goes_on.set()
+        made = await first
+    assert made.status_code == 200
+    assert (await copy(cats, {"source_path": PATH.format(runs[cats.id])}, key="second")).status_code == 200

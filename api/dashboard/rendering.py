@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, sel
 
 from api.dashboard.navigation import entries_for
 from api.dashboard.series_names import series_name
+from api.dashboard.sparkline import spark_path
 from api.dashboard.waiting_words import waiting_words
 from api.services import ApiServices
 from contracts.plurals import noun
@@ -58,6 +59,7 @@ def install_rendering(app: FastAPI, *, insecure: bool = False) -> None:
     filters = {"count": count, "bytes": byte_size, "duration": duration, "marked": marked, "exact": exact, "ago": ago}
     filters |= {"measured": measured, "browser": browser, "told": told, "short_id": short_id, "noun": noun}
     filters |= {"waiting_words": waiting_words, "money": money, "series_name": series_name}
+    filters |= {"spark_path": spark_path}
     environment.filters.update(filters)
     app.state.templates = environment
     app.state.is_insecure = insecure

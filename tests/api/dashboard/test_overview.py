@@ -1,14 +1,21 @@
 """The overview tells in figures what a tenant has in hand and what went wrong for it, and nothing of another tenant's."""
 
+import math
 import re
 
+from api.dashboard.rendering import measured
 from contracts.errors import InvalidRequest
 from tenants.sessions import end_silent_sessions
 from tests.api.dashboard.visits import visitor
 from tests.api.test_joint_polls import open_sampler, sample
+from tests.api.test_points import steps
 
 _FIGURE = re.compile(r'<li data-figure="(\w+)"><b>([^<]*)</b><span>([^<]*)</span>')
 _FAILURE = re.compile(r'<tr data-failed="(\w+)"[^>]*>.*?<span class="badge badge-bad">([^<]*)</span>')
+
+_RUN = re.compile(
+    r'<tr data-run="([^"]+)".*?<td class="number">\d+</td><td class="number">([^<]*)</td>.*?<path d="([^"]*)"'
+)
 
 
 async def test_samples_are_counted_beside_the_operations_and_not_among_them(service, cats, dogs) -> None:
@@ -27,6 +34,22 @@ async def test_samples_are_counted_beside_the_operations_and_not_among_them(serv
     assert own["pending_samples"] == ("2", "samples pending")
     assert theirs["pending_operations"] == ("0", "operations pending")
     assert theirs["pending_samples"] == ("1", "sample pending")
+
+
+async def test_a_loss_that_is_not_finite_is_a_gap_and_never_the_one_before_it(service, cats, dogs) -> None:
+    runs = [await cats.run(), await cats.run()]
+    await steps(cats, runs[0], [8.0, 6.0, math.nan, 4.0, 2.0])
+    await steps(cats, runs[1], [8.0, 6.0, math.nan])
+    theirs = await dogs.run()
+    await steps(dogs, theirs, [8.0, 6.0])
+    async with visitor(service, cats.key) as http, visitor(service, dogs.key) as other:
+        told, beside = (await http.get("/ui")).text, (await other.get("/ui")).text
+    found = {run: (loss, path) for run, loss, path in _RUN.findall(told)}
+    loss, path = found[runs[0]]
+    assert (loss, path.count("M"), path.count("L")) == (measured(1.0), 2, 2)
+    loss, path = found[runs[1]]
+    assert (loss, path.count("M"), path.count("L")) == ("–", 1, 1)
+    assert [(run, loss) for run, loss, _ in _RUN.findall(beside)] == [(theirs, measured(3.0))]
 
 
 async def test_failed_operations_dead_scripts_and_lost_sessions_of_a_day_are_told_newest_first(

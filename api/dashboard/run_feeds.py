@@ -297,14 +297,18 @@ def _step_of(place: _Place, head: RunHead) -> int:
     return max(0, head.optimizer_steps - KEPT_POINTS) if place.after is None else place.after
 
 
-def standing_told(state: str, end_reason: str | None, waiting: WaitingInfo) -> dict[str, Any]:
-    """Return a run's standing as its page is told it."""
+def standing_told(
+    state: str, end_reason: str | None, waiting: WaitingInfo, metrics: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return a run's standing as its page is told it, and the names of its user's own metrics."""
     reasons = waiting.model_dump() | {"words": waiting_words(waiting.reason)}
-    return {"state": state, "end_reason": end_reason, "waiting": reasons}
+    return {"state": state, "end_reason": end_reason, "waiting": reasons, "metrics": metrics or []}
 
 
 def _standing(listed: ListedRun, waiting: WaitingInfo) -> FeedEvent:
-    return FeedEvent("standing", _json(standing_told(listed.state, listed.end_reason, waiting)))
+    return FeedEvent(
+        "standing", _json(standing_told(listed.state, listed.end_reason, waiting, listed.run.metric_names))
+    )
 
 
 def _body(point: Point) -> dict[str, Any]:

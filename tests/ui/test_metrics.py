@@ -47,6 +47,36 @@ def test_every_metric_has_a_small_curve_that_follows(browse, axe, ui_service) ->
         assert stranger.request.get(f"/ui/runs/{client.run}/metrics.csv").status == 404
 
 
+def test_a_metric_that_first_comes_while_the_page_is_open_is_shown(browse, axe, ui_service) -> None:
+    """Names are hostile. A neighbour's open page shows none of them."""
+    url, name = ui_service.url, '<img src=x onerror="alert(1)">\u202ereward'
+    page, beside = browse(ui_service.cats), browse(ui_service.dogs)
+    with stepping(url, ui_service.cats.key) as client, stepping(url, ui_service.dogs.key) as other:
+        for one, run in ((page, client.run), (beside, other.run)):
+            one.goto(f"/ui/runs/{run}")
+            expect(one.locator("#curve")).to_have_attribute("data-live", "open")
+        add_metrics(url, ui_service.cats.key, client.run, {3: {name: 0.25, "plain": 1.0}})
+        for stepped in (client, other):
+            stepped.step()
+        figures = page.locator('#metrics [data-series^="metric:"]')
+        expect(figures).to_have_count(2)
+        reward = figures.filter(has_text="U+202E")
+        reward.scroll_into_view_if_needed()
+        expect(reward).to_have_attribute("data-points", "1")
+        expect(reward.locator("[data-last]")).to_have_text("0.25")
+        expect(reward.locator("[data-step]")).to_have_text("3")
+        assert table_of(reward) == [["3", "0.25"]]
+        expect(page.get_by_role("link", name="Own metrics as CSV")).to_be_visible()
+        client.step()
+        expect(page.locator('[data-series="learning_rate"]')).to_have_attribute("data-points", "2")
+        expect(figures).to_have_count(2)
+        axe(page)
+        page.reload()
+        expect(reward).to_have_attribute("data-points", "1")
+        expect(beside.locator('[data-figure="steps"]')).to_have_text("1")
+        expect(beside.locator('#metrics [data-series^="metric:"]')).to_have_count(0)
+
+
 def test_own_metrics_are_read_again_while_they_are_in_sight(browse, ui_service) -> None:
     """The page's clock is the test's."""
     url, key = ui_service.url, ui_service.cats.key

@@ -3,6 +3,7 @@ import { Curve, LABELS, chart, curveAddress, readJson } from "./curves.js";
 import { count, measured, noun } from "./numbers.js";
 import { onSeen } from "./seen.js";
 import { timeElement } from "./times.js";
+import { writeMarked } from "./tokens.js";
 
 const OWN_MS = 15000;
 const MOST_LIVE_ENTRIES = 4000;
@@ -24,10 +25,30 @@ export class Metrics {
     this.base = base;
     this.read = read;
     this.shown = new Map();
-    const sight = new IntersectionObserver((entries) => entries.forEach((one) => this.see(one)), { rootMargin: "200px" });
-    for (const figure of document.querySelectorAll("#metrics [data-series]")) sight.observe(figure);
+    this.sight = new IntersectionObserver((entries) => entries.forEach((one) => this.see(one)), { rootMargin: "200px" });
+    for (const figure of document.querySelectorAll("#metrics [data-series]")) this.sight.observe(figure);
     setInterval(() => this.followOwn(), OWN_MS);
     onSeen(() => this.followOwn());
+  }
+
+  /** Give each of the user's own metrics that the page has not shown yet its figure. */
+  showOwn(names) {
+    const section = document.getElementById("metrics");
+    const plots = section.querySelector(".small-plots");
+    const known = new Set([...plots.children].map((figure) => figure.dataset.series));
+    for (const name of names.filter((one) => !known.has(`metric:${one}`))) {
+      const figure = section.querySelector("template[data-own]").content.firstElementChild.cloneNode(true);
+      figure.dataset.series = `metric:${name}`;
+      const title = figure.querySelector(".small-name");
+      title.title = name;
+      writeMarked(title, name);
+      figure.querySelector(".plot").setAttribute("aria-label", `Curve of ${name}; its values are in the table below it`);
+      figure.querySelector(".table-wrap").setAttribute("aria-label", `Values of ${name}`);
+      figure.querySelector("caption").textContent = `The last values of ${name}, newest first`;
+      plots.append(figure);
+      section.hidden = section.querySelector("[data-own-file]").hidden = false;
+      this.sight.observe(figure);
+    }
   }
 
   see({ target, isIntersecting }) {

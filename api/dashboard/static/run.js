@@ -262,6 +262,7 @@ function fill(name, shown) {
 }
 
 function showStanding(standing) {
+  if (metrics) metrics.showOwn(standing.metrics);
   showState(document.querySelector("[data-run-state] .state"), standing.state);
   const box = document.getElementById("waiting");
   const waiting = standing.waiting;

@@ -146,7 +146,7 @@ async def run_news(caller: PageReader, services: Services, run_id: PathId, after
     news = {
         "points": [point.model_dump() for point in found.points],
         "marks": [mark.model_dump() for mark in marks.marks],
-        "standing": standing_told(run.state, run.end_reason, waiting),
+        "standing": standing_told(run.state, run.end_reason, waiting, run.metrics),
     }
     return Response(orjson.dumps(news), media_type="application/json")
 

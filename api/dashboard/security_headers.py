@@ -30,6 +30,8 @@ _EVERYWHERE = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
     (b"x-frame-options", b"DENY"),
+    # Keys and secrets are shown once, and caches on the way do not know that X-API-Key tells tenants apart.
+    (b"cache-control", b"no-store"),
 )
 _HTTPS = (b"strict-transport-security", b"max-age=31536000")
 
@@ -60,8 +62,6 @@ class SecurityHeaders:
         added = [(b"content-security-policy", policy.encode()), *_EVERYWHERE]
         if scope.get("scheme") == "https":
             added.append(_HTTPS)
-        if is_page:
-            added.append((b"cache-control", b"no-store"))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -262,7 +262,8 @@ function fill(name, shown) {
 }
 
 function showStanding(standing) {
-  if (metrics) metrics.showOwn(standing.metrics);
+  // A service of an earlier version tells none.
+  if (metrics) metrics.showOwn(standing.metrics ?? []);
   showState(document.querySelector("[data-run-state] .state"), standing.state);
   const box = document.getElementById("waiting");
   const waiting = standing.waiting;

@@ -116,6 +116,8 @@ async def copy_weights(
     copies = services.admission.copies
     async with copies.held(caller.tenant, patience=PATIENCE_SECONDS, what="copies of checkpoints"):
         await _check_room(services, caller, found.size_bytes)
+        # Counted before files are copied.
+        services.admission.changes.count(caller.tenant)
         copied, is_new = await _copied(services, caller, new, place, source, found.directory)
     if is_new:
         note_shared_read(services, shared_read(caller, found.tenant_id, path, Purpose.COPY, source_read.holder))
@@ -162,7 +164,14 @@ async def _copied(
                 told = {"copied_from": str(source.path), "size_bytes": new.size_bytes}
                 of = session_of(path.run_id)
                 await record_act(
-                    transaction, services, caller, Action.CHECKPOINT_CREATE, str(path), session_id=of, after=told
+                    transaction,
+                    services,
+                    caller,
+                    Action.CHECKPOINT_CREATE,
+                    str(path),
+                    session_id=of,
+                    after=told,
+                    is_counted=True,
                 )
     except Unavailable:
         # The copy may be recorded. If it is not, housekeeping removes the folder.

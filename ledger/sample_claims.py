@@ -250,8 +250,14 @@ async def return_samples_of(transaction: AsyncSession, processes: Sequence[str])
 
 
 async def gates_that_hold(session: AsyncSession, base_model: str) -> list[str]:
-    """Return the gates that hold samples of ``base_model``; the rest of very many is found by the next call."""
-    return list((await session.execute(_HOLDING, {"base": base_model, "after": ""})).scalars())
+    """Return every gate that holds samples of ``base_model``: closed gates of one tenant hide no open one of another's."""
+    found: list[str] = []
+    while True:
+        after = found[-1] if found else ""
+        page = list((await session.execute(_HOLDING, {"base": base_model, "after": after})).scalars())
+        found += page
+        if len(page) < _AT_ONCE:
+            return found
 
 
 async def release_held(transaction: AsyncSession, base_model: str, gates: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import event, select, update
 from sqlalchemy.engine import Connection
 
 from contracts.base_model import read_base_model_facts
@@ -25,7 +25,7 @@ from ledger.runtime import Runtime
 from store.clock import utc_now
 from store.database import Database, create_engine
 from store.database_clock import database_now
-from store.tables import PoolState, ProcessKind, ReplicaCondition, WorkerProcess
+from store.tables import Operation, PoolState, ProcessKind, ReplicaCondition, WorkerProcess
 from tenants.gates import GateMode, Pause, pause_gate, resume_gate
 from tenants.limits import set_tenant
 from tenants.tenant_names import create_tenant
@@ -233,6 +233,23 @@ async def test_a_paused_adapters_samples_take_no_room_and_come_back_once_it_is_o
     await pools.resume()
     await pools.two.claims.release_open()
     assert pools.counts(await pools.two.claim())["paused"] >= ROOM - 2
+
+
+async def test_an_open_gate_is_found_behind_very_many_that_stay_closed(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tenant's paused adapters, more than one look reads at a time, come before another's gate, which is open."""
+    closed, count = "a-closed-", 600
+    await pools.send("paused", count)
+    await pools.send("neighbour", 1)
+    async with pools.runtime.database.write() as transaction:
+        held = await transaction.execute(select(Operation.id, Operation.tenant_id).order_by(Operation.seq_id))
+        for number, (id, tenant) in enumerate(held.all()):
+            gate = "b-open" if tenant == pools.tenants["neighbour"] else f"{closed}{number:04}"
+            await transaction.execute(update(Operation).where(Operation.id == id).values(held_by=gate))
+    monkeypatch.setattr(GateCache, "is_closed", lambda _, gate: gate.startswith(closed))
+    await pools.two.claims.release_open()
+    assert pools.counts(await pools.two.claim()) == {"neighbour": 1}
 
 
 async def test_a_sample_held_by_a_gate_that_has_just_opened_is_not_forgotten(pools: Pools) -> None:

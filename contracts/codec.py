@@ -34,6 +34,11 @@ def pack(record: Payload) -> bytes:
     return encoded if len(encoded) < _COMPRESSED_FROM else zstandard.compress(encoded, _LEVEL)
 
 
+def encoded_bytes(packed: bytes) -> int:
+    """Return the size of a packed record before compression."""
+    return max(len(packed), zstandard.frame_content_size(packed) if packed.startswith(_ZSTD_MAGIC) else 0)
+
+
 def decode_payload(kind: OperationKind, body: bytes) -> Payload:
     """Decode a payload of ``kind``, packed or only encoded. Arrays are read-only. Raises ``ValueError``."""
     return _decoded(kind, body, PAYLOAD_TYPES)

@@ -47,7 +47,11 @@ Errors that never become an HTTP answer have no status and no code. Each is draw
     Exception
     ├── NotReady               telemetry.readiness           a part of the process cannot work; `/readyz` says why
     ├── HeldBack               workers.sampling.claims       a sample cannot run now; it is given back
-    ├── AttemptEnds            workers.jobs.runner           a job's attempt ends before it is done; never leaves the runner
+    ├── AttemptEnds            workers.jobs.attempt          a job's attempt ends before it is done; never leaves the runner
+    ├── JobProcessEnded        workers.jobs.job_process      a job's process ended while it worked; the job is tried again
+    ├── WorkFailed             workers.jobs.job_process      a job's work failed in an unforeseen way; the job has failed
+    ├── WorkPostponed          workers.jobs.job_process      a job's work cannot read a file now; the job is tried again
+    ├── CheckpointUnread       workers.training.adapter_restorer  a checkpoint cannot be read now; the load is tried again
     ├── BrokenOff              api.endable_response          an answer ends between two pieces; never leaves it
     ├── Unreachable            workers.webhooks.sender       a webhook's host has no address that may be reached; never leaves it
     ├── HangingLookups         workers.webhooks.sender       a tenant's look-ups hang, and one more may not begin; never leaves it
@@ -292,6 +296,10 @@ class ClientSilent(Cancelled):
     """The sample was ended because its client had sent no heartbeat for a while. A poll for it is answered with 410."""
 
     code = "client_silent"
+
+
+CANCELLED_CODES = (Cancelled.code, ClientSilent.code)
+"""Codes of operations that were ended from outside: what they had used by then is counted."""
 
 
 class PayloadTooLarge(WeftError):

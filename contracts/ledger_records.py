@@ -32,11 +32,18 @@ class StoredPayload:
     file_digest: bytes | None = None
     """Digest of the file's bytes. None: the payload is in ``body``."""
     file_bytes: int = 0
+    encoded_bytes: int = 0
+    """Size before compression, which limits count: a few kilobytes may hold millions of equal numbers."""
 
     @property
     def stored_bytes(self) -> int:
         """Bytes that the payload takes, in the row or in the file."""
         return len(self.body) + self.file_bytes
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes that limits count."""
+        return max(self.stored_bytes, self.encoded_bytes)
 
 
 def new_request_id() -> RequestId:
@@ -143,6 +150,8 @@ class ReadyOperation:
     """Number of processes that ended while they computed the operation. Above 0 the operation is a suspect."""
     is_replay: bool = False
     """True for an operation that is done, and is applied again to rebuild its run's adapter."""
+    nbytes: int = 0
+    """Bytes that a training operation's payload takes in memory, about."""
     has_progress: bool = False
     """True for a sample that another sampling process has begun (``tenants.sample_progress``)."""
 
@@ -179,6 +188,8 @@ class PendingOperation:
     """Monotonic seconds from which on its tenant's rate and budgets let it run, as far as known now."""
     weight: float = 1.0
     """Weight of the run among the runs of its tenant."""
+    nbytes: int = 0
+    """Bytes that the payload will take in memory, about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ questions were asked, so no answer is older than its question.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from itertools import repeat
+from itertools import accumulate, repeat, takewhile
 from typing import Generic, TypeVar
 
 from contracts.errors import WeftError
@@ -23,8 +23,16 @@ MOST = 128
 class Batcher(Generic[Q, A]):
     """Answers questions in batches, one batch at a time. Used from one event loop."""
 
-    def __init__(self, work: Callable[[Sequence[Q]], Awaitable[Sequence[A | WeftError]]], *, most: int = MOST) -> None:
-        """``work`` returns one answer for each question of a batch, in order, and at most ``most`` questions make a batch.
+    def __init__(
+        self,
+        work: Callable[[Sequence[Q]], Awaitable[Sequence[A | WeftError]]],
+        *,
+        most: int = MOST,
+        size: Callable[[Q], int] = lambda _: 1,
+    ) -> None:
+        """``work`` returns one answer for each question of a batch, in order.
+
+        Questions whose ``size`` is at most ``most`` together make a batch; a larger one is a batch of its own.
 
         - An answer that is a ``WeftError`` is raised to the caller who asked.
         - A ``WeftError`` that ``work`` raises, such as ``Unavailable``, is raised to every caller of the batch.
@@ -32,6 +40,7 @@ class Batcher(Generic[Q, A]):
         """
         self._work = work
         self._most = most
+        self._size = size
         self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
         self._running: asyncio.Task[None] | None = None
 
@@ -52,7 +61,8 @@ class Batcher(Generic[Q, A]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                current, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+                number = self._next()
+                current, self._waiting = self._waiting[:number], self._waiting[number:]
                 # Cancelled callers need no answer.
                 current = [one for one in current if not one[1].done()]
                 if current:
@@ -62,6 +72,11 @@ class Batcher(Generic[Q, A]):
             abandoned, self._waiting = self._waiting, []
             for _, answer in abandoned:
                 answer.cancel()
+
+    def _next(self) -> int:
+        """Return how many of the waiting questions make the next batch."""
+        sizes = accumulate(self._size(question) for question, _ in self._waiting)
+        return max(1, sum(1 for _ in takewhile(lambda size: size <= self._most, sizes)))
 
     async def _answer(self, current: Sequence[tuple[Q, "asyncio.Future[A]"]]) -> None:
         try:

@@ -3,6 +3,7 @@
 import heapq
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,21 @@ class DataFolder:
         with os.scandir(path) as entries:
             yield from (f"{parent}/{entry.name}" for entry in entries if entry.is_dir())
 
+    def half_written(self, folders: Iterable[str]) -> list[str]:
+        """Return the folders that are beside ``folders`` and from which a writer that died would have made one of them."""
+        names: defaultdict[str, set[str]] = defaultdict(set)
+        for folder in folders:
+            parent, _, name = folder.rpartition("/")
+            names[parent].add(name)
+        beside = ((parent, found) for parent in names for found in self._folders(parent))
+        return [found for parent, found in beside if _written_for(found) in names[parent]]
+
     def remove(self, relative: str) -> None:
         """Remove a folder, if it exists."""
         shutil.rmtree(self.path(relative), ignore_errors=True)
+
+
+def _written_for(folder: str) -> str | None:
+    """Return the name of the folder that a half-written one would become (``engine.model.atomic_folder``)."""
+    name = folder.rpartition("/")[2]
+    return name[1:].rpartition(".")[0] if name.startswith(".") else None

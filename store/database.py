@@ -20,11 +20,13 @@ from store.fair_places import FairPlaces
 from store.inline_sqlite import InlineConnection, inline_url
 from store.outages import outages_as_unavailable
 from store.statement_parameters import clean_parameters
-from store.surveys import Surveys
+from store.surveys import Surveys, survey_place
 from store.transaction import SQLITE_BUSY_SECONDS, KeptConnections, PooledConnections
 
 DEFAULT_POOL = 16
 """Most connections of one process to PostgreSQL."""
+_PARTS_OF_POOL = 4
+"""Surveys have one of as many parts of a pool of connections."""
 CONNECT_SECONDS = 5.0
 """Longest time to open a connection."""
 COMMAND_SECONDS = 30.0
@@ -140,6 +142,8 @@ class Database:
         most = 1 if self._is_sqlite else _pool_size(engine)
         self.places = FairPlaces(most, each=max(1, most // 2))
         self.surveys = Surveys(engine.url) if self._is_sqlite else None
+        surveys = max(1, most // _PARTS_OF_POOL)
+        self._survey_places = FairPlaces(surveys, each=1, own=max(1, surveys - 1))
 
     @property
     def has_one_service(self) -> bool:
@@ -162,10 +166,11 @@ class Database:
     async def survey(self) -> AsyncIterator[AsyncSession]:
         """Open a session as ``read`` does, for queries that may go through many rows. Raises ``Unavailable``.
 
-        One survey of a tenant runs at a time on SQLite, so a block never opens another one.
+        One survey of a tenant runs at a time, so a block never opens another one. On PostgreSQL surveys leave most of the
+        connections to others, however long they take.
         """
         if self.surveys is None:
-            async with self.read() as session:
+            async with survey_place(self._survey_places), self.read() as session:
                 yield session
             return
         with outages_as_unavailable():

@@ -1,4 +1,4 @@
-"""Places on the database that tenants take in turns, so that one tenant's many requests wait for each other, not others for them.
+"""Places that tenants take in turns, as on the database, so that one tenant's many requests wait for each other, not others.
 
 A request's task carries the tenant who asks (``ask_for``). The service's own work carries none: it is bounded by itself and
 all tenants wait for it, so it takes every second turn while it waits.
@@ -7,7 +7,7 @@ all tenants wait for it, so it takes every second turn while it waits.
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 
 STRANGERS = ""
@@ -51,10 +51,13 @@ class FairPlaces:
         """Number of tasks that wait for a place."""
         return sum(map(len, self._waiting.values()))
 
+    def place(self, *, patience: float | None = None) -> AbstractAsyncContextManager[None]:
+        """Hold a place for the running task's owner, as ``place_of``."""
+        return self.place_of(_asking.get(), patience=patience)
+
     @asynccontextmanager
-    async def place(self, *, patience: float | None = None) -> AsyncIterator[None]:
-        """Hold a place for the running task's owner. Raises ``TimeoutError`` after ``patience`` seconds; None: never."""
-        owner = _asking.get()
+    async def place_of(self, owner: Owner, *, patience: float | None = None) -> AsyncIterator[None]:
+        """Hold a place for ``owner``. Raises ``TimeoutError`` after ``patience`` seconds; None: never."""
         if self._free and self._has_room(owner):
             self._take(owner)
         else:

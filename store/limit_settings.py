@@ -16,7 +16,7 @@ class LimitSettings(BaseSettings):
     limit_pending_bytes: int = Field(
         default=2**30,
         ge=1,
-        description="Most bytes of one tenant's pending training operations. Beyond it as with their number.",
+        description="Most bytes of one tenant's pending training operations, before compression. Beyond it as with their number.",
     )
     limit_seq_ahead: int = Field(
         default=8192,

@@ -235,7 +235,8 @@ class Settings(
         default=timedelta(minutes=2),
         gt=timedelta(0),
         description="Time without a heartbeat after which the pending samples of a session are ended, once its client has "
-        "sent heartbeats. The SDK sends one every 10 s. If it was only cut off, it sends such a sample again by itself.",
+        "sent heartbeats; counted from a sample's request at the earliest. The SDK sends one every 10 s. If it was only cut "
+        "off, it sends such a sample again by itself.",
     )
     housekeeping_interval: timedelta = Field(
         default=timedelta(seconds=30),

@@ -1,7 +1,7 @@
-"""Surveys: reads of SQLite that may go through many rows. Each runs in a thread, and the event loop goes on meanwhile.
+"""Surveys: reads that may go through many rows, as lists, searches and sums do. Few run at a time, and one of each tenant.
 
-Lists, searches and sums are surveys. A short statement costs less where it is called than its way to a thread and back
-(decision 88), so all others run on the event loop.
+On SQLite each runs in a thread, and the event loop goes on meanwhile. A short statement costs less where it is called than its
+way to a thread and back (decision 88), so all others run on the event loop. On PostgreSQL a survey is a read like others.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ PAGES_WAIT_SECONDS = 10.0
 """Longest wait of a page for its tenant's turn."""
 T = TypeVar("T")
 _PLACES = 2
-"""Surveys of one process at a time. The others wait in their tenants' turns."""
+"""Surveys of SQLite of one process at a time. The others wait in their tenants' turns."""
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
@@ -46,6 +46,18 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         task.exception()
         raise cancelled
     return task.result()
+
+
+@asynccontextmanager
+async def survey_place(places: FairPlaces) -> AsyncIterator[None]:
+    """Hold a place for a survey of the running task's owner. Raises ``Unavailable`` where no turn comes in time."""
+    async with AsyncExitStack() as stack:
+        try:
+            patience = SURVEY_SECONDS if statement_limit() is None else PAGES_WAIT_SECONDS
+            await stack.enter_async_context(places.place(patience=patience))
+        except TimeoutError as error:
+            raise Unavailable("other lists of yours are being read; try again in a moment") from error
+        yield
 
 
 class ThreadTransaction(Transaction):
@@ -121,12 +133,7 @@ class Surveys:
     async def reading(self) -> AsyncIterator[Transaction]:
         """Open a session. Each of its statements sees what is committed. Raises ``Unavailable``."""
         owner, limit = asking(), statement_limit()
-        async with AsyncExitStack() as stack:
-            try:
-                patience = SURVEY_SECONDS if limit is None else PAGES_WAIT_SECONDS
-                await stack.enter_async_context(self.places.place(patience=patience))
-            except TimeoutError as error:
-                raise Unavailable("other lists of yours are being read; try again in a moment") from error
+        async with survey_place(self.places), AsyncExitStack() as stack:
             connection = self._reading.connect()
             stack.push_async_callback(_close, connection)
             await to_its_end(connection.start())

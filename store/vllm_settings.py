@@ -1,5 +1,6 @@
 """Settings of the vLLM servers that sample: those that are there already, and those that weft starts."""
 
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import Field
@@ -37,6 +38,12 @@ class VllmSettings(BaseSettings):
         default=False,
         description="A trainer runs on this machine, too, on the first GPU or the one that the device names: the vLLM servers "
         "of `weft pool` leave it half of what is left there. `weft up` sets it.",
+    )
+    vllm_start: timedelta = Field(
+        default=timedelta(minutes=15),
+        gt=timedelta(0),
+        description="Longest time that a vLLM server that weft starts takes until it answers. One that takes longer is "
+        "ended and started anew, so a large base on a slow disk needs more.",
     )
     vllm_memory_share: float | None = Field(
         default=None,

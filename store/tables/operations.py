@@ -29,7 +29,7 @@ class Operation(Base):
     - ``attempts``: number of processes that ended while they computed the operation.
     - ``held_by``: run whose closed gate holds the sample, which nobody claims until the gate is open.
     - ``key_id``: API key of the request that brought the operation.
-    - ``payload_bytes``: size of the encoded payload.
+    - ``payload_bytes``: size of the encoded payload before compression.
     - ``reserved_tokens``: tokens that a sample may take at most, its prompt and every sequence to ``max_tokens``.
     - ``tokens``: tokens of training data; of a sample its prompt's and, once it has ended, ``sampled_tokens``.
     - ``cached_tokens``: tokens of the prompt that the replica found in its cache.

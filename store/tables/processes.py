@@ -35,12 +35,14 @@ class ReplicaCondition(StrEnum):
     """Condition of a replica, as its sampling process tells it.
 
     - ``works``: it takes samples. ``draining``: it takes none and finishes its own. ``asleep``: its memory is free.
+    - ``cannot_sleep``: it was told to sleep and never can: it takes no samples, and its memory is in use.
     - ``down``: it does not answer, or could not be started.
     """
 
     WORKS = "works"
     DRAINING = "draining"
     ASLEEP = "asleep"
+    CANNOT_SLEEP = "cannot_sleep"
     DOWN = "down"
 
 

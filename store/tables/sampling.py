@@ -109,7 +109,8 @@ class SampleRecord(Base):
 class VersionCommand(Base):
     """A command to the sampling process ``process_id`` to load or to forget a version.
 
-    ``done_at`` is None until the command is carried out. ``error_message`` says why it failed.
+    ``done_at`` is None until the command is carried out. ``error_code`` and ``error_message`` say why it failed; rows of a
+    version before have no code.
     """
 
     __tablename__ = "version_orders"
@@ -121,4 +122,5 @@ class VersionCommand(Base):
     version: Mapped[str] = mapped_column(String(32))
     created_at: Mapped[datetime]
     done_at: Mapped[datetime | None]
+    error_code: Mapped[str | None] = mapped_column(String(64))
     error_message: Mapped[str | None] = mapped_column(Text)

@@ -12,7 +12,10 @@ _IS_OPEN = text("ended_at IS NULL")
 
 
 class Session(Base):
-    """A session of one SDK client, opened with the API key ``key_id``. ``project`` None: the tenant's default project."""
+    """A session of one SDK client, opened with the API key ``key_id``. ``project`` None: the tenant's default project.
+
+    Following a sample moves ``last_seen_at``, too; ``heartbeat_at`` is the last heartbeat, None if there was none.
+    """
 
     __tablename__ = "sessions"
 
@@ -28,6 +31,7 @@ class Session(Base):
     display_name: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     end_reason: Mapped[str | None] = mapped_column(String(32))
     end_detail: Mapped[str | None] = mapped_column(Text)

@@ -19,7 +19,7 @@ from migrations.upgrade import current_is_head, sync_url, upgrade
 from store.tables import Base
 
 VERSIONS = Path(__file__).parents[2] / "migrations" / "versions"
-DEADLINE = 30.0
+DEADLINE = 90.0
 _TABLE_AT = {"op.create_index": 1, "op.add_column": 0}
 """Place of the table's name among the arguments."""
 INSERT = (

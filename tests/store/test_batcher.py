@@ -45,6 +45,14 @@ async def test_what_is_asked_while_a_batch_runs_goes_into_the_next() -> None:
     assert await batcher.ask(5) == 10
 
 
+async def test_batches_are_bounded_by_the_sizes_of_their_questions() -> None:
+    answers = Answers()
+    batcher: Batcher[int, int] = Batcher(answers.work, most=3, size=lambda number: number)
+    asked = [asyncio.create_task(batcher.ask(number)) for number in (1, 2, 5, 1, 3)]
+    assert await asyncio.gather(*asked) == [2, 4, 10, 2, 6]
+    assert answers.batches == [[1, 2], [5], [1], [3]]
+
+
 async def test_one_that_is_refused_or_breaks_does_not_take_the_others_down() -> None:
     answers = Answers()
     batcher: Batcher[int, int] = Batcher(answers.work)

@@ -153,3 +153,33 @@ async def test_one_tenants_transactions_leave_connections_of_the_pool_to_others(
             await asyncio.gather(*held)
     finally:
         await database.close()
+
+
+async def test_surveys_of_many_tenants_leave_connections_of_the_pool_to_others(postgres_url: str) -> None:
+    """One survey of each tenant, and a fourth of the pool for them all."""
+    database, over = Database(create_engine(postgres_url, pool_size=8)), asyncio.Event()
+    begun, both = list[str](), asyncio.Event()
+
+    async def survey(owner: str) -> None:
+        ask_for(owner)
+        async with database.survey() as session:
+            await session.execute(text("SELECT 1"))
+            begun.append(owner)
+            if len(begun) == 2:
+                both.set()
+            await over.wait()
+
+    held = [asyncio.create_task(survey(owner)) for owner in ("cats", "cats", "cows", "hens", "pigs")]
+    try:
+        async with asyncio.timeout(60):
+            await both.wait()
+            for _ in range(20):
+                ask_for("dogs")
+                async with database.write() as transaction:
+                    await transaction.execute(text("SELECT 1"))
+            assert sorted(begun) == ["cats", "cows"]
+            over.set()
+            await asyncio.gather(*held)
+            assert sorted(begun) == ["cats", "cats", "cows", "hens", "pigs"]
+    finally:
+        await database.close()

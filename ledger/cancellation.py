@@ -83,7 +83,7 @@ class OfEndedSessions:
 
 @dataclass(frozen=True, slots=True)
 class OfSilentSessions:
-    """Selects the operations of open sessions whose clients have sent heartbeats, and none since ``silent_since``."""
+    """Selects the operations of open sessions whose clients have sent heartbeats, and nothing since ``silent_since``."""
 
     silent_since: datetime
 
@@ -260,11 +260,15 @@ def _training_of(selection: Selection) -> list[ColumnElement[bool]]:
 
 
 def _is_silent(since: datetime) -> list[ColumnElement[bool]]:
-    """Return the conditions on a session. A client that has never sent a heartbeat is not expected to send one."""
+    """Return the conditions on a session and an operation of it, whose request was a sign of life itself.
+
+    A client that has never sent a heartbeat is not expected to send one.
+    """
     return [
+        operations.c.created_at < since,
         _sessions.c.ended_at.is_(None),
+        _sessions.c.heartbeat_at < since,
         _sessions.c.last_seen_at < since,
-        _sessions.c.last_seen_at > _sessions.c.created_at,
     ]
 
 

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Table, bindparam, select
 
-from contracts.codec import pack
+from contracts.codec import encoded_bytes, pack
 from contracts.errors import Unavailable, WeftError
 from contracts.ids import RequestId, TenantId
 from contracts.ledger_records import NewOperation, StoredPayload
@@ -69,7 +69,7 @@ class PayloadFiles:
         Raises ``Unavailable`` when the disk takes no more.
         """
         if _tokens(payload) <= _INLINE_TOKENS:
-            return StoredPayload(pack(payload))
+            return _in_row(pack(payload))
 
         async def written() -> StoredPayload:
             async with self._of_tenants.setdefault(tenant, asyncio.Semaphore(_OF_TENANT)):
@@ -102,24 +102,33 @@ class PayloadFiles:
             await self.off_loop(partial(self._remove, operations))
 
     async def recorded(self, operation: NewOperation, accepting: Awaitable[RequestId]) -> RequestId:
-        """Return what ``accepting`` returns, and remove the operation's file if the operation was not recorded.
+        """Return what ``accepting`` returns, as ``all_recorded`` does for one operation."""
 
-        Raises what ``accepting`` raises. After ``Unavailable`` the file stays: the operation may have been recorded.
+        async def accepted() -> list[RequestId]:
+            return [await accepting]
+
+        return (await self.all_recorded([operation], accepted()))[0]
+
+    async def all_recorded(
+        self, operations: Sequence[NewOperation], accepting: Awaitable[Sequence[RequestId]]
+    ) -> Sequence[RequestId]:
+        """Return what ``accepting`` returns, and remove the files of those of its operations that were not recorded.
+
+        Raises what ``accepting`` raises. After ``Unavailable`` the files stay: the operations may have been recorded.
         """
         try:
-            request_id = await accepting
+            recorded = await accepting
         except Unavailable:
             raise
         except WeftError:
-            await self._remove_of(operation)
+            await self._remove_of(operations)
             raise
-        if request_id != operation.id:
-            await self._remove_of(operation)
-        return request_id
+        pairs = zip(operations, recorded, strict=True)
+        await self._remove_of([operation for operation, request_id in pairs if request_id != operation.id])
+        return recorded
 
-    async def _remove_of(self, operation: NewOperation) -> None:
-        if operation.payload.file_digest is not None:
-            await self.remove([operation.id])
+    async def _remove_of(self, operations: Sequence[NewOperation]) -> None:
+        await self.remove([operation.id for operation in operations if operation.payload.file_digest is not None])
 
     async def remove_forgotten(
         self, database: Database, *, after: str = "", unchanged: timedelta = _SETTLED
@@ -159,7 +168,7 @@ class PayloadFiles:
     def _store(self, operation: RequestId, payload: Payload) -> StoredPayload:
         body = pack(payload)
         if len(body) <= LARGEST_IN_ROW:
-            return StoredPayload(body)
+            return _in_row(body)
         path = self._path(operation)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb") as file:
@@ -167,7 +176,7 @@ class PayloadFiles:
             file.flush()
             os.fsync(file.fileno())
         _flush_folder(path.parent)
-        return StoredPayload(b"", file_digest=_digest(body), file_bytes=len(body))
+        return StoredPayload(b"", file_digest=_digest(body), file_bytes=len(body), encoded_bytes=encoded_bytes(body))
 
     def _remove(self, operations: Iterable[str]) -> None:
         for operation in operations:
@@ -176,6 +185,10 @@ class PayloadFiles:
     def _path(self, operation: str) -> Path:
         name = str(UUID(operation))
         return self._folder.path(f"{PAYLOADS}/{name[:2]}/{name}")
+
+
+def _in_row(body: bytes) -> StoredPayload:
+    return StoredPayload(body, encoded_bytes=encoded_bytes(body))
 
 
 def _tokens(payload: Payload) -> int:

@@ -11,6 +11,7 @@ from contracts.ledger_records import PendingOperation
 from ledger import statements as sql
 from ledger.rows import pending_operation, starts_at
 from store.batcher import few_lengths
+from tenants.budgets import budget_keys
 
 
 async def pending_after(
@@ -28,7 +29,8 @@ async def pending_after(
     At most ``MAX_PENDING``. Operations at ``known`` positions may be left out. One may run once its seq_id is its run's
     ``next_seq_id``.
     """
-    keys: dict[str, Any] = {"base_model": base_model, "trainer": trainer, "after_position": position, "budget_now": now}
+    keys: dict[str, Any] = {"base_model": base_model, "trainer": trainer, "after_position": position}
+    keys |= budget_keys(now)
     dialect = session.get_bind().dialect.name
     if runs is not None:
         statement, keys["lanes"] = sql.PENDING_OF_RUNS, few_lengths(sorted(runs))

@@ -26,7 +26,10 @@ class Publication(Protocol):
     """Interface to the processes that sample a base model: this process or others."""
 
     async def prepare(self, base_model: str, run: RunId, version: CheckpointId) -> None:
-        """Load ``version`` so that live samplers may follow it. Raises ``WeftError`` if live samplers must not."""
+        """Load ``version`` so that live samplers may follow it. Raises ``WeftError`` if live samplers must not.
+
+        ``Unavailable``: the version cannot be read now. The call may be repeated.
+        """
 
     async def withdraw(self, versions: Sequence[CheckpointId]) -> set[CheckpointId]:
         """Unload the versions everywhere, and return those whose folders nothing reads any more.

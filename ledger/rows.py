@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 _INLINE_BYTES = 64 * 1024
 """Most bytes of payloads that are decoded on the event loop."""
+_WIDENED = 2
+"""Most times that an encoded payload grows when it is decoded: integers take 4 bytes, and then 8."""
+_TOKEN_BYTES = 24
+"""Bytes of a decoded token with its target and two numbers for its loss. Rows of older versions have the packed size alone."""
 
 
 def new_row(new: NewOperation | RejectedOperation, now: datetime, state: OperationState) -> dict[str, object]:
@@ -53,7 +57,7 @@ def new_row(new: NewOperation | RejectedOperation, now: datetime, state: Operati
     if isinstance(new, RejectedOperation):
         return values | {"finished_at": now, **error_columns(new.error)}
     reserved = 0 if new.demand is None else new.demand.tokens
-    counted = {"tokens": new.tokens, "payload_bytes": new.payload.stored_bytes, "reserved_tokens": reserved}
+    counted = {"tokens": new.tokens, "payload_bytes": new.payload.counted_bytes, "reserved_tokens": reserved}
     return values | counted
 
 
@@ -126,6 +130,7 @@ def pending_operation(
         is_replay=is_replay,
         starts_at=starts_at,
         weight=row.run_weight,
+        nbytes=max(_WIDENED * row.payload_bytes, _TOKEN_BYTES * row.tokens),
     )
 
 

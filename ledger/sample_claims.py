@@ -21,7 +21,7 @@ from contracts.ids import RequestId, RunId, TenantId
 from ledger.statements import operations, tenants
 from store.batcher import few_lengths
 from store.pending_operations import IS_HELD, IS_PENDING, IS_SAMPLE, pending_sample
-from tenants.budgets import is_spent_for
+from tenants.budgets import budget_keys, is_spent_for
 from tenants.rate_lines import is_held, next_of_lines
 from tenants.rates import COLUMNS, Meter, rate_joined, rates, seconds_to_wait
 from tenants.shares import weight
@@ -201,7 +201,7 @@ async def waiting_samples(
     rate of a key or a project holds are left out, too. Samples that wait for their tenant's rate are returned, and say how long.
     """
     at = now.timestamp()
-    keys = {"base": base_model, "after": after_tenant, "each": of_each, "budget_now": now, "rate_at": at}
+    keys = {"base": base_model, "after": after_tenant, "each": of_each, **budget_keys(now), "rate_at": at}
     found: dict[str, list[WaitingSample]] = {}
     seconds_to_lines = inf
     for row in await session.execute(_WAITING[session.get_bind().dialect.name], keys):

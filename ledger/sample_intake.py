@@ -29,6 +29,8 @@ from tenants.project_limits import ProjectUse, uses_of_samplers
 from tenants.rate_lines import line_states
 from tenants.rates import Meter, RateState, charge, rate_states, tightest
 
+_Group = Sequence[NewOperation]
+"""Samples that come together, all of one sampler; most often one."""
 _Rated = TenantId | RateLine
 """Owner of a rate."""
 
@@ -42,7 +44,10 @@ class AcceptedSample:
 
 
 class SampleIntake:
-    """Accepts samples in batches. A sample that is refused does not affect the others of its batch."""
+    """Accepts samples in batches. What is refused does not affect the others of its batch.
+
+    Samples that come together, as the prompts of one request, are all accepted or none of them is.
+    """
 
     def __init__(
         self, database: Database, ledger: Ledger, clock: Clock, telemetry: Telemetry, *, defaults: Limits
@@ -53,7 +58,7 @@ class SampleIntake:
         self._clock = clock
         self._telemetry = telemetry
         self._defaults = defaults
-        self._batcher: Batcher[NewOperation, AcceptedSample] = Batcher(self._accept)
+        self._batcher: Batcher[_Group, list[AcceptedSample]] = Batcher(self._accept, size=len)
 
     async def accept(self, sample: NewOperation) -> RequestId:
         """Record ``sample`` and return its request id. Raises as ``accept_rated``."""
@@ -65,41 +70,66 @@ class SampleIntake:
         Raises ``SequenceConflict``, ``InvalidRequest`` for a sample that is too large for its tenant's limits, and
         ``TooManySamples``, on which the SDK sends the request again later. Raises ``OverRate`` for one that may not wait.
         """
+        return (await self.accept_together([sample]))[0]
+
+    async def accept_together(self, samples: Sequence[NewOperation]) -> list[AcceptedSample]:
+        """Record the samples of one request, all of one sampler, as ``accept_rated`` records one; on an error, none of them."""
         started = time()
-        accepted = await self._batcher.ask(sample)
+        accepted = await self._batcher.ask(samples)
         if self._telemetry.traces.is_on:
-            self._telemetry.accepted(accepted.id, sample.kind, started=started)
+            for one, sample in zip(accepted, samples, strict=True):
+                self._telemetry.accepted(one.id, sample.kind, started=started)
         return accepted
 
-    async def _accept(self, samples: Sequence[NewOperation]) -> list[AcceptedSample | WeftError]:
+    async def _accept(self, groups: Sequence[_Group]) -> list[list[AcceptedSample] | WeftError]:
+        samples = [sample for group in groups for sample in group]
         async with self._database.write() as transaction:
             tenants = {sample.tenant for sample in samples}
             await hold_count(transaction, Counted.SAMPLES, tenants)
             uses = await SAMPLE_USE.read(transaction, tenants, self._defaults)
             projects = await _projects_of(transaction, samples, uses)
             rates = await self._rates_that_refuse(transaction, samples, uses)
-            fitting: list[NewOperation] = []
+            fitting: list[_Group] = []
             refused: dict[int, WeftError] = {}
-            for sample in samples:
-                project = projects.get(sample.lane)
-                refusal = _refusal(sample, uses[sample.tenant]) or _projects_refusal(project) or rates.refusal(sample)
+            for group in groups:
+                use, project = uses[group[0].tenant], projects.get(group[0].lane)
+                refusal = _refusal(group, use) or _projects_refusal(project, len(group)) or rates.refusal(group)
                 if refusal is None:
-                    _count(sample, uses[sample.tenant])
+                    _count(group, use)
                     if project is not None:
-                        project.used["pending_samples"] += 1
-                    fitting.append(sample)
+                        project.used["pending_samples"] += len(group)
+                    fitting.append(group)
                 else:
-                    refused[id(sample)] = refusal
-            ids = await self._insert(transaction, fitting)
-            states = await self._charge(transaction, [sample for sample in fitting if id(sample) in ids], uses)
-            for base_model in {sample.base_model for sample in fitting}:
+                    refused[id(group)] = refusal
+            new = await self._insert(transaction, [sample for group in fitting for sample in group])
+            found = [await self._found(transaction, group, new, refused.get(id(group))) for group in groups]
+            await self._keep(transaction, fitting, new)
+            states = await self._charge(transaction, [sample for sample in samples if id(sample) in new], uses)
+            for base_model in {sample.base_model for group in fitting for sample in group}:
                 self._ledger.wakeups.announce_after_commit(transaction, sampling_topic(base_model))
             return [
-                AcceptedSample(new, states.get(id(sample)))
-                if (new := ids.get(id(sample))) is not None
-                else await self._earlier(transaction, sample, refused.get(id(sample)))
-                for sample in samples
+                ids
+                if isinstance(ids, WeftError)
+                else [AcceptedSample(one, states.get(id(sample))) for one, sample in zip(ids, group, strict=True)]
+                for ids, group in zip(found, groups, strict=True)
             ]
+
+    async def _found(
+        self, transaction: AsyncSession, group: _Group, new: dict[int, RequestId], refusal: WeftError | None
+    ) -> list[RequestId] | WeftError:
+        """Return the ids of the group's samples, those of a repeat too, or the error that answers it.
+
+        On an error, those that were inserted are deleted again and leave ``new``.
+        """
+        ids: list[RequestId] = []
+        for sample in group:
+            known = new.get(id(sample)) or await self._earlier(transaction, sample, refusal)
+            if isinstance(known, WeftError):
+                if gone := [taken for one in group if (taken := new.pop(id(one), None)) is not None]:
+                    await transaction.execute(sql.TAKE_BACK, {"ids": few_lengths(gone)})
+                return known
+            ids.append(known)
+        return ids
 
     async def _insert(self, transaction: AsyncSession, samples: Sequence[NewOperation]) -> dict[int, RequestId]:
         """Insert the samples and return their request ids by ``id(sample)``, leaving out samples whose keys exist."""
@@ -116,11 +146,13 @@ class SampleIntake:
             await transaction.execute(sql.INSERT_MANY_UNLESS_PRESENT[dialect], list(rows.values()))
             ids = few_lengths([row["id"] for row in rows.values()])
             inserted = set((await transaction.execute(sql.PRESENT, {"ids": ids})).scalars())
-        new = {key: RequestId(str(row["id"])) for key, row in rows.items() if row["id"] in inserted}
-        payloads = [payload_row(sample) for sample in ordered if id(sample) in new]
-        if payloads:
-            await transaction.execute(sql.INSERT_PAYLOAD, payloads)
-        return new
+        return {key: RequestId(str(row["id"])) for key, row in rows.items() if row["id"] in inserted}
+
+    async def _keep(self, transaction: AsyncSession, groups: Sequence[_Group], new: dict[int, RequestId]) -> None:
+        """Insert the payloads of those samples that are new."""
+        samples = sorted((sample for group in groups for sample in group if id(sample) in new), key=_place)
+        if samples:
+            await transaction.execute(sql.INSERT_PAYLOAD, [payload_row(sample) for sample in samples])
 
     async def _charge(
         self, transaction: AsyncSession, new: Sequence[NewOperation], uses: dict[TenantId, Use]
@@ -135,13 +167,13 @@ class SampleIntake:
         for sample in sorted(new, key=_place):
             queues.setdefault(sample.tenant, []).append(sample)
             for line in sample.lines:
-                lines.setdefault(line, []).append((sample.id, _tokens(sample)))
+                lines.setdefault(line, []).append((sample.id, _tokens([sample])))
         marks: list[dict[str, object]] = []
         states: dict[TenantId, RateState] = {}
         for tenant in sorted(queues):
             if (pace := uses[tenant].limits.pace(Meter.SAMPLE)) is None:
                 continue
-            costs = [_tokens(sample) for sample in queues[tenant]]
+            costs = [_tokens([sample]) for sample in queues[tenant]]
             cost, now = sum(costs), self._clock()
             states[tenant] = await charge(transaction, tenant, Meter.SAMPLE, pace, cost=cost, now=now)
             places = accumulate(costs, initial=states[tenant].charged - cost)
@@ -179,15 +211,13 @@ class SampleIntake:
 
     async def _earlier(
         self, session: AsyncSession, sample: NewOperation, refusal: WeftError | None
-    ) -> AcceptedSample | WeftError:
+    ) -> RequestId | WeftError:
         """Return the id of the request that ``sample`` repeats, or the error that answers it."""
         try:
             earlier = await self._ledger.find(session, lane=sample.lane, seq_id=sample.seq_id, digest=sample.digest)
         except WeftError as conflict:
             return conflict
-        if earlier is not None:
-            return AcceptedSample(earlier)
-        return refusal or TooManySamples("the sample was not recorded; send it again")
+        return earlier or refusal or TooManySamples("the sample was not recorded; send it again")
 
 
 class _RatesThatRefuse:
@@ -197,18 +227,22 @@ class _RatesThatRefuse:
         self._states = states
         self._now = now
 
-    def refusal(self, sample: NewOperation) -> WeftError | None:
-        """Return the error of a sample that may not wait and would have to; else charge it here."""
+    def refusal(self, group: _Group) -> WeftError | None:
+        """Return the error of samples that may not wait and would have to; else charge them here.
+
+        Samples that come together count as one: also more than a burst are taken once nothing is before them.
+        """
+        sample, tokens = group[0], _tokens(group)
         owners: list[_Rated] = [sample.tenant, *sample.lines]
-        tokens, bounding = _tokens(sample), [one for one in owners if one in self._states]
+        bounding = [one for one in owners if one in self._states]
         waits = {one: self._states[one].wait(self._states[one].charged, tokens, self._now) for one in bounding}
         longest = max(waits, key=waits.__getitem__, default=None)
         if longest is not None and waits[longest] > 0 and not sample.may_wait:
             whose = f"the rate of this {longest.scope}" if isinstance(longest, RateLine) else "your rate"
             seconds = ceil(waits[longest])
             return OverRate(
-                f"this sample may take {tokens} tokens, and {whose} of {round(self._states[longest].pace.per_second * 60)} "
-                f"tokens a minute lets it run in {seconds} s; send it again then",
+                f"{_name(group)} may take {tokens} tokens, and {whose} of {round(self._states[longest].pace.per_second * 60)} "
+                f"tokens a minute lets {_it(group)} run in {seconds} s; send {_it(group)} again then",
                 seconds=seconds,
             )
         for one in bounding:
@@ -224,32 +258,45 @@ def _place(sample: NewOperation) -> tuple[str, int]:
     return sample.lane, sample.seq_id
 
 
-def _tokens(sample: NewOperation) -> int:
-    return 0 if sample.demand is None else sample.demand.tokens
+def _tokens(group: _Group) -> int:
+    return sum(sample.demand.tokens for sample in group if sample.demand is not None)
 
 
-def _refusal(sample: NewOperation, use: Use) -> WeftError | None:
-    """Return the error of a sample that does not fit into its tenant's limits."""
-    demand = sample.demand or SampleDemand(0, 0)
-    most_work, most_tokens = use.limits.sample_work, use.limits.sample_tokens
-    if demand.work > most_work:
+def _it(group: _Group) -> str:
+    return "it" if len(group) == 1 else "them"
+
+
+def _name(group: _Group) -> str:
+    return "this sample" if len(group) == 1 else f"these {len(group)} samples"
+
+
+def _refusal(group: _Group, use: Use) -> WeftError | None:
+    """Return the error of samples that do not fit into their tenant's limits together."""
+    work, tokens = max((sample.demand or SampleDemand(0, 0)).work for sample in group), _tokens(group)
+    most_work, most_tokens, most_pending = use.limits.sample_work, use.limits.sample_tokens, use.limits.pending_samples
+    if work > most_work:
         return InvalidRequest(
-            f"num_samples x max_tokens x topk is {demand.work} with this prompt's logprobs, and your limit is "
+            f"num_samples x max_tokens x topk is {work} with this prompt's logprobs, and your limit is "
             f"{most_work}; lower one of them, or send several requests"
         )
-    if demand.tokens > most_tokens:
+    if tokens > most_tokens:
         return InvalidRequest(
-            f"this sample may take {demand.tokens} tokens, and your limit for all pending samples together is "
+            f"{_name(group)} may take {tokens} tokens, and your limit for all pending samples together is "
             f"{most_tokens}; lower num_samples or max_tokens"
         )
-    if use.room("pending_samples") < 1:
-        return TooManySamples(
-            f"{use.limits.pending_samples} sample requests are pending; send this one again when some have ended"
+    if len(group) > max(1, most_pending):
+        return InvalidRequest(
+            f"this request has {len(group)} samples, and your limit of pending ones is {most_pending}; send several requests"
         )
-    if use.room("sample_tokens") < demand.tokens:
+    if use.room("pending_samples") < len(group):
         return TooManySamples(
-            f"pending sample requests may take {use.used['sample_tokens']} of {most_tokens} tokens, and this one "
-            f"{demand.tokens}; send it again when some have ended"
+            f"{use.used['pending_samples']} of {most_pending} sample requests are pending; send {_it(group)} again when some "
+            "have ended"
+        )
+    if use.room("sample_tokens") < tokens:
+        return TooManySamples(
+            f"pending sample requests may take {use.used['sample_tokens']} of {most_tokens} tokens, and {_name(group)} "
+            f"{tokens}; send {_it(group)} again when some have ended"
         )
     return None
 
@@ -262,15 +309,20 @@ async def _projects_of(
     return await uses_of_samplers(session, lanes) if lanes else {}
 
 
-def _projects_refusal(project: ProjectUse | None) -> WeftError | None:
-    if project is None or project.has_room("pending_samples"):
+def _projects_refusal(project: ProjectUse | None, samples: int) -> WeftError | None:
+    if project is None or project.has_room("pending_samples", samples):
         return None
+    used, most = project.used["pending_samples"], project.limits["pending_samples"]
+    if samples > max(1, most):
+        return InvalidRequest(
+            f"this request has {samples} samples, and project {project.name!r} may have {most} pending; send several requests"
+        )
     return TooManySamples(
-        f"{project.used['pending_samples']} sample requests are pending in project {project.name!r}, and its limit is "
-        f"{project.limits['pending_samples']}; send this one again when some have ended"
+        f"{used} sample requests are pending in project {project.name!r}, and its limit is {most}; send this one again when "
+        "some have ended"
     )
 
 
-def _count(sample: NewOperation, use: Use) -> None:
-    use.used["pending_samples"] += 1
-    use.used["sample_tokens"] += _tokens(sample)
+def _count(group: _Group, use: Use) -> None:
+    use.used["pending_samples"] += len(group)
+    use.used["sample_tokens"] += _tokens(group)

@@ -17,6 +17,7 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    or_,
     select,
     true,
     update,
@@ -25,7 +26,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from contracts.errors import Cancelled
+from contracts.errors import CANCELLED_CODES
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
 from store.pending_operations import IS_PENDING, IS_TRAINING
@@ -81,6 +82,8 @@ MARK = update(operations).where(operations.c.id == bindparam("operation_id")).va
 INSERT_MANY_UNLESS_PRESENT = {dialect: make(operations).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
 """Inserts operations, by dialect, and skips keys that exist. ``PRESENT`` then tells which ids were inserted."""
 PRESENT = select(operations.c.id).where(operations.c.id.in_(bindparam("ids", expanding=True)))
+TAKE_BACK = delete(operations).where(operations.c.id.in_(bindparam("ids", expanding=True)))
+"""Deletes operations that the same transaction has inserted, without payloads yet."""
 PLACE_UNLESS_PRESENT = {dialect: make(placements).on_conflict_do_nothing() for dialect, make in _INSERTS.items()}
 INSERT_PAYLOAD = insert(payloads)
 INSERT_RESULT = insert(results)
@@ -162,6 +165,7 @@ _WITHOUT_PAYLOAD: Select[Any] = (
         operations.c.seq_id,
         operations.c.kind,
         operations.c.tokens,
+        operations.c.payload_bytes,
         operations.c.trace_id,
         runs.c.next_seq_id,
         runs.c.lease_token,
@@ -250,11 +254,14 @@ FINISH = (
     )
 )
 
+# One by one: a statement for several rows takes no list.
+_was_cancelled = or_(*(operations.c.error_code == code for code in CANCELLED_CODES))
+
 METER_CANCELLED = (
     update(operations)
     .where(
         operations.c.id == bindparam("operation_id"),
-        operations.c.error_code == literal_column(f"'{Cancelled.code}'"),
+        _was_cancelled,
         operations.c.tokens == 0,
     )
     .values(tokens=bindparam("used"), sampled_tokens=bindparam("made"))
@@ -282,7 +289,7 @@ CUT_UNCOUNTED = (
     select(*CHARGED_COLUMNS)
     .where(
         operations.c.id.in_(bindparam("ids", expanding=True)),
-        operations.c.error_code == literal_column(f"'{Cancelled.code}'"),
+        _was_cancelled,
         operations.c.tokens == 0,
     )
     .order_by(operations.c.id)

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ledger_records import Completion
-from contracts.operations import ForwardBackwardOutput, OperationKind, OptimStep, OptimStepped
+from contracts.operations import ForwardBackwardOutput, OperationKind, OptimStep, OptimStepped, TrainingBatch
 from ledger.wakeups import Wakeups, run_steps_topic
 from tenants.run_points import PointPart, add_parts
 
@@ -27,10 +27,12 @@ class GatheredPoints:
     def add(self, completion: Completion, now: datetime) -> None:
         """Add a completed operation. A run's completions come in the order of their seq_ids."""
         operation, outcome = completion.operation, completion.outcome
-        if isinstance(outcome, ForwardBackwardOutput) and operation.kind is OperationKind.FORWARD_BACKWARD:
-            self._part(completion).add_pass(outcome.metrics)
-        elif isinstance(outcome, OptimStepped) and isinstance(operation.payload, OptimStep):
-            self._part(completion).end(now, operation.payload.learning_rate, outcome.metrics)
+        payload = operation.payload
+        if operation.kind is OperationKind.FORWARD_BACKWARD:
+            if isinstance(outcome, ForwardBackwardOutput) and isinstance(payload, TrainingBatch):
+                self._part(completion).add_pass(payload.loss.name, outcome.metrics)
+        elif isinstance(outcome, OptimStepped) and isinstance(payload, OptimStep):
+            self._part(completion).end(now, payload.learning_rate, outcome.metrics)
             self.steps_taken[operation.lane] = self.steps_taken.get(operation.lane, 0) + 1
 
     async def write(self, transaction: AsyncSession, wakeups: Wakeups) -> None:

@@ -81,7 +81,7 @@ class TrainingIntake:
         operation that alone is over the limits is recorded as failed. Raises ``SequenceConflict``, what ``opening``
         raises, and ``TooManyOperations`` when no room was made in time.
         """
-        nbytes = new.payload.stored_bytes
+        nbytes = new.payload.counted_bytes
         if nbytes > limits.pending_bytes:
             error = _too_large(nbytes, limits)
             if opening is not None:
@@ -120,7 +120,7 @@ class TrainingIntake:
         """Record ``new``, unless the tenant is near a limit then: return None."""
         most_operations = limits.pending_operations - _UNLOCKED
         most_bytes = limits.pending_bytes - _UNLOCKED * _UNLOCKED_BYTES
-        if most_operations <= 0 or most_bytes <= 0 or new.payload.stored_bytes > _UNLOCKED_BYTES:
+        if most_operations <= 0 or most_bytes <= 0 or new.payload.counted_bytes > _UNLOCKED_BYTES:
             return None
         async with self._database.write() as transaction:
             if opening is not None and (earlier := await opening(transaction)) is not None:
@@ -161,7 +161,7 @@ class TrainingIntake:
 
 
 def _has_no_room(use: Use | ProjectUse, new: NewOperation) -> bool:
-    return use.room("pending_operations") < 1 or use.room("pending_bytes") < new.payload.stored_bytes
+    return use.room("pending_operations") < 1 or use.room("pending_bytes") < new.payload.counted_bytes
 
 
 def _too_large(nbytes: int, limits: Limits) -> InvalidRequest:

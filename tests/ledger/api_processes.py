@@ -37,6 +37,8 @@ from tenants.tenant_names import find_tenant
 from tests.payloads import digest, stored
 
 BASE = "test/tiny"
+CONNECTIONS = 8
+"""Connections of each process: PostgreSQL has a hundred, for tests beside, too."""
 PROCESSES = 3
 MOST = 7
 DEFAULTS = Limits.of(Settings())
@@ -69,7 +71,7 @@ class Process:
 
 
 def process(url: str, folder: Path, *, hold_seconds: float = 0.0) -> Process:
-    database = Database(create_engine(url))
+    database = Database(create_engine(url, pool_size=CONNECTIONS))
     telemetry = Telemetry.of("test", utc_now)
     wakeups = TellingWakeups()
     ledger = Ledger(database, wakeups, utc_now, telemetry, PayloadFiles(DataFolder(folder)))

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import select, update
 
-from contracts.errors import Cancelled, LeaseLost, RunUnloaded
+from contracts.errors import Cancelled, LeaseLost, RunUnloaded, WeftError
 from contracts.ids import RequestId, RunId, SamplerId, SessionId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState
 from contracts.operations import (
@@ -25,7 +25,7 @@ from contracts.operations import (
     SampleRequest,
     UnloadModel,
 )
-from ledger.cancellation import OfKey, OfLane, OfOperation, OfSession, OfTenant, Selection
+from ledger.cancellation import OfKey, OfLane, OfOperation, OfSession, OfTenant, Selection, client_silent
 from ledger.ledger import Ledger
 from ledger.payload_files import PayloadFiles
 from ledger.wakeups import Wakeups, cancelled_samples_topic, operation_topic, recalls_topic
@@ -93,9 +93,9 @@ class Two:
     cat: Owner
     dog: Owner
 
-    async def cancel(self, selection: Selection, *, only_samples: bool = False) -> set[str]:
+    async def cancel(self, selection: Selection, why: WeftError = WHY, *, only_samples: bool = False) -> set[str]:
         async with self.database.write() as transaction:
-            ended = await self.ledger.cancel(transaction, selection, WHY, only_samples=only_samples)
+            ended = await self.ledger.cancel(transaction, selection, why, only_samples=only_samples)
         return {one.id for one in ended}
 
 
@@ -252,18 +252,21 @@ async def test_a_run_whose_creation_is_cancelled_has_failed_for_good(two: Two) -
     )
 
 
-async def test_tokens_that_a_cancelled_sample_had_drawn_are_counted_once(two: Two) -> None:
-    began, waited = await two.cat.sample(1), await two.cat.sample(2)
+@pytest.mark.parametrize("why", [WHY, client_silent()], ids=lambda error: error.code)
+async def test_tokens_that_a_cancelled_sample_had_drawn_are_counted_once(two: Two, why: Cancelled) -> None:
+    began, also, waited = [await two.cat.sample(number) for number in (1, 2, 3)]
     async with two.database.write() as transaction:
-        operations = await two.ledger.load(transaction, [began, waited])
-    await two.cancel(OfTenant(two.cat.tenant))
+        operations = await two.ledger.load(transaction, [began, also, waited])
+    await two.cancel(OfTenant(two.cat.tenant), why)
     drawn = SampledSequence("length", np.array([5, 6], np.int32), np.zeros(2, np.float32), None)
     nothing = SampledSequence("length", np.array([], np.int32), np.zeros(0, np.float32), None)
     for _ in range(2):
-        ends = [Completion(one, SampleOutput([part])) for one, part in zip(operations, (drawn, nothing), strict=True)]
+        ends = [
+            Completion(one, SampleOutput([part])) for one, part in zip(operations, (drawn, drawn, nothing), strict=True)
+        ]
         async with two.database.write() as transaction:
             await two.ledger.complete(transaction, ends)
     async with two.database.read() as session:
         (line,) = await usage(session, since=utc_now().date() - timedelta(days=1))
         made = await session.scalar(select(Operation.result_bytes).where(Operation.id == began))
-    assert (line.tenant, line.operations, line.tokens, made) == ("cat", 0, 3 + 2, None)
+    assert (line.tenant, line.operations, line.tokens, made) == ("cat", 0, 2 * (3 + 2), None)

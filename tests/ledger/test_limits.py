@@ -7,18 +7,16 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import StorageFull, TooManyOperations, TooManySamples, WeftError
-from contracts.ids import RequestId, SamplerId, TenantId
+from contracts.errors import InvalidRequest, SequenceConflict, StorageFull, TooManyOperations, TooManySamples, WeftError
+from contracts.ids import RequestId, RunId, SamplerId, TenantId
 from contracts.ledger_records import UNLOAD_SEQ_ID, Completion, NewOperation, OperationState
-from contracts.operations import (
-    LoraSettings,
-    OperationKind,
-    OptimStepped,
-)
+from contracts.losses import LossName
+from contracts.operations import Datum, LoraSettings, LossSpec, OperationKind, OptimStepped, TrainingBatch
 from contracts.paths import Segment
 from store.clock import utc_now
 from store.tables import Checkpoint, Run, RunState, SampleRecord, Session
@@ -81,6 +79,42 @@ async def test_a_repeat_is_found_at_the_limit(processes: list[Process]) -> None:
     assert again == first
 
 
+async def test_samples_of_one_request_are_accepted_together_or_not_at_all(processes: list[Process]) -> None:
+    cats, dogs = await tenant(processes, "cats"), await tenant(processes, "dogs")
+    mine = processes[0].samples
+    for seq_id in range(MOST - 1):
+        await mine.accept(sample(cats, seq_id))
+    pairs = [[sample(owner, seq_id) for seq_id in (10, 11)] for owner in (cats, dogs)]
+    refused, taken = await asyncio.gather(*map(mine.accept_together, pairs), return_exceptions=True)
+    assert isinstance(refused, TooManySamples)
+    assert not isinstance(taken, BaseException)
+    assert [one.id for one in taken] == [one.id for one in pairs[1]]
+    # Neither was recorded: one of the two fits.
+    single = sample(cats, 11)
+    assert await mine.accept(single) == single.id
+    with pytest.raises(InvalidRequest):
+        await mine.accept_together([sample(cats, seq_id) for seq_id in range(20, 21 + MOST)])
+
+
+async def test_a_conflict_of_one_sample_leaves_none_of_its_request(processes: list[Process]) -> None:
+    dogs, cats = await tenant(processes, "dogs"), await tenant(processes, "cats")
+    first = await processes[0].samples.accept_together([sample(dogs, seq_id) for seq_id in (0, 1)])
+    others = [sample(dogs, seq_id, max_tokens=2) for seq_id in (1, 2)]
+    theirs = [sample(cats, seq_id, max_tokens=2) for seq_id in (1, 2)]
+    conflict, taken = await asyncio.gather(
+        processes[1].samples.accept_together(others[::-1]),
+        processes[1].samples.accept_together(theirs),
+        return_exceptions=True,
+    )
+    assert isinstance(conflict, SequenceConflict)
+    assert not isinstance(taken, BaseException)
+    assert [one.id for one in taken] == [one.id for one in theirs]
+    free = sample(dogs, 2)
+    assert await processes[2].samples.accept(free) == free.id
+    again = await processes[2].samples.accept_together([sample(dogs, seq_id) for seq_id in (0, 1)])
+    assert [one.id for one in again] == [one.id for one in first]
+
+
 async def steps(processes: list[Process], operations: list[NewOperation]) -> Counter[str]:
     """Return the numbers accepted, and refused by each error, when all come at once to all processes in turn."""
     asked = []
@@ -132,6 +166,34 @@ async def test_bytes_of_pending_training_are_counted_and_one_that_never_fits_fai
     status = await processes[1].ledger.status(cats, failed)
     assert (status.state, status.error_category) == (OperationState.FAILED, "user")
     assert "the limit for all pending training together is 50000" in (status.error_message or "")
+
+
+async def test_bytes_of_pending_training_are_counted_before_compression(processes: list[Process]) -> None:
+    """A batch of equal numbers is stored in a few hundred bytes, and takes all its memory in the trainer."""
+    async with processes[0].database.write() as transaction:
+        await set_tenant(transaction, name="cats", limits={"pending_bytes": 500_000, "pending_operations": None})
+    cats, dogs = await tenant(processes, "cats"), await tenant(processes, "dogs")
+    mine, theirs = await ready_run(processes[0], cats), await ready_run(processes[0], dogs)
+
+    async def zeros(owner: TenantId, run: RunId, seq_id: int, sequences: int = 1) -> NewOperation:
+        numbers = np.zeros(16_384, dtype=np.int64)
+        datum = Datum(numbers, numbers, {"weights": np.zeros(16_384, dtype=np.float32)})
+        new, batch = (
+            step(owner, run, seq_id, nbytes=1),
+            TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [datum] * sequences),
+        )
+        return replace(new, payload=await processes[0].ledger.payloads.store(owner, new.id, batch))
+
+    many = [await zeros(cats, mine, seq_id) for seq_id in range(1, 5)]
+    assert max(one.payload.stored_bytes for one in many) < 1000
+    others = [await zeros(dogs, theirs, seq_id) for seq_id in range(1, 5)]
+    found = await steps(processes, [one for pair in zip(many, others, strict=True) for one in pair])
+    assert found == {"accepted": 2 + len(others), TooManyOperations.__name__: 2}
+    async with processes[0].database.read() as session:
+        limits = await limits_of(session, cats, DEFAULTS)
+    failed = await processes[1].training.accept(await zeros(cats, mine, 40, sequences=3), limits)
+    status = await processes[1].ledger.status(cats, failed)
+    assert "the limit for all pending training together is 500000" in (status.error_message or "")
 
 
 async def test_a_gap_can_be_closed_at_the_limit(processes: list[Process]) -> None:

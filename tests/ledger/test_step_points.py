@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pytest
 import pytest_asyncio
-from sqlalchemy import update
+from sqlalchemy import String, select, text, update
 
 from contracts.errors import EngineFailure, WeftError
 from contracts.ids import RequestId, RunId, TenantId
@@ -31,7 +32,7 @@ from ledger.pruning import prune
 from ledger.wakeups import Wakeups
 from store.data_folder import DataFolder
 from store.database import Database, create_engine
-from store.tables import Run, RunState
+from store.tables import Run, RunPoint, RunState
 from telemetry.telemetry import Telemetry
 from tenants.run_points import LossPer, Point, points_after
 from tenants.runs import NewRun, create_run
@@ -42,7 +43,13 @@ from tests.payloads import digest, stored
 
 BASE = "test/tiny"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-PASS = TrainingBatch(LossSpec(LossName.CROSS_ENTROPY), [Datum(np.array([1]), np.array([2]), {})])
+
+
+def pass_of(loss_fn: LossName) -> TrainingBatch:
+    return TrainingBatch(LossSpec(loss_fn), [Datum(np.array([1]), np.array([2]), {})])
+
+
+PASS = pass_of(LossName.CROSS_ENTROPY)
 RATES = {"sampling_kl:mean": 0.25, "ratio_outside:mean": 0.0, "ratio:max": 1.0, "sampled_tokens:sum": 4.0}
 
 
@@ -164,11 +171,93 @@ async def test_what_a_loss_is_divided_by_is_told(bench: Bench) -> None:
     assert found[1].sampled_tokens == 4
 
 
+async def test_a_step_tells_its_passes_loss_functions_once_each_in_their_order(bench: Bench) -> None:
+    """Each pass is completed by a transaction of its own."""
+    steps = [
+        [LossName.PPO, LossName.CROSS_ENTROPY, LossName.PPO],
+        [LossName.IMPORTANCE_SAMPLING],
+        [],
+        list(reversed(LossName)),
+    ]
+    for run, chosen in ((bench.run, steps), (bench.other, [[LossName.DRO]])):
+        for names in chosen:
+            await bench.accept(run, *map(pass_of, names), OptimStep())
+            for outcome in (*(passed(1.0) for _ in names), stepped(1)):
+                await bench.end((run, outcome))
+    assert [one.loss_fns for one in await bench.points(bench.run)] == [
+        ["ppo", "cross_entropy"],
+        ["importance_sampling"],
+        [],
+        [name.value for name in reversed(LossName)],
+    ]
+    assert [one.loss_fns for one in await bench.points(bench.other)] == [["dro"]]
+
+
+async def test_loss_functions_of_one_transaction_are_told_once_and_their_sums_too(bench: Bench) -> None:
+    names = [LossName.CISPO, LossName.PPO, LossName.CISPO, LossName.CROSS_ENTROPY]
+    work = [*map(pass_of, names), OptimStep(0.5)]
+    await bench.accept(bench.run, pass_of(LossName.PPO))
+    await bench.end((bench.run, passed(1.0)))
+    ids = await bench.accept(bench.run, *work)
+    async with bench.database.read() as session:
+        (head,) = await ready_heads(bench.ledger, session, BASE)
+    outcomes = [*(passed(1.0) for _ in names), stepped(1)]
+    completions = [
+        Completion(replace(head, id=id, seq_id=number + 2, kind=kind_of(payload), payload=payload), outcome)
+        for number, (id, payload, outcome) in enumerate(zip(ids, work, outcomes, strict=True))
+    ]
+    async with bench.database.write() as transaction:
+        await bench.ledger.complete(transaction, completions)
+    (point,) = await bench.points(bench.run)
+    assert point.loss_fns == ["ppo", "cispo", "cross_entropy"]
+    assert (point.loss_sum, point.tokens, point.learning_rate, point.grad_norm) == (5.0, 40, 0.5, 1.5)
+
+
+def test_every_loss_function_fits_into_a_point() -> None:
+    column = RunPoint.__table__.columns["loss_fns"].type
+    assert isinstance(column, String)
+    assert len(",".join(LossName)) <= (column.length or 0)
+
+
+async def test_a_point_of_an_earlier_version_tells_no_loss_function(bench: Bench) -> None:
+    """An earlier version's insert does not name the column. A pass that this one adds is told."""
+    await bench.accept(bench.run, PASS, OptimStep())
+    await bench.end((bench.run, passed(1.0)))
+    async with bench.database.write() as transaction:
+        columns = [column.name for column in RunPoint.__table__.columns if column.name not in ("loss_fns", "step")]
+        named = ", ".join(columns)
+        copied = f"INSERT INTO run_points (step, {named}) SELECT step + 1, {named} FROM run_points"
+        await transaction.execute(text(copied))
+    await bench.end((bench.run, stepped(1)))
+    await bench.accept(bench.run, pass_of(LossName.DRO), OptimStep())
+    async with bench.database.read() as session:
+        found = (await session.scalars(select(RunPoint.loss_fns).order_by(RunPoint.step))).all()
+    assert found == ["cross_entropy", ""]
+    for outcome in (passed(1.0), stepped(2)):
+        await bench.end((bench.run, outcome))
+    assert [one.loss_fns for one in await bench.points(bench.run)] == [["cross_entropy"], ["dro"]]
+
+
 async def test_a_loss_that_is_not_finite_is_a_gap_and_no_later_point_has_it(bench: Bench) -> None:
     await bench.accept(bench.run, PASS, PASS, OptimStep(), PASS, OptimStep())
     for outcome in (passed(math.nan), passed(1.0), stepped(1), passed(4.0), stepped(2)):
         await bench.end((bench.run, outcome))
     assert [one.mean_loss for one in await bench.points(bench.run)] == [None, 0.5]
+
+
+@pytest.mark.parametrize("loss", [1.2e308, -1.2e308, 0.9e250])
+async def test_finite_losses_beyond_every_sum_are_a_gap_and_no_error(bench: Bench, loss: float) -> None:
+    """Each pass is completed by a transaction of its own, which the neighbour's operation shares."""
+    for run in (bench.run, bench.other):
+        await bench.accept(run, PASS, PASS, PASS, OptimStep(), PASS, OptimStep())
+    huge = passed(loss, sampling_kl__mean=abs(loss) / 4, sampled_tokens__sum=4.0)
+    for outcome in (huge, huge, huge, stepped(1), passed(4.0), stepped(2)):
+        theirs = outcome if isinstance(outcome, OptimStepped) else passed(2.0)
+        await bench.end((bench.run, outcome), (bench.other, theirs))
+    first, second = await bench.points(bench.run)
+    assert (first.mean_loss, first.loss_sum, first.sampling_kl, first.tokens) == (None, None, None, 24)
+    assert (second.mean_loss, second.tokens) == (0.5, 8)
+    assert [(one.loss_sum, one.tokens) for one in await bench.points(bench.other)] == [(6.0, 24), (2.0, 8)]
 
 
 async def test_a_failed_step_leaves_its_passes_to_the_next(bench: Bench) -> None:
@@ -180,10 +269,10 @@ async def test_a_failed_step_leaves_its_passes_to_the_next(bench: Bench) -> None
 
 
 async def test_points_outlive_the_results(bench: Bench) -> None:
-    await bench.accept(bench.run, PASS, OptimStep())
+    await bench.accept(bench.run, pass_of(LossName.PPO), OptimStep())
     await bench.end((bench.run, passed(4.0)))
     await bench.end((bench.run, stepped(1)))
     async with bench.database.write() as transaction:
         later = NOW + timedelta(days=1)
         assert await prune(transaction, finished_before=later, now=later) == 2
-    assert [one.mean_loss for one in await bench.points(bench.run)] == [0.5]
+    assert [(one.mean_loss, one.loss_fns) for one in await bench.points(bench.run)] == [(0.5, ["ppo"])]

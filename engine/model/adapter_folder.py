@@ -8,18 +8,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from peft import LoraConfig, TaskType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
-from engine.model.base import BaseModel
+from engine.model.base_outline import AdapterBase
 from engine.model.lora import LoraLayout, LoraPair, LoraWeights
+from engine.model.unreadable import has_file, why_unreadable
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 CONFIG, WEIGHTS, WEFT = "adapter_config.json", "adapter_model.safetensors", "weft.json"
 FORMAT_VERSION = 1
@@ -42,18 +44,18 @@ _REFUSED = (
 """Settings of PEFT's with which an adapter computes more than ``W x + (alpha / rank) B A x``."""
 
 
-def write_adapter_files(folder: Path, base: BaseModel, weights: LoraWeights) -> None:
+def write_adapter_files(folder: Path, base: AdapterBase, weights: LoraWeights) -> None:
     """Write config, matrices and settings of ``weights`` into ``folder``. Raises ``OSError``."""
     peft_config(base, weights).save_pretrained(folder)
     save_file(matrices_by_key(weights.layout, weights.vector), folder / WEIGHTS, {"format": "pt"})
-    described = {"format": FORMAT_VERSION, "base_model": base.facts.name, "lora": asdict(weights.settings)}
+    described = {"format": FORMAT_VERSION, "base_model": base.name, "lora": asdict(weights.settings)}
     (folder / WEFT).write_text(json.dumps(described, indent=2))
 
 
-def read_lora_weights(directory: Path, base: BaseModel, device: str | None = None) -> LoraWeights:
+def read_lora_weights(directory: Path, base: AdapterBase, device: str | None = None) -> LoraWeights:
     """Read an adapter, weft's or plain PEFT's, onto ``device``, by default the base's.
 
-    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
+    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base, and ``Unavailable``.
     """
     config = _read_json(directory / CONFIG)
     tensors = _by_module_name(read_tensors(directory / WEIGHTS, device or str(base.device)), base)
@@ -64,12 +66,12 @@ def read_lora_weights(directory: Path, base: BaseModel, device: str | None = Non
             continue
         rank = b.shape[-1]
         if a.shape != (rank, projection.in_features) or b.shape != (projection.out_features, rank):
-            raise InvalidRequest(f"the adapter's {name} does not fit base model {base.facts.name!r}")
+            raise InvalidRequest(f"the adapter's {name} does not fit base model {base.name!r}")
         pairs[name] = LoraPair(a.float(), b.float())
-    _drop_base_weights(tensors, base)
+    _drop_frozen_head(tensors, base)
     if tensors or not pairs:
         unexpected = next(iter(tensors), "nothing")
-        raise InvalidRequest(f"the adapter does not fit base model {base.facts.name!r}: it holds {unexpected}")
+        raise InvalidRequest(f"the adapter does not fit base model {base.name!r}: it holds {unexpected}")
     settings = _settings(directory, config, base, pairs)
     if any(pair.a.shape[0] != settings.rank for pair in pairs.values()):
         raise InvalidRequest(f"the adapter says rank {settings.rank}, and holds tensors of another")
@@ -77,7 +79,7 @@ def read_lora_weights(directory: Path, base: BaseModel, device: str | None = Non
     return LoraWeights(settings, layout, layout.vector(pairs))
 
 
-def _by_module_name(tensors: dict[str, Tensor], base: BaseModel) -> dict[str, Tensor]:
+def _by_module_name(tensors: dict[str, Tensor], base: AdapterBase) -> dict[str, Tensor]:
     """Return the tensors with the output layer by its module's name."""
     hosted, own = f"{_PREFIX}{TINKER_HEAD}.", f"{_PREFIX}{base.output_name}."
     named = {key: key.replace(hosted, own) if key.startswith(hosted) else key for key in tensors}
@@ -86,14 +88,11 @@ def _by_module_name(tensors: dict[str, Tensor], base: BaseModel) -> dict[str, Te
     return {named[key]: tensor for key, tensor in tensors.items()}
 
 
-def _drop_base_weights(tensors: dict[str, Tensor], base: BaseModel) -> None:
-    """Drop frozen weights that equal the base's own: PEFT stores the frozen head along with an adapter on it."""
-    # Sharded weights are no plain parameters. The head is never sharded.
-    own = {name: weight for name, weight in base.model.named_parameters() if type(weight) is nn.Parameter}
-    for key in [key for key in tensors if key.endswith(_BASE_WEIGHT)]:
-        weight = own.get(key.removeprefix(_PREFIX).removesuffix(_BASE_WEIGHT) + ".weight")
-        if weight is not None and weight.shape == tensors[key].shape and torch.equal(weight, tensors[key].to(weight)):
-            del tensors[key]
+def _drop_frozen_head(tensors: dict[str, Tensor], base: AdapterBase) -> None:
+    """Drop a frozen head that equals the base's own: PEFT stores it along with an adapter on it."""
+    key = f"{_PREFIX}{base.output_name}{_BASE_WEIGHT}"
+    if key in tensors and base.is_own_head(tensors[key]):
+        del tensors[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +164,14 @@ def vector_from_keys(layout: LoraLayout, tensors: Mapping[str, Tensor], prefix: 
 
 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
-    """Read a safetensors file and return its tensors by name. Raises ``InvalidRequest`` when it cannot be read."""
+    """Read a safetensors file and return its tensors by name.
+
+    Raises ``InvalidRequest`` when it is gone or damaged, ``Unavailable`` when its folder cannot be reached.
+    """
     try:
         tensors: dict[str, Tensor] = load_file(path, device=device)
     except (OSError, ValueError, SafetensorError) as error:
-        raise damaged() from error
+        raise why_unreadable(path, error, damaged()) from error
     return tensors
 
 
@@ -177,7 +179,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise damaged() from error
+        raise why_unreadable(path, error, damaged()) from error
     if not isinstance(content, dict):
         raise damaged()
     return content
@@ -188,8 +190,11 @@ def damaged() -> InvalidRequest:
     return InvalidRequest("the adapter cannot be read: its files are missing or damaged")
 
 
-def peft_config(base: BaseModel, weights: LoraWeights) -> LoraConfig:
+def peft_config(base: AdapterBase, weights: LoraWeights) -> "LoraConfig":
     """Return PEFT's config of the adapter."""
+    # PEFT takes seconds and 100 MiB, which a process that reads adapters does without.
+    from peft import LoraConfig, TaskType
+
     return LoraConfig(
         r=weights.settings.rank,
         lora_alpha=_integral(weights.settings.alpha),
@@ -198,7 +203,7 @@ def peft_config(base: BaseModel, weights: LoraWeights) -> LoraConfig:
         bias="none",
         fan_in_fan_out=base.is_conv1d,
         task_type=TaskType.CAUSAL_LM,
-        base_model_name_or_path=base.facts.name,
+        base_model_name_or_path=base.name,
         inference_mode=True,
     )
 
@@ -208,7 +213,7 @@ def _integral(alpha: float) -> Any:
     return int(alpha) if alpha == int(alpha) else alpha
 
 
-def _target_modules(base: BaseModel, weights: LoraWeights) -> list[str]:
+def _target_modules(base: AdapterBase, weights: LoraWeights) -> list[str]:
     """Return PEFT's target modules: last parts of names (``q_proj``) if they name just the adapted layers, else whole names."""
     suffixes = {name.rpartition(".")[2] for name in weights.tensors}
     named = {name for name in base.linear_names if name.rpartition(".")[2] in suffixes}
@@ -216,11 +221,11 @@ def _target_modules(base: BaseModel, weights: LoraWeights) -> list[str]:
 
 
 def _settings(
-    directory: Path, config: Mapping[str, Any], base: BaseModel, pairs: Mapping[str, LoraPair]
+    directory: Path, config: Mapping[str, Any], base: AdapterBase, pairs: Mapping[str, LoraPair]
 ) -> LoraSettings:
     """Return the settings: from ``weft.json`` in weft's own folders, told from the tensors in plain PEFT's."""
     check_config(config)
-    if (directory / WEFT).is_file():
+    if has_file(directory / WEFT):
         return _own_settings(_read_json(directory / WEFT))
     groups = {base.projections[name].group for name in pairs}
     return LoraSettings(

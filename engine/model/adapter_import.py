@@ -20,7 +20,7 @@ from contracts.operations import LoraSettings
 from engine.model.adapter_archive import MOST_MEMBERS, PIECE_BYTES, Entry, Progress, archive_files, readable_archive
 from engine.model.adapter_folder import CONFIG, WEIGHTS, check_config, read_lora_weights, write_adapter_files
 from engine.model.atomic_folder import write_atomically
-from engine.model.base import BaseModel
+from engine.model.base_outline import AdapterBase
 from engine.model.lora import LoraLayout, LoraWeights
 
 _CONFIG_BYTES = 2**20
@@ -45,7 +45,7 @@ class ImportBounds:
 
 
 def import_adapter(
-    source: Path, work: Path, base: BaseModel, bounds: ImportBounds, progress: Progress = _untold
+    source: Path, work: Path, base: AdapterBase, bounds: ImportBounds, progress: Progress = _untold
 ) -> LoraWeights:
     """Read the adapter in ``source``, a folder or a tar (plain or gzip), for ``base``; ``work`` is an empty folder for it.
 
@@ -70,7 +70,7 @@ def import_adapter(
     return _whole(found, base)
 
 
-def write_imported(directory: Path, base: BaseModel, weights: LoraWeights) -> int:
+def write_imported(directory: Path, base: AdapterBase, weights: LoraWeights) -> int:
     """Write the adapter as a checkpoint and return the folder's size in bytes. Raises ``OSError``, leaving nothing behind."""
     return write_atomically(directory, lambda folder: write_adapter_files(folder, base, weights))
 
@@ -181,7 +181,7 @@ def _tensor_bytes(name: str, described: Any) -> int:
     return size
 
 
-def _whole(found: LoraWeights, base: BaseModel) -> LoraWeights:
+def _whole(found: LoraWeights, base: AdapterBase) -> LoraWeights:
     """Return the weights on every layer of their groups, so that they train like weft's own."""
     settings = LoraSettings(
         rank=found.settings.rank,

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 from safetensors import SafetensorError
 
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+_SYSTEM_ERROR = re.compile(r'\(os error (\d+)\)(?: at path "[^"]*")?$')
+"""End of the text of an error of the disk that safetensors has met while it wrote. What comes before may quote names."""
 
 
 def write_atomically(directory: Path, fill: Callable[[Path], None]) -> int:
@@ -23,21 +24,28 @@ def write_atomically(directory: Path, fill: Callable[[Path], None]) -> int:
     try:
         fill(staging)
         written = list(staging.rglob("*"))
-        size = sum(_sync(path) for path in written if path.is_file())
+        size = sum(sync(path) for path in written if path.is_file())
         for folder in [path for path in written if path.is_dir()]:
-            _sync(folder)
-        _sync(staging)
+            sync(folder)
+        sync(staging)
         staging.rename(directory)
-        _sync(directory.parent)
+        sync(directory.parent)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
-        if isinstance(error, SafetensorError) and (number := _SYSTEM_ERROR.search(str(error))) is not None:
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        if (number := _system_error(error)) is not None:
+            raise OSError(number, os.strerror(number)) from error
         raise
     return size
 
 
-def _sync(path: Path) -> int:
+def _system_error(error: BaseException) -> int | None:
+    """Return the number of the disk's error that safetensors reports in its own, None if it reports none."""
+    found = _SYSTEM_ERROR.search(str(error)) if isinstance(error, SafetensorError) else None
+    return None if found is None else int(found[1])
+
+
+def sync(path: Path) -> int:
+    """Have the disk keep a file or a folder, and return its bytes. Raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

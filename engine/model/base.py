@@ -4,11 +4,12 @@ Hooks on its projections (linear layers) add the low-rank part of the adapters t
 trainer and a sampler can use one copy of the weights at the same time.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -21,9 +22,13 @@ from transformers.pytorch_utils import Conv1D
 from contracts.base_model import BaseModelFacts
 from contracts.errors import InvalidRequest
 from contracts.operations import LoraSettings
+from engine.model.base_outline import BaseOutline, ModelNames, WeightDigest
 from engine.model.device_turns import DeviceTurns
 from engine.model.input_layout import InputLayout, observe_layouts, restore_rows
-from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, trains
+from engine.model.lora import AdapterSegment, AdapterSegments, LoraLayout, Projection, ProjectionGroup, layout_of
+from engine.model.skeleton import names_of
+
+log = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"\.\d+\.")
 _ATTENTION = re.compile(r"(^|[._])(self_?)?(attn|attention)", re.IGNORECASE)
@@ -83,6 +88,11 @@ class BaseModel:
         return cls(facts, read_model(facts, dtype=dtype).to(device), gradient_checkpointing=gradient_checkpointing)
 
     @property
+    def name(self) -> str:
+        """The base's served name."""
+        return self.facts.name
+
+    @property
     def dtype(self) -> torch.dtype:
         """Data type of the frozen weights."""
         found: torch.dtype = self.model.dtype
@@ -90,8 +100,7 @@ class BaseModel:
 
     def layout(self, settings: LoraSettings) -> LoraLayout:
         """Return the layout of an adapter with these settings; it is empty when the settings leave nothing to train."""
-        chosen = {name: found for name, found in self.projections.items() if trains(settings, found.group)}
-        return LoraLayout(settings.rank, chosen)
+        return layout_of(settings, self.projections.values())
 
     @contextmanager
     def adapters(self, adapters: Sequence[AdapterSegment] | LowRank) -> Iterator[None]:
@@ -109,8 +118,11 @@ class BaseModel:
         return states
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits (..., V) of final hidden states (..., hidden), soft capping and scaling included."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden).float()
+        """Return float32 logits (..., V) of final hidden states (..., hidden), soft capping and scaling included.
+
+        Both are computed in the head's own type, as in transformers: in bfloat16 they round by more than the probe allows.
+        """
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
         config = self.model.config.get_text_config()
         if scale := getattr(config, "logit_scale", None):
             logits = logits * scale
@@ -118,7 +130,7 @@ class BaseModel:
             logits = logits / scaling
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = torch.tanh(logits / cap) * cap
-        return logits
+        return logits.float()
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """Return float32 logits (rows, length, V) of ``input_ids`` int64 (rows, length), by the model's own forward."""
@@ -129,6 +141,37 @@ class BaseModel:
     def has_tied_head(self) -> bool:
         """True when the output layer's weight is the embedding's."""
         return bool(getattr(self.model.config.get_text_config(), "tie_word_embeddings", False))
+
+    def is_own_head(self, weight: Tensor) -> bool:
+        """Tell whether ``weight`` equals the output layer's own."""
+        own = self._head_weight
+        return own is not None and own.shape == weight.shape and torch.equal(own, weight.to(own))
+
+    @cached_property
+    def outline(self) -> BaseOutline:
+        """The base without its weights. Blocking: at first, the output layer's weight is read whole."""
+        head = self._head_weight
+        return BaseOutline(
+            self.name,
+            tuple(self.projections.values()),
+            self.linear_names,
+            self.output_name,
+            self.is_conv1d,
+            None if head is None else WeightDigest.of(head),
+        )
+
+    @property
+    def names(self) -> ModelNames:
+        """Names of the model's layers, for merges."""
+        return names_of(self.model)
+
+    @property
+    def _head_weight(self) -> Tensor | None:
+        """Weight of the output layer, None where adapters cannot change it."""
+        if self.output_name is None:
+            return None
+        weight: Tensor = self.model.get_submodule(self.output_name).weight
+        return weight
 
     @property
     def is_conv1d(self) -> bool:
@@ -145,10 +188,15 @@ class BaseModel:
 
     @torch.no_grad()
     def _is_plain_head(self, input_ids: Tensor, logits: Tensor) -> bool:
-        if self.model.base_model is self.model:
-            return False
-        ours = self.head(self.hidden_states(input_ids))
-        return ours.shape == logits.shape and torch.allclose(ours, logits.float(), rtol=1e-3, atol=1e-3)
+        if self.model.base_model is not self.model:
+            ours = self.head(self.hidden_states(input_ids))
+            if ours.shape == logits.shape and torch.allclose(ours, logits.float(), rtol=1e-3, atol=1e-3):
+                return True
+        log.warning(
+            "base model %s has a head of its own kind: passes hold a sequence's logits whole, and are slower for it",
+            self.facts.name,
+        )
+        return False
 
 
 def read_model(facts: BaseModelFacts, *, dtype: str) -> PreTrainedModel:

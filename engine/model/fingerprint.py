@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from contracts.errors import InvalidRequest
+from engine.model.weight_files import weight_files
 
 _FORMAT = "weft-base-1"
 _BLOCK_BYTES = 4096
@@ -51,12 +52,12 @@ def _architecture(value: Any) -> Any:
 
 def _tensors(folder: Path) -> Iterator[bytes]:
     """Yield a line for each tensor, or for each file where the weights are in another format."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     for path in files:
         with path.open("rb") as file:
             yield from _tensors_of(file)
     if not files:
-        for path in sorted(folder.glob("*.bin")):
+        for path in weight_files(folder, "*.bin"):
             with path.open("rb") as file:
                 yield _line(path.name, "", "", _sampled(file, 0, os.fstat(file.fileno()).st_size))
 

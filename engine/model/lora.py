@@ -5,7 +5,7 @@ step, a copy, a page-out or a stack of many adapters is one operation, not one f
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
@@ -97,6 +97,11 @@ class LoraLayout:
 def trains(settings: LoraSettings, group: ProjectionGroup) -> bool:
     """Tell whether ``settings`` put an adapter on the projections of ``group``."""
     return {"attn": settings.train_attn, "mlp": settings.train_mlp, "unembed": settings.train_unembed}[group]
+
+
+def layout_of(settings: LoraSettings, projections: Iterable[Projection]) -> LoraLayout:
+    """Return the layout of an adapter with these settings on a base with these projections."""
+    return LoraLayout(settings.rank, {one.name: one for one in projections if trains(settings, one.group)})
 
 
 @dataclass(frozen=True)

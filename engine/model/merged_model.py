@@ -2,7 +2,8 @@
 
 The base is read and written tensor by tensor, so memory holds one output file and no model. Each changed weight is
 ``W + (alpha / rank) B A``, added in float32 and rounded once. Where the base ties its head to its embedding and the adapter is
-on the head, the merged model has a head of its own: the embedding, which serves as input too, must not change.
+on the head, the merged model has a head of its own: the embedding, which serves as input too, must not change. Nothing here
+imports transformers, which takes seconds.
 """
 
 import json
@@ -18,11 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from contracts.errors import InvalidRequest
 from engine.model.adapter_folder import read_matrices
+from engine.model.atomic_folder import sync
+from engine.model.base_outline import ModelNames
+from engine.model.weight_files import weight_files
 
 Progress = Callable[[int, int], None]
 """Told the bytes written and the bytes in all, before each file. It may raise, which ends the merge."""
@@ -60,24 +62,19 @@ class _Weight:
 class MergeSource:
     """A base's folder and an adapter for it, checked against each other."""
 
-    def __init__(self, base: Path, adapter: Path, dtype: str | None = None) -> None:
+    def __init__(self, base: Path, names: ModelNames, adapter: Path, dtype: str | None = None) -> None:
         """Give every floating-point tensor ``dtype``, a name in ``DTYPES``, or leave it the base's.
 
         Raises ``InvalidRequest`` when the base cannot be merged into, or the adapter does not fit it.
         """
+        if names.is_quantized:
+            raise InvalidRequest("the base's weights are quantized, and a merge would round the adapter away")
         self._base = base
+        self._names = names
         self._dtype = None if dtype is None else DTYPES[dtype]
-        self._matrices = read_matrices(adapter)
-        self._model = _skeleton(base)
+        self._matrices = read_matrices(adapter).with_head(names.head)
         self._files = _files_by_key(base)
-        self._conv1d = {name for name, module in self._model.named_modules() if isinstance(module, Conv1D)}
-        names = {module: name for name, module in self._model.named_modules()}
-        output = self._model.get_output_embeddings()
-        self._head = names.get(output) if output is not None else None
-        self._matrices = self._matrices.with_head(self._head)
-        self._embedding = names.get(self._model.get_input_embeddings())
-        tied = bool(getattr(self._model.config.get_text_config(), "tie_word_embeddings", False))
-        self.unties_head = tied and self._head in self._matrices.pairs
+        self.unties_head = names.ties_head and names.head in self._matrices.pairs
         self._weights = self._plan()
         self.total_bytes = sum(weight.size_bytes for weight in self._weights)
 
@@ -86,11 +83,18 @@ class MergeSource:
         shards, done = list(_shards(self._weights)), 0
         places: dict[str, str] = {}
         for number, shard in enumerate(shards, start=1):
-            progress(done, self.total_bytes)
             name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            save_file(self._merged(shard), folder / name, {"format": "pt"})
-            places |= {weight.key: name for weight in shard}
-            done += sum(weight.size_bytes for weight in shard)
+            tensors: dict[str, Tensor] = {}
+            for weight, tensor in self._merged(shard):
+                # Told for each tensor: a large shard may take longer than an attempt that makes no progress is given.
+                progress(done, self.total_bytes)
+                tensors[weight.key] = tensor
+                done += weight.size_bytes
+            save_file(tensors, folder / name, {"format": "pt"})
+            progress(done, self.total_bytes)
+            # Before more is told: all files at the end may take longer than an attempt that makes no progress is given.
+            sync(folder / name)
+            places |= dict.fromkeys(tensors, name)
         if len(shards) > 1:
             index = {"metadata": {"total_size": self.total_bytes}, "weight_map": places}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
@@ -99,23 +103,22 @@ class MergeSource:
 
     def _plan(self) -> list[_Weight]:
         layers = {self._source_of(layer): layer for layer in self._matrices.pairs}
-        own_head = None if self._head is None else f"{self._head}.weight"
+        own_head = None if self._names.head is None else f"{self._names.head}.weight"
         weights = []
         for key, file in self._files.items():
             if self.unties_head and key == own_head:
                 # A copy that the base's config says to ignore.
                 continue
-            is_shared = self.unties_head and layers.get(key) == self._head
+            is_shared = self.unties_head and layers.get(key) == self._names.head
             weights.append(_Weight(key, key, None if is_shared else layers.get(key), self._size(file, key)))
             if is_shared and own_head is not None:
-                weights.append(_Weight(own_head, key, self._head, self._size(file, key)))
+                weights.append(_Weight(own_head, key, self._names.head, self._size(file, key)))
         return weights
 
     def _source_of(self, layer: str) -> str:
         """Return the name of the layer's weight in the base's files, which may leave out the model's own prefix."""
-        stored = self._embedding if self.unties_head and layer == self._head else layer
-        prefix = f"{self._model.base_model_prefix}."
-        for name in (f"{stored}.weight", f"{stored}.weight".removeprefix(prefix)):
+        stored = self._names.embedding if self.unties_head and layer == self._names.head else layer
+        for name in (f"{stored}.weight", f"{stored}.weight".removeprefix(self._names.prefix)):
             if name in self._files:
                 self._check_shape(layer, name)
                 return name
@@ -126,7 +129,7 @@ class MergeSource:
         expected = [b.shape[0], a.shape[1]]
         with safe_open(self._files[key], framework="pt") as file:
             found = list(file.get_slice(key).get_shape())
-        if found != (expected[::-1] if layer in self._conv1d else expected):
+        if found != (expected[::-1] if layer in self._names.conv1d else expected):
             raise InvalidRequest(f"the adapter's {layer} does not fit the base: it is for a layer of another size")
 
     def _size(self, path: Path, key: str) -> int:
@@ -139,8 +142,7 @@ class MergeSource:
     def _target(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
 
-    def _merged(self, shard: list[_Weight]) -> dict[str, Tensor]:
-        tensors = {}
+    def _merged(self, shard: list[_Weight]) -> Iterator[tuple[_Weight, Tensor]]:
         with ExitStack() as opened:
             files: dict[Path, Any] = {}
             for weight in shard:
@@ -151,13 +153,12 @@ class MergeSource:
                 if weight.layer is not None:
                     merged = tensor.float() + self._delta(weight.layer)
                     tensor = merged.to(self._dtype or tensor.dtype)
-                tensors[weight.key] = self._target(tensor).contiguous()
-        return tensors
+                yield weight, self._target(tensor).contiguous()
 
     def _delta(self, layer: str) -> Tensor:
         a, b = self._matrices.pairs[layer]
         delta = (b.float() @ a.float()).mul_(self._matrices.scaling)
-        return delta.t() if layer in self._conv1d else delta
+        return delta.t() if layer in self._names.conv1d else delta
 
     def _write_beside(self, folder: Path) -> None:
         for path in sorted(self._base.iterdir()):
@@ -192,29 +193,14 @@ _TORCH_DTYPES = {
 }
 
 
-def _skeleton(base: Path) -> PreTrainedModel:
-    """Return the base's modules without weights. Raises ``InvalidRequest``."""
-    if not (base / _CONFIG).is_file():
-        raise InvalidRequest(f"{base} holds no {_CONFIG}; give the base's Hugging Face model folder")
-    try:
-        config = AutoConfig.from_pretrained(str(base), local_files_only=True)
-        if getattr(config, "quantization_config", None) is not None:
-            raise InvalidRequest("the base's weights are quantized, and a merge would round the adapter away")
-        with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidRequest("the base cannot be merged into: its config is of no causal language model") from error
-    return model
-
-
 def _files_by_key(base: Path) -> dict[str, Path]:
     """Return the file of each tensor of the base. Raises ``InvalidRequest`` for a base without safetensors files."""
     found: dict[str, Path] = {}
     try:
-        for path in sorted(base.glob("*.safetensors")):
+        for path in weight_files(base):
             with safe_open(path, framework="pt") as file:
                 found |= dict.fromkeys(file.keys(), path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InvalidRequest("the base cannot be merged into: a safetensors file of it cannot be read") from error
     if not found:
         raise InvalidRequest("the base cannot be merged into: it has no safetensors files")

@@ -1,4 +1,4 @@
-"""Messages between a process that samples and the process of its trainer's forward: length-prefixed msgpack over pipes."""
+"""Messages between a process that samples and the process of its trainer's forward, in msgpack."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.base_model import BaseModelFacts
+from contracts.errors import EngineFailure, InvalidRequest, Unavailable, WeftError
 from contracts.operations import TopkLogprobs
 from contracts.prompt_cells import PromptAltTokens
 from engine.sampling.replica import AdapterVersion, Draws, PromptScored, PromptScoring
 from engine.sampling.trainer_forward import HandshakeAdapters
 
-LENGTH_BYTES = 8
 TOKEN_BYTES = 8
 """Bytes of a token in ``Score.prompt``."""
 
@@ -116,10 +116,21 @@ class Written(msgspec.Struct, tag=True):
 
 
 class Refused(msgspec.Struct, tag=True):
-    """Error of a request; ``is_callers``: it is an ``InvalidRequest``, else an ``EngineFailure``."""
+    """Error of a request: ``InvalidRequest`` with ``is_callers``, ``Unavailable`` with ``is_away``, else ``EngineFailure``."""
 
     message: str
     is_callers: bool
+    is_away: bool = False
+
+    @classmethod
+    def of(cls, error: WeftError) -> "Refused":
+        """Return the message of ``error``."""
+        return cls(error.message, isinstance(error, InvalidRequest), isinstance(error, Unavailable))
+
+    def error(self) -> WeftError:
+        """Return the error."""
+        kind = InvalidRequest if self.is_callers else Unavailable if self.is_away else EngineFailure
+        return kind(self.message)
 
 
 Answer = Scored | Written | Refused
@@ -128,10 +139,9 @@ _REQUESTS = msgspec.msgpack.Decoder(Request, dec_hook=lambda kind, value: kind(v
 _ANSWERS = msgspec.msgpack.Decoder(Answer, dec_hook=lambda kind, value: kind(value))
 
 
-def frame(message: Request | Answer) -> bytes:
-    """Return the message's bytes, with their length before them."""
-    body = _ENCODER.encode(message)
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+def message_bytes(message: Request | Answer) -> bytes:
+    """Return the message's bytes."""
+    return _ENCODER.encode(message)
 
 
 def read_request(body: bytes) -> Request:

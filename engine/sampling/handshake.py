@@ -90,6 +90,10 @@ class Handshake:
         """Write the adapters. Takes as long as the trainer's forward takes to load the base. Raises ``WeftError``."""
         return await self._forward.handshake_adapters(self._folder, rank=self._rank, with_head=self._with_head)
 
+    def check(self) -> None:
+        """Raise ``ProcessMustEnd`` when the device of the trainer's forward has failed."""
+        self._forward.check()
+
     async def close(self) -> None:
         """Close the trainer's forward."""
         await self._forward.close()

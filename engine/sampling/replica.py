@@ -26,6 +26,11 @@ class AdapterVersion:
     directory: Path
 
 
+def turn_taker(owner: str, adapter: AdapterVersion | None) -> str:
+    """Return the name under which work of ``owner`` takes turns; ``owner`` "" stands for the adapter."""
+    return owner or ("" if adapter is None else f"adapter:{adapter.name}")
+
+
 @dataclass(frozen=True, slots=True)
 class PromptScoring:
     """Scores to report for positions of the prompt.
@@ -113,8 +118,8 @@ class GenerateRequest:
 
     @property
     def turn_taker(self) -> str:
-        """Name under which the request's sequences take turns with others'."""
-        return self.owner or ("" if self.adapter is None else f"adapter:{self.adapter.name}")
+        """Name under which the request's sequences and its adapter's load take turns with others'."""
+        return turn_taker(self.owner, self.adapter)
 
     def cost(self, *, is_first: bool) -> int:
         """Return the tokens that a sequence may take: what it draws, and the prompt for the first one of the request."""
@@ -205,8 +210,11 @@ class SamplerReplica(Protocol):
         no such request is outstanding. Raises ``EngineFailure`` when the replica does not confirm the cut.
         """
 
-    async def load(self, version: AdapterVersion) -> None:
-        """Load ``version`` ahead of its first request. Raises ``InvalidRequest`` and ``EngineFailure`` as ``generate`` does."""
+    async def load(self, version: AdapterVersion, *, owner: str = "", share: float = 1.0) -> None:
+        """Load ``version`` ahead of its first request, in the turns of ``owner`` (see ``GenerateRequest``).
+
+        Raises ``InvalidRequest`` and ``EngineFailure`` as ``generate`` does.
+        """
 
     async def unload(self, name: str) -> None:
         """Drop the loaded version called ``name``. Requests that already use it end undisturbed."""

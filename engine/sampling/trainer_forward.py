@@ -59,5 +59,8 @@ class TrainerForward(Protocol):
     def held(self) -> AbstractContextManager[None]:
         """Keep the base in memory inside the context, even while there is nothing to compute."""
 
+    def check(self) -> None:
+        """Raise ``ProcessMustEnd`` when the device that computes the forward in this process has failed."""
+
     async def close(self) -> None:
         """Free the resources. Safe to repeat."""

@@ -22,6 +22,7 @@ from contracts.operations import LoraSettings, OptimizerName
 from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
 from engine.model.lora import LoraLayout, LoraWeights
+from engine.model.unreadable import why_unreadable
 from engine.training.muon import head_size
 
 STATE = "state.safetensors"
@@ -99,7 +100,8 @@ def write_state(directory: Path, base: BaseModel, state: AdapterState) -> int:
 def read_state(directory: Path, base: BaseModel) -> AdapterState:
     """Read the state in a folder, bit-equal, onto the base's device.
 
-    Raises ``InvalidRequest`` when the file is missing, damaged, of another format or does not fit the base.
+    Raises ``InvalidRequest`` when the file is gone, damaged, of another format or does not fit the base, ``Unavailable`` when
+    its folder cannot be reached.
     """
     try:
         with safe_open(directory / STATE, framework="pt", device=str(base.device)) as file:
@@ -112,7 +114,8 @@ def read_state(directory: Path, base: BaseModel) -> AdapterState:
         step = int(described["step"])
         optimizer = OptimizerName(described.get("optimizer", OptimizerName.ADAMW))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InvalidRequest("the adapter's state cannot be read: its file is missing or damaged") from error
+        damaged = InvalidRequest("the adapter's state cannot be read: its file is missing or damaged")
+        raise why_unreadable(directory / STATE, error, damaged) from error
     sizes = {"exp_avg": weights.layout.size, "exp_avg_sq": second_moment_size(optimizer, weights.layout)}
     found = [(weights.vector, weights.layout.size)]
     found += [] if gradient is None else [(gradient, weights.layout.size)]

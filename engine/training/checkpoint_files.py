@@ -21,6 +21,7 @@ from engine.model.adapter_folder import (
 from engine.model.atomic_folder import write_atomically
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
+from engine.model.unreadable import has_file
 from engine.training.adapter_state import AdapterState, OptimizerState
 from engine.training.muon import head_size
 
@@ -54,7 +55,7 @@ def _fill(folder: Path, base: BaseModel, state: AdapterState, *, optimizer: bool
 def read_checkpoint(directory: Path, base: BaseModel, *, optimizer: bool) -> AdapterState:
     """Read the adapter in a folder, weft's or plain PEFT's. With ``optimizer``, read its optimizer state too, if there is one.
 
-    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base.
+    Raises ``InvalidRequest`` when the folder is no LoRA adapter, or does not fit the base, and ``Unavailable``.
     """
     weights = read_lora_weights(directory, base)
     return AdapterState(weights, optimizer=_read_optimizer(directory, weights) if optimizer else None)
@@ -63,7 +64,7 @@ def read_checkpoint(directory: Path, base: BaseModel, *, optimizer: bool) -> Ada
 def _read_optimizer(directory: Path, weights: LoraWeights) -> OptimizerState | None:
     """Read the optimizer state; None if the folder has none. Raises ``InvalidRequest`` when it does not fit ``weights``."""
     path = directory / OPTIMIZER
-    if not path.is_file():
+    if not has_file(path):
         return None
     tensors = read_tensors(path, str(weights.vector.device))
     if _STEP not in tensors:

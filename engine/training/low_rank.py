@@ -73,7 +73,14 @@ class _Blocks:
 
 
 class StackedGroup:
-    """Adapters of one layout, stacked in ``dtype``. With ``trains``, the ``leaves`` require gradients."""
+    """Adapters of one layout, stacked in ``dtype``. With ``trains``, the ``leaves`` require gradients.
+
+    - ``factors``: A and B of each projection, with which products are computed.
+    - ``pairs``: leaves of each projection, to which gradients are added. They are the factors, save on the output layer.
+
+    Leaves of the output layer are float32, with the factors' values. Each chunk of the output layer's positions adds to their
+    gradients, and a sum of hundreds of terms loses the smaller ones in a narrow type.
+    """
 
     def __init__(
         self, layout: LoraLayout, adapters: Sequence[LoraWeights], dtype: torch.dtype, *, trains: bool
@@ -81,7 +88,12 @@ class StackedGroup:
         self.layout = layout
         vectors = [adapter.vector for adapter in adapters]
         stacked = (torch.stack(vectors) if len(vectors) > 1 else vectors[0][None]).to(dtype)
-        self.pairs: Mapping[str, LoraPair] = layout.pairs(stacked.detach())
+        factors = layout.pairs(stacked.detach())
+        self.factors: Mapping[str, LoraPair] = factors
+        wide = {
+            name: LoraPair(factors[name].a.float(), factors[name].b.float()) for name in layout.head_names if trains
+        }
+        self.pairs: Mapping[str, LoraPair] = {**factors, **wide}
         if trains:
             for leaf in self.leaves():
                 leaf.requires_grad_()
@@ -95,10 +107,10 @@ class StackedGroup:
     def gradient(self, found: Sequence[Tensor | None]) -> Tensor:
         """Concatenate the leaves' gradients into one tensor, float32 (adapters, layout.size), zero where a leaf has none."""
         parts = [
-            (torch.zeros_like(leaf) if part is None else part).flatten(1)
+            (torch.zeros_like(leaf) if part is None else part).flatten(1).float()
             for leaf, part in zip(self.leaves(), found, strict=True)
         ]
-        return torch.cat(parts, dim=1).float()
+        return torch.cat(parts, dim=1)
 
 
 class LowRankPlan:
@@ -151,36 +163,46 @@ class LowRankPlan:
     def add(self, name: str, inputs: Tensor, output: Tensor) -> Tensor:
         """Add the low-rank part of ``inputs`` (…, in) to ``output`` (…, out), in place where possible, and return the sum."""
         blocks: list[_Blocks] = []
+        factors: list[LoraPair] = []
         leaves: list[Tensor] = []
         for group, block in zip(self._groups, self._blocks, strict=True):
             pair = group.pairs.get(name)
             if pair is not None and block.end > block.start:
                 blocks.append(block)
+                factors.append(group.factors[name])
                 leaves += (pair.a, pair.b)
         if not blocks:
             return output
         if output._is_view():
             output = output.clone()
-        added: Tensor = _AddLowRank.apply(output, inputs, blocks, self._stopwatch, *leaves)  # type: ignore[no-untyped-call]
+        given = (output, inputs, blocks, factors, self._stopwatch, *leaves)
+        added: Tensor = _AddLowRank.apply(*given)  # type: ignore[no-untyped-call]
         return added
 
 
 class _AddLowRank(torch.autograd.Function):
-    """Low-rank part as one function: ``output[block] += scaling * (inputs[block] A^T) B^T`` for every block of every group."""
+    """Low-rank part as one function: ``output[block] += scaling * (inputs[block] A^T) B^T`` for every block of every group.
+
+    A and B are those of ``factors``; their gradients go to ``leaves``, in the leaves' type.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, output: Tensor, inputs: Tensor, blocks: list[_Blocks], stopwatch: Stopwatch, *leaves: Tensor
+        ctx: Any,
+        output: Tensor,
+        inputs: Tensor,
+        blocks: list[_Blocks],
+        factors: list[LoraPair],
+        stopwatch: Stopwatch,
+        *leaves: Tensor,
     ) -> Tensor:
         with stopwatch.measure():
             x, y = inputs.reshape(-1, inputs.shape[-1]), output.view(-1, output.shape[-1])
-            inner = [
-                _add_group(x, y, block, a.to(x.dtype), b.to(x.dtype))
-                for block, a, b in zip(blocks, leaves[::2], leaves[1::2], strict=True)
-            ]
+            inner = [_add_group(x, y, block, pair) for block, pair in zip(blocks, factors, strict=True)]
             ctx.mark_dirty(output)
-            ctx.save_for_backward(x, *leaves, *inner)
+            ctx.save_for_backward(x, *(part for pair in factors for part in (pair.a, pair.b)), *inner)
             ctx.blocks, ctx.stopwatch, ctx.inputs_shape = blocks, stopwatch, inputs.shape
+            ctx.summed_in = leaves[0].dtype
         return output
 
     @staticmethod
@@ -188,7 +210,7 @@ class _AddLowRank(torch.autograd.Function):
         with ctx.stopwatch.measure():
             x, *saved = ctx.saved_tensors
             blocks: list[_Blocks] = ctx.blocks
-            leaves, inner = saved[: 2 * len(blocks)], saved[2 * len(blocks) :]
+            factors, inner = saved[: 2 * len(blocks)], saved[2 * len(blocks) :]
             dy = upstream[0].reshape(x.shape[0], -1)
             dx = None
             if ctx.needs_input_grad[1]:
@@ -196,26 +218,27 @@ class _AddLowRank(torch.autograd.Function):
                 dx = torch.empty_like(x) if covered else torch.zeros_like(x)
             gradients: list[Tensor] = []
             for number, block in enumerate(blocks):
-                a, b = leaves[2 * number], leaves[2 * number + 1]
-                gradients += _group_gradients(x, dy, dx, inner[number], block, a, b)
-        return (upstream[0], None if dx is None else dx.view(ctx.inputs_shape), None, None, *gradients)
+                pair = LoraPair(factors[2 * number], factors[2 * number + 1])
+                gradients += _group_gradients(x, dy, dx, inner[number], block, pair, ctx.summed_in)
+        return (upstream[0], None if dx is None else dx.view(ctx.inputs_shape), None, None, None, *gradients)
 
 
-def _add_group(x: Tensor, y: Tensor, block: _Blocks, a: Tensor, b: Tensor) -> Tensor:
+def _add_group(x: Tensor, y: Tensor, block: _Blocks, pair: LoraPair) -> Tensor:
     """Add one group's part to ``y`` (tokens, out) and return the scaled inner activations ``A x``.
 
     The activations' shape is (rank, group's tokens), or (blocks, rank, block's tokens). With the rank as rows every
     product is several times as fast as with the rank as columns: BLAS has no kernel for so few columns.
     """
+    a, b = pair.a, pair.b
     if not block.are_equal:
         inner = x.new_empty(a.shape[1], block.end - block.start)
         for adapter, start, end in block.spans():
             part = inner[:, start - block.start : end - block.start]
-            torch.mm(a[adapter], x[start:end].t(), out=part)
+            torch.mm(a[adapter].to(x.dtype), x[start:end].t(), out=part)
             part.mul_(block.scaling[adapter].to(x.dtype))
-            y[start:end].addmm_(part.t(), b[adapter].t())
+            y[start:end].addmm_(part.t(), b[adapter].to(x.dtype).t())
         return inner
-    scaling = block.scaling.to(x.dtype)
+    a, b, scaling = a.to(x.dtype), b.to(x.dtype), block.scaling.to(x.dtype)
     if block.owners is not None:
         a, b, scaling = a[block.owners], b[block.owners], scaling[block.owners]
     count = a.shape[0]
@@ -225,35 +248,36 @@ def _add_group(x: Tensor, y: Tensor, block: _Blocks, a: Tensor, b: Tensor) -> Te
 
 
 def _group_gradients(
-    x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, a: Tensor, b: Tensor
+    x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, pair: LoraPair, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of one group's ``a`` and ``b``; fill the group's part of ``dx`` (tokens, in) unless it is None."""
+    """Return the gradients, of ``dtype``, of one group's A and B; fill its part of ``dx`` (tokens, in) unless it is None."""
     if not block.are_equal:
-        return _gradients_by_adapter(x, dy, dx, inner, block, a, b)
+        return _gradients_by_adapter(x, dy, dx, inner, block, pair, dtype)
     span = slice(block.start, block.end)
-    wide_a, wide_b, scaling = a.to(x.dtype), b.to(x.dtype), block.scaling.to(x.dtype)
+    a, b, scaling = pair.a.to(x.dtype), pair.b.to(x.dtype), block.scaling.to(x.dtype)
     if block.owners is not None:
-        wide_a, wide_b, scaling = wide_a[block.owners], wide_b[block.owners], scaling[block.owners]
-    count = wide_a.shape[0]
+        a, b, scaling = a[block.owners], b[block.owners], scaling[block.owners]
+    count = a.shape[0]
     dy_blocks = dy[span].view(count, -1, dy.shape[1])
-    d_inner = torch.bmm(wide_b.transpose(1, 2), dy_blocks.transpose(1, 2)).mul_(scaling)
+    d_inner = torch.bmm(b.transpose(1, 2), dy_blocks.transpose(1, 2)).mul_(scaling)
     db = torch.bmm(inner, dy_blocks).transpose(1, 2)
     da = torch.bmm(d_inner, x[span].view(count, -1, x.shape[1]))
     if dx is not None:
-        torch.bmm(d_inner.transpose(1, 2), wide_a, out=dx[span].view(count, -1, x.shape[1]))
+        torch.bmm(d_inner.transpose(1, 2), a, out=dx[span].view(count, -1, x.shape[1]))
     if block.owners is None:
-        return da.to(a.dtype), db.to(b.dtype)
+        return da.to(dtype), db.to(dtype)
     return (
-        torch.zeros_like(a).index_add_(0, block.owners, da.to(a.dtype)),
-        torch.zeros_like(b).index_add_(0, block.owners, db.to(b.dtype)),
+        torch.zeros_like(pair.a, dtype=dtype).index_add_(0, block.owners, da.to(dtype)),
+        torch.zeros_like(pair.b, dtype=dtype).index_add_(0, block.owners, db.to(dtype)),
     )
 
 
 def _gradients_by_adapter(
-    x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, a: Tensor, b: Tensor
+    x: Tensor, dy: Tensor, dx: Tensor | None, inner: Tensor, block: _Blocks, pair: LoraPair, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Compute ``_group_gradients`` with one product for each adapter."""
-    da, db = torch.zeros_like(a), torch.zeros_like(b)
+    a, b = pair.a, pair.b
+    da, db = torch.zeros_like(a, dtype=dtype), torch.zeros_like(b, dtype=dtype)
     for adapter, start, end in block.spans():
         part = inner[:, start - block.start : end - block.start]
         d_inner = torch.mm(b[adapter].to(x.dtype).t(), dy[start:end].t())

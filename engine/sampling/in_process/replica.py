@@ -27,7 +27,7 @@ from engine.sampling.in_process.continuous_batching import ContinuousBatcher
 from engine.sampling.in_process.forward_pass import ForwardPass
 from engine.sampling.in_process.outbox import Outbox
 from engine.sampling.in_process.sequences import Job
-from engine.sampling.replica import AdapterVersion, GenerateEvent, GenerateRequest, ReplicaHealth
+from engine.sampling.replica import AdapterVersion, GenerateEvent, GenerateRequest, ReplicaHealth, turn_taker
 from engine.sampling.request_checks import check_request
 
 DEFAULT_CACHE_BYTES = 4 << 30
@@ -140,9 +140,9 @@ class TorchReplica:
         finally:
             self._cuts.discard(waiter)
 
-    async def load(self, version: AdapterVersion) -> None:
+    async def load(self, version: AdapterVersion, *, owner: str = "", share: float = 1.0) -> None:
         """See ``SamplerReplica.load``."""
-        pin = self._adapters.pin(version)
+        pin = self._adapters.pin(version, turn_taker(owner, version), share)
         try:
             await asyncio.wrap_future(pin.weights)
         finally:
@@ -187,7 +187,7 @@ class TorchReplica:
         if job.request.adapter is None:
             self._call_worker(partial(self._add, job))
             return
-        job.pin = self._adapters.pin(job.request.adapter)
+        job.pin = self._adapters.pin(job.request.adapter, job.request.turn_taker, job.request.share)
         job.pin.weights.add_done_callback(lambda weights: self._call_worker(partial(self._add_adapted, job, weights)))
 
     def _call_worker(self, call: Callable[[], None]) -> None:

@@ -13,6 +13,8 @@ import safetensors
 from safetensors.numpy import save
 
 from contracts.errors import InvalidRequest
+from engine.model.unreadable import why_unreadable
+from engine.model.weight_files import weight_files
 from engine.sampling.replica import AdapterVersion
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -27,15 +29,16 @@ _ATTENTION_OUTPUT = re.compile(
 def check_adapter(version: AdapterVersion, *, max_rank: int, head_adapters: bool) -> None:
     """Raise ``InvalidRequest`` for a folder that is no adapter, exceeds the replica's limits or has weights not finite.
 
+    Raises ``Unavailable`` for one that cannot be reached.
     vLLM loads weights that are not finite without an error, and their NaN spreads through its cache to other requests.
     """
     try:
-        config = json.loads((version.directory / _CONFIG).read_text())
-        content = (version.directory / _WEIGHTS).read_bytes()
+        config = json.loads(_read(version.directory / _CONFIG))
+        content = _read(version.directory / _WEIGHTS)
         tensors = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
         rank = max([int(config["r"])] + [held["shape"][0] for key, held in tensors if ".lora_A." in key])
-    except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
-        raise InvalidRequest("the adapter cannot be read: its files are missing or damaged") from error
+    except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
+        raise _damaged() from error
     if rank > max_rank:
         raise InvalidRequest(f"adapter {version.name}: its rank {rank} exceeds the sampler's limit of {max_rank}")
     if not head_adapters and any(_HEAD in key for key, _ in tensors):
@@ -44,6 +47,17 @@ def check_adapter(version: AdapterVersion, *, max_rank: int, head_adapters: bool
         )
     if not all(_is_finite(version, held) for _, held in tensors):
         raise InvalidRequest(f"adapter {version.name}: its weights are not finite; its training has diverged")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise why_unreadable(path, error, _damaged()) from error
+
+
+def _damaged() -> InvalidRequest:
+    return InvalidRequest("the adapter cannot be read: its files are missing or damaged")
 
 
 def _is_finite(version: AdapterVersion, tensor: Mapping[str, Any]) -> bool:
@@ -86,7 +100,7 @@ def write_zero_adapter(directory: Path, base: Path) -> None:
 
 def _attention_output(base: Path) -> tuple[str, tuple[int, int]]:
     """Return the module name and weight shape (out, in) of the first output projection of an attention layer."""
-    for file in sorted(base.glob("*.safetensors")):
+    for file in weight_files(base):
         with safetensors.safe_open(file, framework="numpy") as tensors:
             for key in sorted(tensors.keys()):
                 if found := _ATTENTION_OUTPUT.match(key):

@@ -1,8 +1,11 @@
-"""Adapter versions on a vLLM server: each loaded once for all its requests, the least recently used evicted first."""
+"""Adapter versions on a vLLM server: each loaded once for all its requests, the least recently used evicted first.
+
+Owners of requests take turns at the places, because the server itself loads what it is sent in the order in which it came.
+"""
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +13,7 @@ from typing import Any
 
 from contracts.errors import EngineFailure, InvalidRequest, WeftError
 from engine.sampling.background_tasks import BackgroundTasks
+from engine.sampling.load_turns import LoadTurns
 from engine.sampling.replica import AdapterVersion
 from engine.sampling.vllm.adapter_files import check_adapter
 from engine.sampling.vllm.http import Answer, VllmHttp
@@ -17,7 +21,10 @@ from engine.sampling.vllm.messages import ModelList
 from engine.sampling.vllm.settings import VllmSettings
 
 LOAD, UNLOAD, MODELS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models"
+_LOADS_AT_ONCE = 4
+"""Most loads that wait for the server, which makes one after the other."""
 _log = logging.getLogger(__name__)
+_Unloads = set["asyncio.Task[None]"]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +32,14 @@ class _Entry:
     """A version and its latest load. A ``permanent`` one takes no place and is never evicted."""
 
     version: AdapterVersion
+    owner: str
+    """Owner whose place the version takes while it is in use."""
     permanent: bool = False
     loading: asyncio.Task[None] | None = None
+    askers: dict[str, float] = field(default_factory=dict)
+    """Owners in whose turns the version is loaded, with their shares."""
+    place: "asyncio.Future[_Unloads] | None" = None
+    """Done once the version has a place, with the unloads that were under way then."""
     has_place: bool = False
     is_forgotten: bool = False
     pins: int = 0
@@ -48,7 +61,7 @@ class Pin:
 
 
 class VllmAdapters:
-    """At most ``max_resident`` versions on one server. A version that finds all places pinned waits its turn.
+    """At most ``max_resident`` versions on one server. A version that finds all places pinned waits for its owner's turn.
 
     A name stands for one folder for ever, because vLLM keys its prefix cache by name and folder. No version replaces
     another in place.
@@ -60,8 +73,7 @@ class VllmAdapters:
         self._background = background
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._unloading: dict[str, asyncio.Task[None]] = {}
-        self._admission = asyncio.Lock()
-        self._released = asyncio.Event()
+        self._turns: LoadTurns[_Entry] = LoadTurns(settings.max_resident)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the loaded versions, least recently used first."""
@@ -69,18 +81,22 @@ class VllmAdapters:
         return tuple(entry.version.name for entry in listed if not entry.permanent)
 
     @asynccontextmanager
-    async def pin(self, version: AdapterVersion, *, permanent: bool = False) -> AsyncIterator[Pin]:
+    async def pin(
+        self, version: AdapterVersion, owner: str, share: float = 1.0, *, permanent: bool = False
+    ) -> AsyncIterator[Pin]:
         """Keep ``version`` on the server inside the context, or for good if ``permanent``. Load it if it is not there.
 
-        Raises ``InvalidRequest`` for an adapter that the server cannot serve, ``EngineFailure`` when it does not load.
+        The load waits for a turn of ``owner``. Raises ``InvalidRequest`` for an adapter that the server cannot serve,
+        ``EngineFailure`` when it does not load.
         """
         entry = self._entries.get(version.name)
         if entry is None:
-            entry = self._entries[version.name] = _Entry(version, permanent)
+            entry = self._entries[version.name] = _Entry(version, owner, permanent)
         elif entry.version.directory != version.directory:
             raise InvalidRequest(f"adapter {version.name} is loaded from another folder; a version needs its own name")
         self._entries.move_to_end(version.name)
         entry.is_forgotten = False
+        self._note_owner(entry, owner, share)
         entry.pins += 1
         try:
             if entry.loading is None:
@@ -141,32 +157,59 @@ class VllmAdapters:
         finally:
             if not is_done and self._entries.get(entry.version.name) is entry:
                 del self._entries[entry.version.name]
-            self._released.set()
-            # Evicted in the next turn of the event loop: an entry can be evicted only once this task is done.
-            asyncio.get_running_loop().call_soon(self._evict_if_forgotten, entry)
+            self._turns.discard(entry)
+            # In the next turn of the event loop: an entry can be evicted only once this task is done.
+            asyncio.get_running_loop().call_soon(self._loaded, entry)
+
+    def _loaded(self, entry: _Entry) -> None:
+        self._evict_if_forgotten(entry)
+        self._hand_out()
+
+    def _note_owner(self, entry: _Entry, owner: str, share: float) -> None:
+        """Charge an idle version to its new owner, and let one that waits for a place wait in this owner's turns, too."""
+        if _is_idle(entry):
+            entry.owner = owner
+        elif not entry.is_loaded:
+            entry.askers[owner] = share
+            if entry.place is not None and not entry.place.done():
+                self._turns.add(entry, owner, share)
 
     async def _find_place(self, entry: _Entry) -> None:
-        """Wait for a place, evicting the least recently used version without a pin."""
-        # The lock is first come, first served. So the places are, too.
-        async with self._admission:
-            while sum(other.has_place for other in self._entries.values()) >= self._settings.max_resident:
-                idle = next((other for other in self._entries.values() if other.has_place and _is_idle(other)), None)
-                if idle is None:
-                    self._released.clear()
-                    await self._released.wait()
-                else:
-                    self._evict(idle)
-            same_name, unloads = self._unloading.get(entry.version.name), set(self._unloading.values())
-            entry.has_place = True
+        """Wait for a place, and until few enough of the versions that were evicted before it are left on the server."""
+        entry.place = asyncio.get_running_loop().create_future()
+        for owner, share in entry.askers.items():
+            self._turns.add(entry, owner, share)
+        self._hand_out()
+        unloads = await entry.place
+        same_name = self._unloading.get(entry.version.name)
         if same_name is not None:
             await asyncio.wait([same_name])
         while len(unloads := {task for task in unloads if not task.done()}) > self._settings.spare_places:
             await asyncio.wait(unloads, return_when=asyncio.FIRST_COMPLETED)
 
+    def _hand_out(self) -> None:
+        """Give places to versions in their owners' turns, evicting the least recently used version without a pin."""
+        while self._turns:
+            placed = [entry for entry in self._entries.values() if entry.has_place]
+            if sum(not entry.is_loaded for entry in placed) >= _LOADS_AT_ONCE:
+                return
+            idle = [entry for entry in placed if _is_idle(entry)]
+            taken = self._turns.take(Counter(entry.owner for entry in placed if entry not in idle))
+            if taken is None:
+                return
+            entry, owner = taken
+            if entry.place is None or entry.place.done():
+                # The load was cancelled, and has not ended yet.
+                continue
+            if len(placed) >= self._settings.max_resident:
+                self._evict(idle[0])
+            entry.owner, entry.has_place = owner, True
+            entry.place.set_result(set(self._unloading.values()))
+
     def _release(self, entry: _Entry) -> None:
         entry.pins -= 1
         self._evict_if_forgotten(entry)
-        self._released.set()
+        self._hand_out()
 
     def _evict_if_forgotten(self, entry: _Entry) -> None:
         if entry.is_forgotten and _is_idle(entry) and self._entries.get(entry.version.name) is entry:

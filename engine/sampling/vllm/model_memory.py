@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from engine.model.weight_files import weight_files
+
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAFETENSORS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _INDEX = "model.safetensors.index.json"
@@ -51,7 +53,7 @@ def _stored_bytes(model: Path) -> int:
         if isinstance(told, int):
             return told
     for pattern in ("*.safetensors", "pytorch_model*.bin", "*.bin"):
-        sizes = [file.stat().st_size for file in model.glob(pattern) if not file.name.startswith("consolidated")]
+        sizes = [file.stat().st_size for file in weight_files(model, pattern)]
         if sizes:
             return sum(sizes)
     return 0
@@ -64,7 +66,7 @@ def _text_config(model: Path) -> Mapping[str, Any]:
 
 def _stored_dtype(model: Path) -> str | None:
     """Data type of the first weights of the first safetensors file, which is the checkpoint's; None without such a file."""
-    for file in sorted(model.glob("*.safetensors")):
+    for file in weight_files(model):
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length)) if length <= _LARGEST_HEADER else {}

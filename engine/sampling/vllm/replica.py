@@ -21,6 +21,7 @@ from engine.sampling.replica import (
     PromptScored,
     PromptScoring,
     ReplicaHealth,
+    turn_taker,
 )
 from engine.sampling.trainer_forward import TrainerForward
 from engine.sampling.vllm.aborts import VllmAborts
@@ -87,7 +88,7 @@ class VllmReplica:
                 self._longest = await check_server(self._http, self._settings)
                 await self._wake_sleeper()
                 await asyncio.to_thread(write_zero_adapter, self._settings.zero_adapter, self._settings.base.path)
-                async with self._adapters.pin(self._zero, permanent=True):
+                async with self._adapters.pin(self._zero, "", permanent=True):
                     self._is_ready = True
                     await self._warm_up()
             warm = True
@@ -146,11 +147,11 @@ class VllmReplica:
             running.task.cancel()
         return True
 
-    async def load(self, version: AdapterVersion) -> None:
+    async def load(self, version: AdapterVersion, *, owner: str = "", share: float = 1.0) -> None:
         """See ``SamplerReplica.load``."""
         if not self._is_ready:
             raise EngineFailure("the sampler is not running")
-        async with self._adapters.pin(version):
+        async with self._adapters.pin(version, turn_taker(owner, version), share):
             return
 
     async def unload(self, name: str) -> None:
@@ -220,7 +221,8 @@ class VllmReplica:
         try:
             # Scored before the pin: what waits for the trainer's forward must hold no adapter's place on the server.
             scored = await self._score_by_trainer(running)
-            async with self._adapters.pin(running.request.adapter or self._zero) as pin:
+            request = running.request
+            async with self._adapters.pin(request.adapter or self._zero, request.turn_taker, request.share) as pin:
                 if scored is not None:
                     running.stream.put([scored])
                 elif running.request.scoring is not None:

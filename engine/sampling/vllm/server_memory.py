@@ -18,6 +18,8 @@ SHARE_BESIDE_TRAINER, SHARE_ALONE = 0.5, 0.9
 """Share of what is left that servers take, on a device that trains, too, and on a GPU that does not."""
 CPU_OVERHEAD, GPU_OVERHEAD = 2 * 2**30, 2**30
 """Bytes of a server besides weights, adapters, keys and values: libraries, processes, a step's activations."""
+_CUDA_CONTEXT = 2**29
+"""Bytes of a GPU that a server takes for CUDA itself, beside what it was given."""
 _SPARE_TOKENS = 256
 """Tokens beyond one context whose keys and values a server needs: blocks are whole, and one stays empty."""
 _GIB = 2**30
@@ -77,6 +79,9 @@ class MemoryNeed:
     - ``share`` of what is left goes to the servers; None: a half beside a trainer, nine tenths elsewhere.
     - ``trainer_gpu``: place of the trainer's GPU among the visible ones, None for a trainer on the CPU.
     - ``gpus_each``: number of GPUs of one server.
+    - ``resident``: bytes of the adapters that one server keeps in the host's memory, beside its places for a batch.
+    - ``had``: memory of the server's earlier start, None for a first one. On those GPUs the trainer has taken its own part
+      since: the share of what is left then is a share of the server's alone.
     """
 
     model: ModelMemory
@@ -86,11 +91,17 @@ class MemoryNeed:
     share: float | None = None
     trainer_gpu: int | None = 0
     gpus_each: int = 1
+    resident: int = 0
+    had: ServerMemory | None = None
 
     @property
     def context_bytes(self) -> int:
         """Bytes of the keys and values of one sequence of the whole context; 0 where they are not known."""
         return (self.context_length + _SPARE_TOKENS) * (self.model.token or 0)
+
+    def wish(self, device: str) -> int:
+        """Return the bytes that the server had on the device at its earlier start; 0 on another one."""
+        return self.had.given if self.had is not None and device in self.had.devices else 0
 
 
 def is_sized_by_operator(extra: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -112,7 +123,7 @@ def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> S
     """
     left -= _untaken(claims, CPU)
     budget = _equal_share(left, claims, CPU, need.share or SHARE_BESIDE_TRAINER, need.servers)
-    fixed = CPU_OVERHEAD + need.model.weights + need.model.adapters
+    fixed = CPU_OVERHEAD + need.model.weights + need.model.adapters + need.resident
     cache = budget - fixed
     if need.model.token is not None:
         cache = min(need.context_bytes * need.sequences, max(need.context_bytes, cache))
@@ -124,6 +135,7 @@ def give_on_cpu(need: MemoryNeed, left: int, claims: Sequence[MemoryClaim]) -> S
 def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryClaim]) -> ServerMemory:
     """Return a server's GPUs and its memory on each: GPUs with fewest servers, without the trainer, with most left come first.
 
+    One whole context fits beyond the share while it is left, and so does what the server had on the GPU before.
     Raises ``InvalidRequest`` if there are too few GPUs or they are too small, ``EngineFailure`` if too little is left on them.
     """
     if need.gpus_each > len(gpus):
@@ -133,32 +145,41 @@ def give_on_gpus(need: MemoryNeed, gpus: Sequence[Gpu], claims: Sequence[MemoryC
     left = {gpu: gpu.free - _untaken(claims, gpu.name) for gpu in gpus}
     chosen = sorted(gpus, key=lambda gpu: (taken.count(gpu.name), gpu is trainer, -left[gpu]))[: need.gpus_each]
     together = math.ceil(need.servers * need.gpus_each / len(gpus))
-    shares = {
-        gpu: _equal_share(
-            left[gpu],
-            claims,
-            gpu.name,
-            need.share or (SHARE_BESIDE_TRAINER if gpu is trainer else SHARE_ALONE),
-            together,
-        )
-        for gpu in chosen
-    }
-    given = min(shares.values())
     fixed = GPU_OVERHEAD + (need.model.weights + need.model.adapters) // need.gpus_each
-    if given < fixed + need.context_bytes // need.gpus_each:
+    needed = fixed + need.context_bytes // need.gpus_each
+    given = min(
+        _give_on_gpu(need, needed, left[gpu], claims, gpu, together=together, trains=gpu is trainer) for gpu in chosen
+    )
+    if given < needed:
         raise _too_little(need, given, fixed, total=min(gpu.total for gpu in chosen))
     # Rounded down: more than is free would end vLLM at its start.
     fraction = math.floor(given / max(gpu.total for gpu in chosen) * 1e4) / 1e4
     return ServerMemory(tuple(gpu.name for gpu in chosen), given, fraction=fraction)
 
 
+def _give_on_gpu(
+    need: MemoryNeed, needed: int, left: int, claims: Sequence[MemoryClaim], gpu: Gpu, *, together: int, trains: bool
+) -> int:
+    """Return a server's bytes on one GPU: its share, or more if that leaves theirs to this process's servers to come."""
+    of_all = need.share or (SHARE_BESIDE_TRAINER if trains else SHARE_ALONE)
+    share = _equal_share(left, claims, gpu.name, of_all, together)
+    to_come = max(0, together - 1 - len(_own(claims, gpu.name))) * share
+    whole = needed if needed <= int(left * SHARE_ALONE) - to_come else 0
+    return max(share, whole, min(need.wish(gpu.name), left - _CUDA_CONTEXT - to_come))
+
+
 def _untaken(claims: Sequence[MemoryClaim], device: str) -> int:
     return sum(claim.untaken for claim in claims if device in claim.memory.devices)
 
 
+def _own(claims: Sequence[MemoryClaim], device: str) -> list[MemoryClaim]:
+    """Return the claims of this process's servers on the device."""
+    return [claim for claim in claims if claim.owner == os.getpid() and device in claim.memory.devices]
+
+
 def _equal_share(left: int, claims: Sequence[MemoryClaim], device: str, share: float, servers: int) -> int:
     """Return the share as if none of this process's servers had been given any yet, but no more than is left."""
-    own = sum(claim.memory.given for claim in claims if claim.owner == os.getpid() and device in claim.memory.devices)
+    own = sum(claim.memory.given for claim in _own(claims, device))
     return min(int((left + own) * share / servers), int(left * SHARE_ALONE))
 
 

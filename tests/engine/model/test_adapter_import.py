@@ -355,6 +355,18 @@ def test_headers_that_lie_are_refused(base: BaseModel, adapter: Path, tmp_path: 
         refused(base, tmp_path, tar_of({**files, WEIGHTS: weights}), says)
 
 
+def test_names_that_read_like_errors_of_the_disk_are_refused(base: BaseModel, adapter: Path, tmp_path: Path) -> None:
+    """The two matrices lie on each other, and safetensors quotes one's name. An archive beside it is taken all the same."""
+    one = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
+    header = json.dumps({"a (os error 5)": one, "b (os error 5)": one}).encode()
+    lying = {**files_of(adapter), WEIGHTS: struct.pack("<Q", len(header)) + header + bytes(8)}
+    refused(base, tmp_path, tar_of(lying), "missing or damaged")
+    (tmp_path / "theirs").write_bytes(tar_of(files_of(adapter)))
+    work = tmp_path / "their work"
+    work.mkdir()
+    assert import_adapter(tmp_path / "theirs", work, base, BOUNDS).settings.rank == 4
+
+
 @pytest.mark.parametrize("content", [b"", b"not a tar", b"\x1f\x8bnot gzip", b"PK\x03\x04"])
 def test_what_is_no_archive_is_refused(base: BaseModel, tmp_path: Path, content: bytes) -> None:
     refused(base, tmp_path, content, "archive cannot be read|holds no")

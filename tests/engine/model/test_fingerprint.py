@@ -35,6 +35,19 @@ def test_the_same_weights_in_other_files_have_the_same_fingerprint(folder: Path,
     assert weights_fingerprint(folder, dtype="auto") == weights_fingerprint(tiny_model_dir, dtype="auto")
 
 
+@pytest.mark.parametrize("kept", ["whole", "in parts"])
+def test_files_that_are_no_part_of_the_base_change_nothing(folder: Path, tiny_model_dir: Path, kept: str) -> None:
+    """The weights once more under their first authors' names, and a file that transformers does not load."""
+    foreign = {"layers.0.attention.wq.weight": torch.ones(4, 4)}
+    for name in ("another.safetensors", "consolidated.safetensors"):
+        save_file(foreign, folder / name)
+    if kept == "in parts":
+        part = (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
+        index = {"weight_map": dict.fromkeys(load_file(part), part.name)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weights_fingerprint(folder, dtype="auto") == weights_fingerprint(tiny_model_dir, dtype="auto")
+
+
 CHANGES = ["seed", "one tensor's end", "one tensor's middle", "type", "shape", "names", "config", "dtype"]
 
 

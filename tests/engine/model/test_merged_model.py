@@ -1,14 +1,16 @@
 """Merged models compute what base plus adapter compute in plain PEFT and torch, fp32."""
 
 import json
+import os
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
 
 from contracts.base_model import read_base_model_facts
@@ -19,6 +21,7 @@ from engine.model.adapter_folder import write_adapter_files
 from engine.model.base import BaseModel
 from engine.model.lora import LoraWeights
 from engine.model.merged_model import MergeSource
+from engine.model.skeleton import read_names
 
 TOLERANCE = 2e-5
 """Tolerance of logits in fp32, whose products are summed in another order."""
@@ -48,8 +51,31 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str | None = None) -> lis
     """Merge into ``out``; return what was told of the progress."""
     told: list[tuple[int, int]] = []
     out.mkdir()
-    MergeSource(base, adapter, dtype).write(out, lambda done, total: told.append((done, total)))
+    MergeSource(base, read_names(base), adapter, dtype).write(out, lambda done, total: told.append((done, total)))
     return told
+
+
+def test_each_file_is_on_the_disk_before_the_next_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge that synced all of its files at the end would stand still for as long as that takes."""
+    base, adapter = make(tmp_path, "untied")
+    seen: list[str] = []
+    monkeypatch.setattr(merged_model, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append(Path(f"/proc/self/fd/{file}").readlink().name))
+    save = merged_model.save_file
+
+    def saved(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        seen.append("saved")
+        save(tensors, path, metadata)
+
+    monkeypatch.setattr(merged_model, "save_file", saved)
+    out = tmp_path / "out"
+    out.mkdir()
+    MergeSource(base, read_names(base), adapter).write(out, lambda done, total: seen.append("told"))
+    files = sorted(path.name for path in out.glob("model-*.safetensors"))
+    assert len(files) > 2
+    assert [one for one in seen if one != "told"] == [one for name in files for one in ("saved", name)]
+    assert seen[-1] == "told"
+    assert all(after == "told" for one, after in pairwise(seen) if one != "told")
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
@@ -118,13 +144,31 @@ def test_a_tied_head_without_an_adapter_stays_tied(tmp_path: Path) -> None:
 def test_large_models_are_written_in_files_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged_model, "SHARD_BYTES", 16_000)
     base, adapter = make(tmp_path, "tied")
-    told = merge(base, adapter, tmp_path / "out")
+    merge(base, adapter, tmp_path / "out")
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 3
-    assert len(told) == len(files) + 1
     assert all(path.stat().st_size < 20_000 for path in files)
     expected = logits(by_peft(base, adapter))
     torch.testing.assert_close(logits(load(tmp_path / "out")), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_merged_model_has_the_bases_weights_alone(tmp_path: Path) -> None:
+    """No copy of the base under other names, as Mistral's folders hold one."""
+    base, adapter = make(tmp_path, "untied")
+    save_file({"layers.0.attention.wq.weight": torch.ones(4, 4)}, base / "consolidated.safetensors")
+    merge(base, adapter, tmp_path / "out")
+    merged, own = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", base))
+    assert merged.keys() == own.keys()
+
+
+def test_progress_is_told_for_each_weight_however_large_its_file(tmp_path: Path) -> None:
+    """One file holds them all, and takes as long as they do."""
+    base, adapter = make(tmp_path, "tied")
+    told = merge(base, adapter, tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    counts = [done for done, _ in told]
+    assert counts == sorted(counts)
+    assert len(set(counts)) == len(weights) + 1
 
 
 def test_another_dtype_is_every_weights_and_the_configs(tmp_path: Path) -> None:
@@ -139,7 +183,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     _, adapter = make(tmp_path / "other", "transposed and tied")
     base, _ = make(tmp_path, "untied")
     with pytest.raises(InvalidRequest, match="does not fit"):
-        MergeSource(base, adapter)
+        MergeSource(base, read_names(base), adapter)
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -149,5 +193,5 @@ def test_a_base_that_is_not_there_is_named(tmp_path: Path, made: bool) -> None:
     if made:
         wrong.mkdir()
     with pytest.raises(InvalidRequest, match=f"{wrong} holds no config.json"):
-        MergeSource(wrong, adapter)
-    MergeSource(base, adapter)
+        MergeSource(wrong, read_names(wrong), adapter)
+    MergeSource(base, read_names(base), adapter)

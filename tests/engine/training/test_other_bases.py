@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPT2Config,
+    GraniteConfig,
     MixtralConfig,
     MptConfig,
     OPTConfig,
@@ -52,6 +54,11 @@ _FLATTENING: dict[str, PretrainedConfig] = {
     ),
 }
 _OWN_HEAD = MptConfig(d_model=64, n_heads=4, n_layers=2, max_seq_len=128, vocab_size=300, logit_scale=0.5)
+_GROUPED = {**_SIZES, "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": False}
+_CHANGED_LOGITS: dict[str, PretrainedConfig] = {
+    "capped": Gemma2Config(**_GROUPED, head_dim=16, final_logit_softcapping=30.0, sliding_window=16),
+    "scaled": GraniteConfig(**_GROUPED, logits_scaling=1.3),
+}
 _NEIGHBOUR_LENGTHS = (9, 4, 2)
 
 
@@ -118,11 +125,32 @@ def test_whole_forward_applies_adapters_by_row_too(name: str, tmp_path: Path) ->
                 torch.testing.assert_close(together[row], base.logits(tokens[row : row + 1])[0], atol=1e-5, rtol=1e-5)
 
 
-def test_head_of_its_own_kind_is_left_to_the_model(tmp_path: Path) -> None:
+def test_head_of_its_own_kind_is_left_to_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """MPT's config has a ``logit_scale`` that its forward does not use."""
     model_dir = write_base(_OWN_HEAD, tmp_path / "mpt")
     assert not load_base(model_dir).has_plain_head
+    assert "base model other has a head of its own kind" in caplog.text
     check_against_peft(model_dir)
+
+
+@pytest.mark.parametrize("name", list(_CHANGED_LOGITS))
+def test_logits_capped_or_scaled_in_bfloat16_are_computed_in_chunks(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rounded as transformers rounds them, for logits of up to about 20. A pass in float32 agrees with plain PEFT."""
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(_CHANGED_LOGITS[name]).float()
+    tokens = torch.arange(6).view(2, 3)
+    with torch.no_grad():
+        head = model.get_output_embeddings()
+        states = model.base_model(input_ids=tokens).last_hidden_state
+        head.weight.mul_(20 / head(states).abs().max())
+    model.save_pretrained(tmp_path / name)
+    base = load_base(tmp_path / name, dtype="bfloat16")
+    assert float(base.logits(tokens).abs().max()) > 10
+    assert base.has_plain_head
+    assert "head of its own kind" not in caplog.text
+    check_against_peft(tmp_path / name)
 
 
 def test_base_whose_mlp_is_routed_experts_only_is_refused(tmp_path: Path) -> None:
@@ -155,6 +183,34 @@ def test_bfloat16_base_trains_close_to_float32_with_float32_state(tiny_model_dir
             assert all(tensor.dtype == torch.float32 for tensor in tensors)
     assert losses[1][-1] < 0.9 * losses[1][0]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_bfloat16_head_gradient_does_not_depend_on_the_number_of_chunks(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output layer's A and B, in one chunk and in hundreds, beside a neighbour. Few targets, so that terms add up."""
+    base = load_base(tiny_model_dir, dtype="bfloat16", vocabulary=320)
+    batch = make_batch(3, LossName.CROSS_ENTROPY, (100,) * 8)
+    batch = replace(batch, data=[replace(datum, inputs={}, targets=datum.targets % 20) for datum in batch.data])
+    beside = make_batch(4, LossName.CROSS_ENTROPY, (90, 60))
+    found: list[dict[RunId, torch.Tensor]] = []
+    for chunk in (1000, 2):
+        monkeypatch.setattr("engine.training.target_logprobs.CHUNK_LOGITS", chunk * 320)
+        trainer = Trainer(base)
+        trainer.create(RUN, settings())
+        trainer.create(NEIGHBOUR, settings(rank=3, seed=9))
+        gradients = {}
+        for number, run in enumerate((RUN, NEIGHBOUR)):
+            randomise(trainer, run, number)
+        trainer.run_pass([backward(NEIGHBOUR, beside), backward(RUN, batch)])
+        for run in (RUN, NEIGHBOUR):
+            gradient = trainer.state(run).gradient
+            assert gradient is not None
+            gradients[run] = gradient[trainer.state(run).weights.layout.head]
+        found.append(gradients)
+    whole, chunked = found
+    for run in (RUN, NEIGHBOUR):
+        assert float((chunked[run] - whole[run]).norm() / whole[run].norm()) < 5e-3
 
 
 def test_adapters_are_active_in_their_own_thread_only(trainer: Trainer, base: BaseModel) -> None:

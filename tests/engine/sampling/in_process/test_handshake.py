@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import shutil
 import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -21,7 +25,7 @@ from transformers import (
 )
 
 from contracts.base_model import read_base_model_facts
-from contracts.errors import EngineFailure, InvalidRequest
+from contracts.errors import EngineFailure, InvalidRequest, Unavailable
 from engine.model.base import BaseModel
 from engine.sampling.in_process.replica import TorchReplica
 from engine.sampling.replica import AdapterVersion, Draws, PromptScoring
@@ -138,54 +142,78 @@ async def test_other_architectures_pass(config: PretrainedConfig, tmp_path: Path
         await replica.close()
 
 
+@dataclass(frozen=True)
+class Forwards:
+    """The forward in this process and in one of its own, where several requests wait for each other."""
+
+    here: BaseForward
+    there: ForwardProcess
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def forwards(world: Any) -> AsyncIterator[Forwards]:
+    """Both forwards, started once for the tests that leave them running."""
+    made = Forwards(BaseForward(world.base), ForwardProcess(world.base.facts, dtype="float32"))
+    yield made
+    await made.here.close()
+    await made.there.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("topk", [0, 3])
-async def test_the_forward_scores_as_peft_does(world: Any, topk: int) -> None:
-    """The forward runs in this process and in one of its own, where several requests wait for each other."""
+async def test_the_forward_scores_as_peft_does(world: Any, forwards: Forwards, topk: int) -> None:
     scoring = PromptScoring(start=2, logprobs=True, topk=topk)
     prompt = np.array(PROMPT)
-    here, there = BaseForward(world.base), ForwardProcess(world.base.facts, dtype="float32")
-    try:
-        for forward in (here, there):
-            found = await asyncio.gather(*(forward.score(who.version, prompt, scoring) for who in world.everyone))
-            for scores, who in zip(found, world.everyone, strict=True):
-                table = who.logprobs([], PROMPT)
-                assert scores.logprobs is not None
-                assert np.isnan(scores.logprobs[:2]).all()
-                np.testing.assert_allclose(scores.logprobs[2:], who.of_tokens(PROMPT[:2], PROMPT[2:]), atol=EXACT)
-                if topk:
-                    assert scores.topk is not None
-                    best = -np.sort(-table[2:], axis=1)[:, :topk]
-                    np.testing.assert_allclose(scores.topk.logprobs[2:], best, atol=EXACT)
-                else:
-                    assert scores.topk is None
-    finally:
-        await here.close()
-        await there.close()
+    for forward in (forwards.here, forwards.there):
+        found = await asyncio.gather(*(forward.score(who.version, prompt, scoring) for who in world.everyone))
+        for scores, who in zip(found, world.everyone, strict=True):
+            table = who.logprobs([], PROMPT)
+            assert scores.logprobs is not None
+            assert np.isnan(scores.logprobs[:2]).all()
+            np.testing.assert_allclose(scores.logprobs[2:], who.of_tokens(PROMPT[:2], PROMPT[2:]), atol=EXACT)
+            if topk:
+                assert scores.topk is not None
+                best = -np.sort(-table[2:], axis=1)[:, :topk]
+                np.testing.assert_allclose(scores.topk.logprobs[2:], best, atol=EXACT)
+            else:
+                assert scores.topk is None
 
 
-async def test_the_forward_scores_and_draws_at_a_prompts_positions(world: Any) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_forward_scores_and_draws_at_a_prompts_positions(world: Any, forwards: Forwards) -> None:
     """Equal seeds draw the same in this process and in one of its own; each tenant's numbers are its own adapter's."""
     cells = (np.array([1, 1, 3]), np.array([0, 255, 108]))
     scoring, prompt = PromptScoring(2, True, 0, cells, alternatives=4), np.array(PROMPT)
-    here, there = BaseForward(world.base), ForwardProcess(world.base.facts, dtype="float32")
     drawn = list[Any]()
-    try:
-        for forward in (here, there):
-            asked = (forward.score(who.version, prompt, scoring, Draws(2.0, seed=5)) for who in (world.cat, world.dog))
-            for scores, who in zip(await asyncio.gather(*asked), (world.cat, world.dog), strict=True):
-                table, found = who.logprobs([], PROMPT), scores.alternatives
-                assert scores.targets is not None
-                assert found is not None
-                np.testing.assert_allclose(scores.targets, table[cells], atol=EXACT)
-                np.testing.assert_allclose(found.logprobs, np.take_along_axis(table[1:], found.tokens, 1), atol=EXACT)
-                drawn.append(found.tokens.tolist())
-        cold = await here.score(world.cat.version, prompt, scoring, Draws(0.0))
-    finally:
-        await here.close()
-        await there.close()
+    for forward in (forwards.here, forwards.there):
+        asked = (forward.score(who.version, prompt, scoring, Draws(2.0, seed=5)) for who in (world.cat, world.dog))
+        for scores, who in zip(await asyncio.gather(*asked), (world.cat, world.dog), strict=True):
+            table, found = who.logprobs([], PROMPT), scores.alternatives
+            assert scores.targets is not None
+            assert found is not None
+            np.testing.assert_allclose(scores.targets, table[cells], atol=EXACT)
+            np.testing.assert_allclose(found.logprobs, np.take_along_axis(table[1:], found.tokens, 1), atol=EXACT)
+            drawn.append(found.tokens.tolist())
+    cold = await forwards.here.score(world.cat.version, prompt, scoring, Draws(0.0))
     assert drawn[:2] == drawn[2:]
     assert cold.alternatives is not None
     assert (cold.alternatives.tokens == world.cat.logprobs([], PROMPT)[1:].argmax(1)[:, None]).all()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_forwards_process_refuses_what_cannot_be_computed_and_goes_on(
+    world: Any, forwards: Forwards, tmp_path: Path
+) -> None:
+    scoring, prompt = PromptScoring(1, logprobs=True, topk=0), np.array(PROMPT)
+    missing, theirs = await asyncio.gather(
+        *(forwards.there.score(one, prompt, scoring) for one in (AdapterVersion("none", tmp_path / "none"), None)),
+        return_exceptions=True,
+    )
+    assert isinstance(missing, InvalidRequest)
+    assert "missing or damaged" in missing.message
+    assert not isinstance(theirs, BaseException)
+    assert theirs.logprobs is not None
+    np.testing.assert_allclose(theirs.logprobs[1:], world.bare.of_tokens(PROMPT[:1], PROMPT[1:]), atol=EXACT)
 
 
 async def test_prompts_that_wait_are_scored_together_and_fail_alone(world: Any, tmp_path: Path) -> None:
@@ -233,28 +261,36 @@ async def ended(pid: int | None) -> None:
         os.close(handle)
 
 
-async def test_the_forwards_process_ends_and_starts_again(world: Any, tmp_path: Path) -> None:
-    """The process refuses what cannot be computed, goes on after that, and gives its memory back when it is idle or killed."""
-    scoring, prompt = PromptScoring(1, logprobs=True, topk=0), np.array(PROMPT)
-    forward = ForwardProcess(world.base.facts, dtype="float32", patience=Patience(idle=0.0))
-    try:
-        with pytest.raises(InvalidRequest, match="missing or damaged"):
-            await forward.score(AdapterVersion("none", tmp_path / "none"), prompt, scoring)
-        await ended(forward.pid)
-        first = await forward.score(None, prompt, scoring)
-        assert first.logprobs is not None
-        np.testing.assert_allclose(first.logprobs[1:], world.bare.of_tokens(PROMPT[:1], PROMPT[1:]), atol=EXACT)
-    finally:
-        await forward.close()
-    assert forward.pid is None
-
-
 async def asked_of(forward: ForwardProcess, count: int) -> None:
     """Wait until ``count`` requests wait for the process."""
     async with asyncio.timeout(60):
         # A forward does not tell who waits for it. Each look gives those who ask a turn of the loop.
         while len(forward._waiting._others) < count or forward.pid is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_score_of_an_adapter_whose_folder_is_away_is_tried_again(
+    world: Any, forwards: Forwards, tmp_path: Path
+) -> None:
+    """A neighbour's prompt is scored meanwhile."""
+    scoring, prompt = PromptScoring(1, logprobs=True, topk=0), np.array(PROMPT)
+    folder = tmp_path / "checkpoints" / "one"
+    shutil.copytree(world.cat.version.directory, folder)
+    version, away = AdapterVersion("one", folder), folder.parent.rename(tmp_path / "away")
+    for forward in (forwards.here, forwards.there):
+        ours, theirs = await asyncio.gather(
+            forward.score(version, prompt, scoring),
+            forward.score(world.dog.version, prompt, scoring),
+            return_exceptions=True,
+        )
+        assert type(ours) is Unavailable
+        assert not isinstance(theirs, BaseException)
+    away.rename(folder.parent)
+    for forward in (forwards.here, forwards.there):
+        found = await forward.score(version, prompt, scoring)
+        assert found.logprobs is not None
+        np.testing.assert_allclose(found.logprobs[1:], world.cat.of_tokens(PROMPT[:1], PROMPT[1:]), atol=EXACT)
 
 
 async def test_a_hung_forward_is_ended_and_started_again(world: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,8 +316,11 @@ async def test_a_hung_forward_is_ended_and_started_again(world: Any, caplog: pyt
     np.testing.assert_allclose(theirs.logprobs[1:], world.dog.of_tokens(PROMPT[:1], PROMPT[1:]), atol=EXACT)
 
 
-async def test_a_handshake_is_first_and_a_prompt_that_was_left_is_not_scored(world: Any) -> None:
-    """The process is kept while a handshake holds it; a neighbour's prompts that wait are scored after it."""
+async def test_a_handshake_is_first_and_the_forwards_process_ends_after_it_and_starts_again(world: Any) -> None:
+    """The process is kept while a handshake holds it, and gives its memory back when it is idle.
+
+    A neighbour's prompts that wait are scored after the handshake, and not at all once they are left.
+    """
     scoring, prompt = PromptScoring(1, logprobs=True, topk=0), np.array(PROMPT)
     forward, done = ForwardProcess(world.base.facts, dtype="float32", patience=Patience(idle=0.0)), list[str]()
     sent, exchange = list[Any](), forward._exchange
@@ -310,5 +349,9 @@ async def test_a_handshake_is_first_and_a_prompt_that_was_left_is_not_scored(wor
             assert forward.pid == kept
         await ended(kept)
         assert forward.pid is None
+        later = await forward.score(None, prompt, scoring)
+        assert later.logprobs is not None
+        np.testing.assert_allclose(later.logprobs[1:], world.bare.of_tokens(PROMPT[:1], PROMPT[1:]), atol=EXACT)
     finally:
         await forward.close()
+    assert forward.pid is None

@@ -54,6 +54,9 @@ class ScriptedServer:
         self.may_unload = asyncio.Event()
         """Unloads are answered while it is set."""
         self.may_unload.set()
+        self.may_load = asyncio.Event()
+        """Loads are answered while it is set."""
+        self.may_load.set()
         self.load_answers: list[int] = []
         """Statuses of the next loads; 200 when there are none."""
         self.models: list[dict[str, Any]] = [{"id": SERVED, "root": "/base", "max_model_len": 64}]
@@ -80,6 +83,13 @@ class ScriptedServer:
         """Wait for ``count`` requests for tokens of ``prompt``."""
         async with asyncio.timeout(10):
             while self.asked(prompt) < count:
+                self._asked.clear()
+                await self._asked.wait()
+
+    async def until_loads(self, count: int) -> None:
+        """Wait for ``count`` requests to load."""
+        async with asyncio.timeout(10):
+            while len(self.loaded) < count:
                 self._asked.clear()
                 await self._asked.wait()
 
@@ -136,6 +146,8 @@ class ScriptedServer:
 
     async def _load(self, request: web.Request) -> web.Response:
         self.loaded.append((await request.json())["lora_name"])
+        self._asked.set()
+        await self.may_load.wait()
         return web.Response(status=self.load_answers.pop(0) if self.load_answers else 200)
 
     async def _abort(self, request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from engine.sampling.vllm.aborts import VllmAborts
 from engine.sampling.vllm.http import VllmHttp
 from tests.engine.sampling.vllm.scripted import ScriptedServer
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from engine.sampling.vllm.memory_claims import MemoryNote, memory_claims, write_
 from engine.sampling.vllm.model_memory import ModelMemory, checkpoint_dtype
 from engine.sampling.vllm.server_memory import (
     CPU_OVERHEAD,
+    GPU_OVERHEAD,
     MemoryClaim,
     MemoryNeed,
     ServerMemory,
@@ -70,6 +72,15 @@ def test_one_whole_context_fits_beyond_the_share_while_it_is_left() -> None:
         give_on_cpu(BIG, GIB, [])
 
 
+def test_adapters_in_a_hosts_memory_count_on_a_cpu_and_not_on_a_gpu() -> None:
+    needed = CPU_OVERHEAD + 4 * GIB + BIG.context_bytes
+    crowded = replace(BIG, resident=12 * GIB)
+    with pytest.raises(EngineFailure):
+        give_on_cpu(crowded, needed + 11 * GIB, [])
+    assert give_on_cpu(crowded, needed + 12 * GIB, []).given == needed + 12 * GIB
+    assert give_on_gpus(crowded, GPUS, []) == give_on_gpus(BIG, GPUS, [])
+
+
 def test_memory_promised_to_another_process_is_left_to_it() -> None:
     other = claim(ServerMemory(("cpu",), 40 * GIB, kv_cache=GIB), untaken=30 * GIB, owner=1)
     assert give_on_cpu(BIG, 62 * GIB, [other]).given == give_on_cpu(BIG, 32 * GIB, []).given == 16 * GIB
@@ -113,6 +124,63 @@ def test_a_server_over_several_gpus_gets_the_share_of_the_smallest() -> None:
         give_on_gpus(BIG, full, [])
     with pytest.raises(InvalidRequest, match="WEFT_VLLM_MEMORY_SHARE"):
         give_on_gpus(BIG, [replace(gpu, total=4 * GIB, free=4 * GIB) for gpu in GPUS], [])
+
+
+def beside_a_trainer(free: float, **changes: Any) -> tuple[MemoryNeed, list[Gpu]]:
+    """A server that needs 27.4 GiB for one context, and its GPU."""
+    weights = int(27.4 * GIB) - GPU_OVERHEAD - BIG.context_bytes
+    need = replace(BIG, model=replace(BIG.model, weights=weights), **changes)
+    return need, [replace(GPUS[0], free=int(free))]
+
+
+def test_one_whole_context_fits_beyond_the_share_of_a_gpu_while_it_is_left() -> None:
+    assert give_on_gpus(*beside_a_trainer(58e9), []).given == int(27.4 * GIB)
+    assert give_on_gpus(*beside_a_trainer(27.4 * GIB / 0.9 + 2), []).given == int(27.4 * GIB)
+    with pytest.raises(EngineFailure, match=r"needs 27\.4 GiB"):
+        give_on_gpus(*beside_a_trainer(30 * GIB), [])
+
+
+def test_a_server_that_starts_again_gets_what_it_had_although_the_trainer_has_grown() -> None:
+    had = give_on_gpus(*beside_a_trainer(68e9), [])
+    assert had.given / GIB == pytest.approx(31.7, abs=0.1)
+    # With the memory of CUDA itself, which an ended server gives back, too.
+    assert give_on_gpus(*beside_a_trainer(had.given + GIB, had=had), []).given == had.given
+    # A little less where the trainer has a little of it.
+    assert give_on_gpus(*beside_a_trainer(had.given, had=had), []).given == had.given - GIB // 2
+    with pytest.raises(EngineFailure, match=r"needs 27\.4 GiB"):
+        give_on_gpus(*beside_a_trainer(27 * GIB, had=had), [])
+
+
+def test_a_server_that_starts_again_beside_another_trainer_takes_no_more_than_its_share_there() -> None:
+    """Another server was given its GPU meanwhile. Its fellow, which had the trainer's GPU, gets that memory again."""
+    need, gpus = replace(BIG, servers=2), list(GPUS[:2])
+    had = give_on_gpus(need, gpus, [])
+    assert (had.devices, had.given) == (("b",), int(79 * GIB * 0.9))
+    taken = claim(ServerMemory(("b",), 70 * GIB, fraction=0.875), untaken=0)
+    full = [gpus[0], replace(gpus[1], free=9 * GIB)]
+    again = give_on_gpus(replace(need, had=had), full, [taken])
+    assert (again.devices, again.given) == (("a",), 30 * GIB)
+    fellow = ServerMemory(("a",), 40 * GIB, fraction=0.5)
+    assert give_on_gpus(replace(need, had=fellow), full, [taken]).given == 40 * GIB
+
+
+def test_a_server_beyond_its_share_leaves_its_neighbours_theirs() -> None:
+    whole = int(27.4 * GIB)
+    need, gpus = beside_a_trainer(60 * GIB, servers=2)
+    first = claim(give_on_gpus(need, gpus, []))
+    # Promised to the first one, and not yet taken: the second one's whole context is not left.
+    assert first.memory.given == whole
+    with pytest.raises(EngineFailure, match=r"needs 27\.4 GiB"):
+        give_on_gpus(need, [replace(gpus[0], free=57 * GIB)], [first])
+    # Neither a wish nor a whole context takes the share of a server to come: 10 GiB of 40.
+    again, fewer = beside_a_trainer(40 * GIB, servers=2, had=ServerMemory(("a",), 36 * GIB, fraction=0.45))
+    with_share = give_on_gpus(again, fewer, [])
+    assert with_share.given == 40 * GIB - GIB // 2 - 10 * GIB
+    small = replace(need, model=replace(need.model, weights=GIB))
+    assert give_on_gpus(small, fewer, [claim(with_share)]).given >= 9 * GIB
+    # A running neighbour holds its own memory already.
+    running = claim(ServerMemory(("a",), 10 * GIB, fraction=0.1), untaken=0)
+    assert give_on_gpus(again, [replace(fewer[0], free=40 * GIB)], [running]).given == 36 * GIB
 
 
 def test_without_a_trainer_beside_a_server_takes_most_of_the_first_gpu() -> None:

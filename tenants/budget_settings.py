@@ -19,6 +19,7 @@ from tenants.prices import EXACT, Tariff, currency_of, tariff
 from tenants.projects import DEFAULT_NAME
 from tenants.reach import Owner, Reach, default_project, tenant_of
 from tenants.spending import PARTS, Added, alert, alerts, amount_told, parts_of, payers_of
+from tenants.usage import tokens_since
 from tenants.usage_costs import quantities, sums_of
 from tenants.usage_hours import BucketWidth, Dimension, UsageLine, usage_lines
 
@@ -134,7 +135,12 @@ async def _units(session: AsyncSession, name: BudgetName, amount: Decimal | int)
 
 
 async def _used(session: AsyncSession, tenant: TenantId, payer: int | None, name: BudgetName, now: datetime) -> Added:
-    """Return what was used in the period of ``now``, by the keys that spend of ``payer``'s budgets or in the project."""
+    """Return what was used in the period of ``now``, by the keys that spend of ``payer``'s budgets or in the project.
+
+    Days are kept for ever, and have all tokens of a tenant. What else there is to tell apart is known as long as hours are kept.
+    """
+    if payer is None and name.project is None and name.currency is None:
+        return Added(await tokens_since(session, tenant, name.period.start(now)) * PARTS)
     owner: Owner = tenant if name.project is None else Reach(tenant, frozenset({name.project}))
     mine = select(paying_keys.c.id).where(PAYER.in_([payer]), paying_keys.c.tenant_id == tenant)
     # The first of those keys may have ended long ago, so that its row is gone.
@@ -210,7 +216,7 @@ def alert_of(row: Any) -> Alert:
 
 def _is_over(row: Any, now: datetime) -> bool:
     """Return whether the period in which the budget's ``spent`` was has ended."""
-    return row.resets_at is not None and bool(row.resets_at <= now)
+    return row.resets_at is not None and Period(row.period).is_over(row.resets_at, now)
 
 
 def _reached(rows: Iterable[Any], owner: Owner) -> list[Any]:

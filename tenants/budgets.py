@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self, cast
 
-from sqlalchemy import ColumnElement, String, Table, bindparam, func, literal_column, select
+from sqlalchemy import ColumnElement, String, Table, bindparam, func, literal_column, or_, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -50,13 +50,42 @@ class Period(StrEnum):
             return None
         return self.start(self.start(now) + timedelta(days=1 if self is Period.DAY else 32))
 
+    def latest_end(self, now: datetime) -> datetime | None:
+        """Return the end of the next period, which a clock that is a little ahead may have begun."""
+        end = self.end(now)
+        return None if end is None else self.end(end)
 
-NOW = bindparam("budget_now", type_=UtcDateTime())
+    def is_over(self, end: datetime, now: datetime) -> bool:
+        """Return whether a period with that end is not the one of ``now``, nor the next one.
+
+        One that ends later yet was begun while the clock was wrong. It would hold work for as long as the clock was ahead.
+        """
+        latest = self.latest_end(now)
+        return end <= now or (latest is not None and end > latest)
+
+
+_NOW = bindparam("budget_now", type_=UtcDateTime())
+_LATEST = {
+    period: bindparam(f"budget_{period}_latest", type_=UtcDateTime()) for period in Period if period is not Period.TOTAL
+}
 paying_keys = cast(Table, ApiKey.__table__).alias("paying_key")
 PAYER = func.coalesce(paying_keys.c.budget_key, paying_keys.c.id)
 _sessions = cast(Table, Session.__table__).alias("paying_session")
-_IS_SPENT = (budgets.c.spent >= budgets.c.amount) & (budgets.c.resets_at.is_(None) | (budgets.c.resets_at > NOW))
+_IS_OVER = or_(
+    budgets.c.resets_at <= _NOW,
+    # As ``Period.is_over``. The end of a period that only another version knows is that version's to judge.
+    *(
+        (budgets.c.period == literal_column(f"'{one}'")) & (budgets.c.resets_at > latest)
+        for one, latest in _LATEST.items()
+    ),
+)
+_IS_SPENT = (budgets.c.spent >= budgets.c.amount) & (budgets.c.resets_at.is_(None) | ~_IS_OVER)
 _SCOPES: dict[str, ColumnElement[str]] = {scope: literal_column(f"'{scope}'") for scope in (TENANT, KEY, PROJECT)}
+
+
+def budget_keys(now: datetime) -> dict[str, Any]:
+    """Return the parameters of a query that asks for spent budgets."""
+    return {"budget_now": now, **{latest.key: period.latest_end(now) for period, latest in _LATEST.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +120,7 @@ class SpentBudget:
 
 
 def spent_budgets(owner: ColumnElement[Any]) -> ColumnElement[str | None]:
-    """Return the spent budgets of ``owner``, as one column that ``first_spent`` reads, of a query with ``NOW``."""
+    """Return the spent budgets of ``owner``, as one column that ``first_spent`` reads, of a query with ``budget_keys``."""
     named = budgets.c.scope + "/" + budgets.c.scope_id + "/" + budgets.c.period + "/" + budgets.c.meter
     return select(func.aggregate_strings(named, " ")).where(budgets.c.tenant_id == owner, _IS_SPENT).scalar_subquery()
 
@@ -122,7 +151,7 @@ def first_spent(found: str | None, payer: int | None, project: str) -> SpentBudg
 
 
 def is_spent_for(owner: ColumnElement[Any], key: ColumnElement[Any], lane: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Return the condition that a spent budget holds work of ``owner`` by ``key`` in ``lane``, in a query with ``NOW``."""
+    """Return the condition that a spent budget holds work of ``owner`` by ``key`` in ``lane``. The query has ``budget_keys``."""
     bounds_it = (
         (budgets.c.scope == _SCOPES[TENANT])
         | ((budgets.c.scope == _SCOPES[KEY]) & (budgets.c.scope_id == sql_cast(payer_of(key), String)))

@@ -19,6 +19,8 @@ MOST_CURVE_POINTS = 2000
 """Steps that one query returns one by one."""
 _LARGEST_SUMMAND = 1e290
 """Greatest value that counts in a mean: PostgreSQL refuses a sum that is no number."""
+_SMALLEST_SUM = 1e-200
+"""Sum below which a mean is 0: PostgreSQL refuses a quotient that becomes 0."""
 _points = cast(Table, RunPoint.__table__).c
 _metrics = cast(Table, RunMetric.__table__).c
 
@@ -190,14 +192,19 @@ def _values() -> dict[Series, Sequence[Any]]:
     loss, kl = _points.loss_sum, _points.sampling_kl_sum
     return {
         Series.MEAN_LOSS: (
-            loss / func.nullif(_points.loss_weight, 0.0),
+            _mean(loss, _points.loss_weight),
             and_(loss.is_(None), _points.loss_weight != 0.0),
         ),
         Series.LEARNING_RATE: (_points.learning_rate, false()),
         Series.GRAD_NORM: (_points.grad_norm, false()),
         Series.TOKENS: (sql_cast(_points.tokens, Float(53)), false()),
         Series.SAMPLING_KL: (
-            kl / func.nullif(sql_cast(_points.sampled_tokens, Float(53)), 0.0),
+            _mean(kl, sql_cast(_points.sampled_tokens, Float(53))),
             and_(kl.is_(None), _points.sampled_tokens != 0),
         ),
     }
+
+
+def _mean(total: ColumnElement[float | None], count: ColumnElement[float]) -> ColumnElement[float | None]:
+    """Return the mean, NULL without a count."""
+    return case((count == 0.0, None), (func.abs(total) < _SMALLEST_SUM, 0.0), else_=total / count)

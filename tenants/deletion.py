@@ -1,7 +1,7 @@
 """Deletion of tenants in two steps: an operator marks one, and after the grace time housekeeping removes what it has.
 
-Until the grace time ends the tenant is suspended and can be restored. Then its keys are revoked, its sessions end and its
-checkpoints expire, so that the ordinary steps of housekeeping remove rows and folders. Once no file is left, texts of the
+Until the grace time ends the tenant is suspended and can be restored. Then its keys are revoked, its sessions and jobs end and
+its checkpoints expire, so that the ordinary steps of housekeeping remove rows and folders. Once no file is left, texts of the
 tenant's are scrubbed from the rows that stay. Usage and audit stay.
 """
 
@@ -56,6 +56,7 @@ from tenants.rights import SuspendMode
 from tenants.suspensions import MOST_CHARACTERS, tell_suspension
 from tenants.webhook_events import TenantEvent, tell
 from tenants.webhooks import delete_webhooks
+from tenants.weight_jobs import drop_jobs
 
 END_REASON = "tenant_deleted"
 """Reason with which a deleted tenant's sessions end."""
@@ -148,8 +149,8 @@ def _is_due(now: datetime) -> tuple[ColumnElement[bool], ...]:
 
 
 async def end_tenant(transaction: AsyncSession, tenant: TenantId, now: datetime, *, most: int) -> int:
-    """Revoke the tenant's keys, end its sessions and webhooks, and let ``most`` of its checkpoints expire; return how many rows
-    that were.
+    """Revoke the tenant's keys, end its sessions and webhooks, let ``most`` of its checkpoints expire and end ``most`` of its
+    jobs; return how many rows that were.
 
     The caller has ended its operations.
     """
@@ -158,12 +159,14 @@ async def end_tenant(transaction: AsyncSession, tenant: TenantId, now: datetime,
     kept = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
     some = select(Checkpoint.id).where(Checkpoint.tenant_id == tenant, kept).limit(most)
     webhooks = await delete_webhooks(transaction, tenant)
-    return webhooks + await _changed(
+    changed = await _changed(
         transaction,
         of_keys.values(revoked_at=now),
         of_sessions.values(ended_at=now, end_reason=END_REASON),
         update(Checkpoint).where(Checkpoint.id.in_(some)).values(expires_at=now),
     )
+    # Last: whoever records what a job made locks checkpoints before the job, too.
+    return webhooks + changed + await drop_jobs(transaction, tenant, now, most=most)
 
 
 async def has_remains(session: AsyncSession, tenant: TenantId, now: datetime) -> bool:

@@ -3,24 +3,23 @@
 from sqlalchemy import and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.ids import CheckpointId, RunId, SessionId, TenantId
+from contracts.ids import CheckpointId, RunId, TenantId
 from store.clock import Clock
-from store.tables import Checkpoint, Run, Sampler
+from store.tables import Checkpoint, Run, Sampler, Session
 from tenants.checkpoints import is_unexpired, newest_sampler_checkpoint
+from tenants.sessions import IS_OWN_SESSION
 
 
-async def followed_version(
-    session: AsyncSession, tenant: TenantId, run: RunId, clock: Clock, *, beside: SessionId
-) -> CheckpointId:
-    """Return the version that a sampler of the run in session ``beside`` follows now.
+async def followed_version(session: AsyncSession, tenant: TenantId, run: RunId, clock: Clock) -> CheckpointId:
+    """Return the version that a sampler of the run in one of the service's own sessions follows now.
 
-    - The version that the run's live samplers of other sessions follow, if there are any.
+    - The version that the live samplers of clients' open sessions follow, if there are any and it is there.
     - Else the version of the last reload, until a newer one is saved.
     - Else the newest version.
 
     Raises ``NotFound`` for a run without sampler weights.
     """
-    if (published := await version_published(session, tenant, run, beside=beside)) is not None:
+    if (published := await version_published(session, tenant, run, clock)) is not None:
         return published
     newest = await newest_sampler_checkpoint(session, tenant, run, clock)
     reloaded = await session.scalar(
@@ -35,13 +34,16 @@ async def followed_version(
     return newest if reloaded is None else CheckpointId(reloaded)
 
 
-async def version_published(
-    session: AsyncSession, tenant: TenantId, run: RunId, *, beside: SessionId
-) -> CheckpointId | None:
-    """Return the version followed by the run's live samplers outside session ``beside``, or None without any."""
+async def version_published(session: AsyncSession, tenant: TenantId, run: RunId, clock: Clock) -> CheckpointId | None:
+    """Return the version followed by the run's live samplers of clients' open sessions; None without any, or if it is gone.
+
+    Samplers of the service's own sessions publish nothing: they would hold each other at a version for ever.
+    """
     found = await session.scalar(
         select(Sampler.checkpoint_id)
-        .where(Sampler.tenant_id == tenant, Sampler.live_run_id == run, Sampler.session_id != beside)
+        .join(Session, and_(Session.id == Sampler.session_id, Session.ended_at.is_(None), ~IS_OWN_SESSION))
+        .join(Checkpoint, and_(Checkpoint.id == Sampler.checkpoint_id, is_unexpired(clock())))
+        .where(Sampler.tenant_id == tenant, Sampler.live_run_id == run)
         .limit(1)
     )
     return None if found is None else CheckpointId(found)

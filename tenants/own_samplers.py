@@ -8,8 +8,9 @@ from sqlalchemy import ColumnElement, delete, exists
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from store.tables import Checkpoint, Operation, Sampler, Session
+from tenants.sessions import IS_OWN_SESSION
 
-IS_OWN = exists().where(Session.id == Sampler.session_id, Session.key_id.is_(None), Session.sdk_version == "")
+IS_OWN = exists().where(Session.id == Sampler.session_id, IS_OWN_SESSION)
 """Condition that a sampler is of a session that no client has opened."""
 
 

@@ -18,6 +18,14 @@ from store.tables import Operation, Placement, Run
 
 MOST_RUNS = 256
 """Runs or placements that one statement handles at most."""
+# All before ``next_seq_id`` is final: naming it spares a read of the whole lane.
+# Counted: PostgreSQL would join what does not exist with the whole ledger.
+HAS_PENDING = (
+    select(func.count())
+    .where(Operation.lane == Run.id, Operation.seq_id >= Run.next_seq_id, Operation.state == OperationState.PENDING)
+    .scalar_subquery()
+) > 0
+"""Condition that operations of a run are pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +74,16 @@ async def count_placements(session: AsyncSession, base_model: str) -> int:
 
 
 async def due_placements(session: AsyncSession, *, announced_before: datetime) -> list[DuePlacement]:
-    """Return the oldest placements that were never announced, or last before the given time; at most ``MOST_RUNS``."""
+    """Return placements that were never announced, or last before the given time; at most ``MOST_RUNS``.
+
+    Base models take turns, so that very many placements of one hide no other's. Within each, the placements never announced
+    come first, then those announced longest ago.
+    """
     due = or_(Placement.announced_at.is_(None), Placement.announced_at < announced_before)
-    rows = await session.execute(
-        select(Placement.run_id, Placement.base_model).where(due).order_by(Placement.created_at).limit(MOST_RUNS)
-    )
+    order = (Placement.announced_at.asc().nulls_first(), Placement.created_at, Placement.run_id)
+    turn = func.row_number().over(partition_by=Placement.base_model, order_by=order).label("turn")
+    turns = select(Placement.run_id, Placement.base_model, turn).where(due).subquery()
+    rows = await session.execute(select(turns).order_by(turns.c.turn, turns.c.base_model).limit(MOST_RUNS))
     return [DuePlacement(row.run_id, row.base_model) for row in rows]
 
 

@@ -21,7 +21,7 @@ from store.batcher import few_lengths
 from store.clock import Clock
 from store.pending_operations import IS_PENDING, IS_SAMPLE, IS_TRAINING
 from store.tables import Checkpoint, Operation, Project, Run, RunState, Sampler, Session
-from tenants.budgets import spent_budgets
+from tenants.budgets import budget_keys, spent_budgets
 from tenants.limits import MOST, Limits
 from tenants.rate_lines import set_line_paces
 from tenants.rates import RATE_LIMITS
@@ -199,7 +199,7 @@ async def spent_and_limits(
     """Return the tenant's spent budgets, in the form of ``spent_budgets``, and the project's own limits."""
     limits = select(Project.limits).where(Project.id == project).scalar_subquery()
     query = select(spent_budgets(literal(tenant)).label("spent"), limits.label("limits"))
-    row = (await session.execute(query, {"budget_now": now})).one()
+    row = (await session.execute(query, budget_keys(now))).one()
     return row.spent, row.limits
 
 

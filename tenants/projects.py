@@ -1,7 +1,7 @@
 """Projects of tenants: made, listed, found by id or name, and given to sessions."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import uuid4
 
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import Forbidden, InvalidRequest
 from contracts.ids import TenantId
 from store.clock import Clock
+from store.inserts import insert_unless_present
 from store.tables import Project, Session
 from tenants.reach import Owner, Reach, default_project, tenant_of
 from tenants.rights import Principal
@@ -52,10 +53,11 @@ async def create_project(transaction: AsyncSession, tenant: TenantId, name: str,
     kept = await transaction.scalar(select(func.count()).select_from(Project).where(Project.tenant_id == tenant)) or 0
     if kept >= MOST_PROJECTS:
         raise InvalidRequest(f"you have {kept} projects, and at most {MOST_PROJECTS} are kept; use one of them")
-    made = Project(id=f"{_ID_PREFIX}{uuid4().hex}", tenant_id=tenant, name=name, created_at=clock())
-    transaction.add(made)
-    await transaction.flush()
-    return ProjectInfo(made.id, made.name, made.created_at, is_new=True)
+    made = {"id": f"{_ID_PREFIX}{uuid4().hex}", "tenant_id": tenant, "name": name, "created_at": clock()}
+    added = insert_unless_present(transaction, Project).values(made).returning(Project.id)
+    is_new = await transaction.scalar(added) is not None
+    # Another request may have made one of that name since it was looked for.
+    return replace(_info((await transaction.scalars(query)).one()), is_new=is_new)
 
 
 async def list_projects(session: AsyncSession, owner: Owner) -> list[ProjectInfo]:

@@ -16,7 +16,7 @@ from contracts.waiting import WaitReason
 from store.batcher import few_lengths
 from store.pending_operations import IS_PENDING
 from store.tables import Operation
-from tenants.budgets import first_spent, payer_of, project_of, spent_budgets
+from tenants.budgets import budget_keys, first_spent, payer_of, project_of, spent_budgets
 from tenants.rate_lines import LineHold, held_until, holding_lines
 from tenants.rates import COLUMNS, Meter, rates, seconds_to_wait
 
@@ -55,7 +55,7 @@ _HELD: Select[Any] = (
 
 async def holds_of(session: AsyncSession, operations: Sequence[str], now: datetime) -> dict[RequestId, Hold]:
     """Return what holds each of the pending operations, leaving out those that nothing holds."""
-    rows = (await session.execute(_HELD, {"ids": few_lengths(operations), "budget_now": now})).all()
+    rows = (await session.execute(_HELD, {"ids": few_lengths(operations), **budget_keys(now)})).all()
     in_line = [row.id for row in rows if (row.lines_until or 0.0) > now.timestamp()]
     lines = await holding_lines(session, in_line) if in_line else {}
     found = {RequestId(row.id): _hold(row, lines.get(row.id), now) for row in rows}

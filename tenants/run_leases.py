@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RunId
 from store.tables import Placement, Run, RunState, Session
-from tenants.placements import MOST_RUNS, place_runs
+from tenants.placements import HAS_PENDING, MOST_RUNS, place_runs
 from tenants.run_directives import lift_run_directives
 from tenants.run_history import RunEventKind, note_run_events
 
@@ -148,11 +148,14 @@ async def count_runs(
 
 
 async def runs_of_ended_sessions(session: AsyncSession, trainer: str) -> list[RunId]:
-    """Return the trainer's runs whose session has ended, at most ``MOST_RUNS``. No client can train them any more."""
+    """Return the trainer's runs whose session has ended and that have no work, at most ``MOST_RUNS``: no client can train them.
+
+    A run with work, which its tenant's suspension holds, would be placed and claimed again.
+    """
     found = await session.scalars(
         select(Run.id)
         .join(Session, Session.id == Run.session_id)
-        .where(Run.trainer_id == trainer, Session.ended_at.is_not(None))
+        .where(Run.trainer_id == trainer, Session.ended_at.is_not(None), ~HAS_PENDING)
         .limit(MOST_RUNS)
     )
     return [RunId(run_id) for run_id in found]

@@ -2,13 +2,30 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import Row, Select, Table, bindparam, case, delete, func, literal_column, or_, select, tuple_, union_all
+from sqlalchemy import (
+    Case,
+    ColumnElement,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
@@ -16,6 +33,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import TenantId
+from contracts.losses import LossName
 from contracts.stored_words import known
 from store.batcher import few_lengths
 from store.tables import RunMetric, RunPoint
@@ -24,6 +42,8 @@ MOST_POINTS = 2000
 """Points that one query returns."""
 MOST_PLACES = 16
 """Most places on curves from which one statement reads on."""
+LARGEST_SUM = 1e250
+"""Greatest sum of losses that is kept: PostgreSQL refuses a sum or a mean that is no number, and the transaction with it."""
 
 
 class LossPer(StrEnum):
@@ -44,7 +64,10 @@ class LossPer(StrEnum):
 
 @dataclass(slots=True)
 class PointPart:
-    """Share of one transaction's operations in a point. The fields are the columns of ``RunPoint``."""
+    """Share of one transaction's operations in a point. The fields are the columns of ``RunPoint``.
+
+    ``loss_fns``: those of its passes, each once, in their order.
+    """
 
     run_id: str
     step: int
@@ -53,6 +76,7 @@ class PointPart:
     loss_sum: float | None = 0.0
     loss_weight: float = 0.0
     loss_per: LossPer = LossPer.NOTHING
+    loss_fns: list[LossName] = field(default_factory=list)
     tokens: int = 0
     sampling_kl_sum: float | None = 0.0
     sampled_tokens: int = 0
@@ -60,8 +84,8 @@ class PointPart:
     grad_norm: float | None = None
     adapter_step: int | None = None
 
-    def add_pass(self, metrics: Mapping[str, float]) -> None:
-        """Add a ``forward_backward`` with these metrics."""
+    def add_pass(self, loss_fn: LossName, metrics: Mapping[str, float]) -> None:
+        """Add a ``forward_backward`` with this loss function and these metrics."""
         tokens, sampled = metrics.get("tokens:sum", 0.0), metrics.get("sampled_tokens:sum", 0.0)
         if "weights:sum" in metrics:
             weight, per = metrics["weights:sum"], LossPer.WEIGHT
@@ -72,6 +96,8 @@ class PointPart:
         self.loss_sum = _sum(self.loss_sum, metrics.get("loss:sum", math.nan))
         self.loss_weight += weight
         self.loss_per = per if self.loss_per in (LossPer.NOTHING, per) else LossPer.MIXED
+        if loss_fn not in self.loss_fns:
+            self.loss_fns.append(loss_fn)
         self.tokens += int(tokens)
         self.sampling_kl_sum = _sum(self.sampling_kl_sum, metrics.get("sampling_kl:mean", 0.0) * sampled)
         self.sampled_tokens += int(sampled)
@@ -82,6 +108,16 @@ class PointPart:
         self.grad_norm = _sum(0.0, metrics.get("grad_norm:max", math.nan))
         count = metrics.get("step:max")
         self.adapter_step = None if count is None else int(count)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the part as rows for the insert, which adds one loss function a row: sums are in the first alone."""
+        first = self.loss_fns[0] if self.loss_fns else ""
+        more = [PointPart(self.run_id, self.step, self.tenant_id).row(name) for name in self.loss_fns[1:]]
+        return [self.row(first), *more]
+
+    def row(self, loss_fn: str) -> dict[str, Any]:
+        """Return the row of everything but the loss functions, of which it has this one."""
+        return {name: getattr(self, name) for name in _PART_NAMES} | {"loss_fns": loss_fn}
 
 
 _PART_NAMES = tuple(field.name for field in fields(PointPart))
@@ -98,6 +134,8 @@ class Point:
     loss_sum: float | None
     loss_weight: float
     loss_per: LossPer
+    loss_fns: list[str]
+    """Loss functions of the passes, each once, in the order in which they came; empty if an earlier version made the point."""
     tokens: int
     learning_rate: float | None
     grad_norm: float | None
@@ -110,7 +148,7 @@ class Point:
 async def add_parts(transaction: AsyncSession, parts: Sequence[PointPart]) -> None:
     """Add the parts to the points. Sorted, so that two transactions lock the rows in the same order."""
     ordered = sorted(parts, key=lambda part: (part.run_id, part.step))
-    rows = [{name: getattr(part, name) for name in _PART_NAMES} for part in ordered]
+    rows = [row for part in ordered for row in part.rows()]
     await transaction.execute(_adding_insert(transaction.get_bind().dialect.name), rows)
 
 
@@ -167,6 +205,7 @@ def _point(row: Row[Any]) -> Point:
         loss_sum=row.loss_sum,
         loss_weight=row.loss_weight,
         loss_per=known(LossPer, row.loss_per, LossPer.MIXED),
+        loss_fns=row.loss_fns.split(",") if row.loss_fns else [],
         tokens=row.tokens,
         learning_rate=row.learning_rate,
         grad_norm=row.grad_norm,
@@ -194,7 +233,7 @@ def _adding_insert(dialect: str) -> SqliteInsert | PostgresInsert:
     """Return an insert that adds its row's sums to those of the row that is there."""
     insert = sqlite_insert(_points) if dialect == "sqlite" else postgres_insert(_points)
     there, new = _points.c, insert.excluded
-    sums = ("loss_sum", "loss_weight", "tokens", "sampling_kl_sum", "sampled_tokens")
+    counts = ("loss_weight", "tokens", "sampled_tokens")
     last = ("at", "learning_rate", "grad_norm", "adapter_step")
     # Only a part with passes says what the loss is divided by.
     per = case(
@@ -204,15 +243,29 @@ def _adding_insert(dialect: str) -> SqliteInsert | PostgresInsert:
     )
     return insert.on_conflict_do_update(
         index_elements=[there.run_id, there.step],
-        set_={name: there[name] + new[name] for name in sums}
+        set_={name: there[name] + new[name] for name in counts}
+        | {name: _finite_sum(there[name], new[name]) for name in ("loss_sum", "sampling_kl_sum")}
         | {name: func.coalesce(new[name], there[name]) for name in last}
-        | {"loss_per": per},
+        | {"loss_per": per, "loss_fns": _with_name(there.loss_fns, new.loss_fns)},
     )
 
 
+def _with_name(names: ColumnElement[str], name: ColumnElement[str]) -> Case[str]:
+    """Return the names with another, unless it is among them already. Either may be empty."""
+    listed = literal(",").concat(names).concat(",")
+    is_there = func.replace(listed, literal(",").concat(name).concat(","), "") != listed
+    return case((or_(name == "", is_there), names), (names == "", name), else_=names.concat(",").concat(name))
+
+
+def _finite_sum(first: ColumnElement[Any], second: ColumnElement[Any]) -> Case[Any]:
+    """Return the sum, NULL for a summand that ``_sum`` would not return: of two others it is finite."""
+    are_kept = and_(func.abs(first) <= LARGEST_SUM, func.abs(second) <= LARGEST_SUM)
+    return case((are_kept, first + second))
+
+
 def _sum(first: float | None, second: float) -> float | None:
-    """Return the sum; None for one that is not finite, which no later summand makes finite again."""
-    return None if first is None or not math.isfinite(first + second) else first + second
+    """Return the sum; None for one beyond ``LARGEST_SUM`` or not finite, which no later summand makes finite again."""
+    return None if first is None or not abs(first + second) <= LARGEST_SUM else first + second
 
 
 def _ratio(total: float | None, count: float) -> float | None:

@@ -6,11 +6,10 @@ A run ends when it is unloaded, when its creation fails, or with its session. It
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import delete, exists, select, update
+from sqlalchemy import case, delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.ids import RunId, TenantId
-from contracts.ledger_records import OperationState
 from store.tables import (
     AdapterGate,
     Checkpoint,
@@ -28,13 +27,9 @@ from store.walk import Place
 from tenants.audit import HOUSEKEEPING, record, session_of
 from tenants.audit_actions import Action
 from tenants.own_samplers import IS_OWN
+from tenants.placements import HAS_PENDING
 from tenants.run_points import forget_points
 from tenants.usage_hours import keep_projects
-
-# All before ``next_seq_id`` is final: naming it spares a read of the whole lane.
-_HAS_PENDING = exists().where(
-    Operation.lane == Run.id, Operation.seq_id >= Run.next_seq_id, Operation.state == OperationState.PENDING
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +42,37 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run whose session has ended: why it has, and whether operations of the run are pending."""
+    """A run whose session has ended: why it has, whether operations of the run are pending, and which trainer leases it."""
 
     id: RunId
     reason: str
     has_pending: bool
+    trainer: str | None
 
 
 async def end_runs(transaction: AsyncSession, *, ended_before: datetime, most: int) -> list[EndedRun]:
-    """Unload at most ``most`` open runs whose session ended before ``ended_before``. The caller ends their operations."""
+    """Unload at most ``most`` open runs whose session ended before ``ended_before``. The caller ends their operations.
+
+    The leases of runs with operations end with them: their trainers forget what they had begun.
+    """
     found = await transaction.execute(
-        select(Run.id, Session.end_reason, _HAS_PENDING.label("has_pending"))
+        select(Run.id, Run.trainer_id, Session.end_reason, HAS_PENDING.label("has_pending"))
         .join(Session, Session.id == Run.session_id)
         .where(IS_OPEN, Session.ended_at < ended_before)
         .order_by(Run.id)
         .limit(most)
         .with_for_update(skip_locked=True, of=Run)
     )
-    ended = [EndedRun(RunId(row.id), row.end_reason or "ended", row.has_pending) for row in found]
+    ended = [EndedRun(RunId(row.id), row.end_reason or "ended", row.has_pending, row.trainer_id) for row in found]
     ids = [one.id for one in ended]
     if ids:
+        fenced = case(
+            (Run.id.in_([one.id for one in ended if one.has_pending]), Run.lease_token + 1), else_=Run.lease_token
+        )
         await transaction.execute(
             update(Run)
             .where(Run.id.in_(ids))
-            .values(state=RunState.UNLOADED)
+            .values(state=RunState.UNLOADED, lease_token=fenced)
             .execution_options(synchronize_session=False)
         )
         await transaction.execute(delete(Placement).where(Placement.run_id.in_(ids)))

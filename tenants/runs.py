@@ -1,6 +1,6 @@
 """Training runs: each is one adapter over one base model, owned by one tenant."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,11 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contracts.errors import InvalidRequest, NotFound, RunUnloaded, SessionEnded
 from contracts.ids import RunId, SessionId, TenantId
 from contracts.operations import LoraSettings, OptimizerName
+from store.batcher import few_lengths
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Project, Run, RunState, Session, Tenant
 from tenants.audit import session_of
-from tenants.budgets import spent_budgets
+from tenants.budgets import budget_keys, spent_budgets
 from tenants.limit_use import LIMITED_PROJECTS, RUN_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.list_places import Place, behind
@@ -97,6 +98,25 @@ async def get_run(session: AsyncSession, owner: Owner, run_id: str) -> Run:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Tenant and project that a run is in. ``project`` is None for the tenant's default project."""
+
+    tenant: TenantId
+    project: str | None
+
+    def is_reached_by(self, owner: Owner) -> bool:
+        """Return whether the run is the owner's."""
+        return self.tenant == tenant_of(owner) and includes(owner, self.project)
+
+
+async def run_places(session: AsyncSession, runs: Collection[str]) -> dict[str, RunPlace]:
+    """Return the places of those of the runs, of any tenants, that exist."""
+    query = select(Run.id, Run.tenant_id, Session.project).join(Session, Session.id == Run.session_id)
+    rows = await session.execute(query.where(Run.id.in_(few_lengths(sorted(runs)))))
+    return {run: RunPlace(TenantId(tenant), project) for run, tenant, project in rows}
+
+
+@dataclass(frozen=True, slots=True)
 class RunStanding:
     """State of a run, as far as a request needs it. ``trainer`` is the process that leases the run."""
 
@@ -156,7 +176,7 @@ _STANDING = (
 
 async def run_standing(session: AsyncSession, owner: Owner, run_id: str, now: datetime) -> RunStanding:
     """Return the state of the owner's run. Raises ``NotFound``."""
-    keys = {"run": run_id, "tenant": tenant_of(owner), "budget_now": now}
+    keys = {"run": run_id, "tenant": tenant_of(owner), **budget_keys(now)}
     row = (await session.execute(_STANDING, keys)).one_or_none()
     if row is None or not includes(owner, row.project):
         raise NotFound(f"no model {run_id[:150]!r}")

@@ -23,7 +23,7 @@ from store.inserts import insert_unless_present
 from store.tables import Checkpoint, Project, Sampler, Session
 from tenants.audit import Actor, record
 from tenants.audit_actions import Action
-from tenants.budgets import spent_budgets
+from tenants.budgets import budget_keys, spent_budgets
 from tenants.limits import Counted, Limits, hold_count
 from tenants.reach import Owner, includes, tenant_of, within
 from tenants.sessions import live_session
@@ -188,7 +188,7 @@ class SamplerReader:
     async def _read(self, asked: Sequence[tuple[TenantId, str]]) -> list[SamplerStanding | WeftError]:
         now = self._clock()
         ids = few_lengths(sorted({sampler_id for _, sampler_id in asked}))
-        keys = {"ids": ids, "now": now, "budget_now": now}
+        keys = {"ids": ids, "now": now, **budget_keys(now)}
         async with self._database.read() as session:
             rows = await session.execute(_STANDING, keys)
             found = {(row.tenant_id, row.id): _standing(row) for row in rows}

@@ -17,7 +17,7 @@ from contracts.webhooks import EventKind
 from store.clock import Clock
 from store.inserts import insert_unless_present
 from store.tables import Project, Run, Sampler, Session
-from tenants.budgets import spent_budgets
+from tenants.budgets import budget_keys, spent_budgets
 from tenants.limit_use import SESSION_USE
 from tenants.limits import Counted, Limits, hold_count
 from tenants.project_limits import use_of_project
@@ -30,6 +30,8 @@ _OWN_KEYS = ("standing/", "import/", "copy/")
 """Beginnings of the keys under which the service opens sessions of its own."""
 _MEMBERS_AT_ONCE = 2000
 """Samplers that one statement reads: a session may have tens of thousands."""
+IS_OWN_SESSION = Session.key_id.is_(None) & (Session.sdk_version == "")
+"""Condition on sessions of the service's own, which serve clients that open none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ _BEAT = (
         _sessions.c.tenant_id == bindparam("tenant"),
         _sessions.c.ended_at.is_(None),
     )
-    .values(last_seen_at=bindparam("now"))
+    .values(last_seen_at=bindparam("now"), heartbeat_at=bindparam("now"))
     .returning(_sessions.c.id)
 )
 
@@ -207,7 +209,7 @@ class SessionStanding:
 async def session_standing(session: AsyncSession, owner: Owner, session_id: str, now: datetime) -> SessionStanding:
     """Return the state of the owner's session. Raises ``NotFound``."""
     tenant = tenant_of(owner)
-    keys = {"session_id": session_id, "tenant": tenant, "budget_now": now}
+    keys = {"session_id": session_id, "tenant": tenant, **budget_keys(now)}
     row = (await session.execute(_STANDING, keys)).one_or_none()
     if row is None or not includes(owner, row.project):
         raise _missing(session_id)
@@ -274,11 +276,16 @@ async def end_silent_sessions(transaction: AsyncSession, *, silent_since: dateti
         # Asked again: a heartbeat may have come between the two reads of the row.
         .where(Session.id.in_(silent), Session.ended_at.is_(None), Session.last_seen_at < silent_since)
         .values(ended_at=now, end_reason=TIMED_OUT)
-        .returning(Session.id, Session.tenant_id, Session.project, Session.last_seen_at)
+        # The columns of ``IS_OWN_SESSION``: SQLite 3.40 takes no NULL for one in an expression of RETURNING.
+        .returning(
+            Session.id, Session.tenant_id, Session.project, Session.last_seen_at, Session.key_id, Session.sdk_version
+        )
         .execution_options(synchronize_session=False)
     )
     rows = ended.all()
-    await tell(transaction, [_lost(row) for row in rows], now)
+    # A client that opens no session sends no heartbeats: its standing one is not lost, and is open again when it comes.
+    lost = [_lost(row) for row in rows if row.key_id is not None or row.sdk_version]
+    await tell(transaction, lost, now)
     return len(rows)
 
 
@@ -301,12 +308,13 @@ async def list_lost_sessions(
     since: datetime | None = None,
     most: int,
 ) -> Sequence[Session]:
-    """Return the owner's sessions that were ended for their silence, the last ended first.
+    """Return the sessions of the owner's clients that were ended for their silence, the last ended first.
 
     Only those that ended from ``since`` on, if it is given, and the one with that id.
     """
     # A literal: SQLite takes a partial index for no parameter.
-    query = select(Session).where(*reached_sessions(owner), Session.end_reason == literal_column(f"'{TIMED_OUT}'"))
+    is_lost = Session.end_reason == literal_column(f"'{TIMED_OUT}'")
+    query = select(Session).where(*reached_sessions(owner), is_lost, ~IS_OWN_SESSION)
     if since is not None:
         query = query.where(Session.ended_at >= since)
     if session_id is not None:

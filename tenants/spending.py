@@ -122,14 +122,15 @@ async def add_to_budgets(transaction: AsyncSession, changes: Sequence[tuple[Any,
         if added == Added():
             continue
         # Only the version that knows its period begins the next one.
-        is_over = row.resets_at is not None and row.resets_at <= now and row.period in [*Period]
+        is_known = row.resets_at is not None and row.period in [*Period]
+        is_over = is_known and Period(row.period).is_over(row.resets_at, now)
         before = Added() if is_over else Added(row.spent * PARTS + row.rest, row.unpriced)
         after = before + added
         spent, rest = divmod(max(0, after.parts), PARTS)
         names = {f"of_{column.name}": getattr(row, column.name) for column in BUDGET_ID}
-        # Never back: another process, whose clock is ahead, may have begun the next period.
+        # Not back: another process, whose clock is ahead, may have begun the next period.
         end = _end(row, now)
-        until = end if end is None or row.resets_at is None else max(row.resets_at, end)
+        until = end if is_over or end is None or row.resets_at is None else max(row.resets_at, end)
         sums = {
             "sum": min(spent, _MOST_SPENT),
             "the_rest": rest,

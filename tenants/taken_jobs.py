@@ -1,6 +1,6 @@
 """Jobs on weights in workers' hands: each is taken by one worker at a time, under a lease."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import uuid4
@@ -13,6 +13,7 @@ from sqlalchemy.orm import aliased
 from contracts.errors import WeftError
 from contracts.ids import CheckpointId, SessionId, TenantId
 from contracts.weight_jobs import ImportRequest, JobKind, JobRequest, JobState, MergeRequest
+from store.batcher import few_lengths
 from store.tables import Tenant, WeightJob
 from tenants.weight_jobs import tell_end
 
@@ -40,10 +41,12 @@ class TakenJob:
     session: SessionId | None = None
 
 
-async def take_job(transaction: AsyncSession, bases: list[str], now: datetime) -> TakenJob | None:
+async def take_job(
+    transaction: AsyncSession, bases: list[str], now: datetime, *, but: Collection[str] = ()
+) -> TakenJob | None:
     """Take the job whose tenant was served longest ago, among those that wait or whose worker has died; None without any.
 
-    Jobs of a kind that only another version knows are left to its workers.
+    The jobs ``but`` are left, and not taken. Jobs of a kind that only another version knows are left to its workers.
     """
     other = aliased(WeightJob)
     served = select(func.max(other.started_at)).where(other.tenant_id == WeightJob.tenant_id).scalar_subquery()
@@ -55,6 +58,7 @@ async def take_job(transaction: AsyncSession, bases: list[str], now: datetime) -
         select(WeightJob)
         .join(Tenant, Tenant.id == WeightJob.tenant_id)
         .where(free, WeightJob.kind.in_(_REQUESTS), WeightJob.base_model.in_(bases), Tenant.suspended_at.is_(None))
+        .where(WeightJob.id.not_in(few_lengths(list(but))))
         .order_by(func.coalesce(served, WeightJob.created_at), WeightJob.created_at, WeightJob.id)
         .limit(1)
         .with_for_update(of=WeightJob, skip_locked=True)
@@ -138,12 +142,13 @@ async def recorded_path(session: AsyncSession, job: TakenJob) -> str | None:
     return found
 
 
-async def give_back(transaction: AsyncSession, job: TakenJob) -> None:
-    """Let another worker take the job at once: this one ends in order, which counts as no attempt."""
+async def give_back(transaction: AsyncSession, job: TakenJob, *, counts: bool = False) -> None:
+    """Let another worker take the job at once. Without ``counts`` what was begun is no attempt."""
     await transaction.execute(
         update(WeightJob)
         .where(_is_held(job))
-        .values(state=JobState.PENDING, taken_by=None, taken_until=None, attempts=WeightJob.attempts - 1)
+        .values(state=JobState.PENDING, taken_by=None, taken_until=None)
+        .values(attempts=WeightJob.attempts - (0 if counts else 1))
         .execution_options(synchronize_session=False)
     )
 

@@ -6,7 +6,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from typing import Self
 
 from sqlalchemy import (
@@ -24,7 +24,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import Cancelled
+from contracts.errors import CANCELLED_CODES
+from contracts.ids import TenantId
 from contracts.ledger_records import OperationState
 from store.inserts import dialect_insert
 from store.tables import Operation, Tenant, UsageDay
@@ -37,7 +38,7 @@ _DAYS: dict[str, ColumnElement[str]] = {
     "postgresql": func.to_char(func.timezone("UTC", Operation.finished_at), "YYYY-MM-DD"),
 }
 """The day (ISO, UTC) on which an operation ended, by dialect."""
-_IS_METERED = or_(_IS_DONE, and_(Operation.error_code == Cancelled.code, Operation.tokens > 0))
+_IS_METERED = or_(_IS_DONE, and_(Operation.error_code.in_(CANCELLED_CODES), Operation.tokens > 0))
 """Done operations, and samples that were cancelled after some tokens."""
 _STALE = select(
     Operation.tenant_id,
@@ -126,6 +127,19 @@ async def roll_up(transaction: AsyncSession, ids: Sequence[str]) -> None:
             },
         )
     )
+
+
+async def tokens_since(session: AsyncSession, tenant: TenantId, since: datetime) -> int:
+    """Return the tenant's tokens from the beginning of a day on, with those of operations that are not pruned yet."""
+    day = since.date().isoformat()
+    added = select(func.sum(UsageDay.tokens)).where(UsageDay.tenant_id == tenant, UsageDay.day >= day)
+    ended = (Operation.pruned_at.is_(None), _IS_METERED)
+    recent = select(func.sum(Operation.tokens)).where(
+        Operation.tenant_id == tenant, Operation.finished_at >= since, *ended
+    )
+    # One statement sees one state: what is pruned meanwhile is in one of the two.
+    both = func.coalesce(added.scalar_subquery(), 0) + func.coalesce(recent.scalar_subquery(), 0)
+    return int((await session.execute(select(both))).scalar_one())
 
 
 async def usage(

@@ -40,7 +40,7 @@ from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contracts.errors import Cancelled
+from contracts.errors import CANCELLED_CODES
 from contracts.ids import TenantId
 from contracts.ledger_records import OperationState
 from contracts.operations import OperationKind
@@ -356,7 +356,7 @@ def _rolled(tenants: Collection[TenantId], since: datetime, before: datetime) ->
 def _sums() -> list[ColumnElement[Any]]:
     """Return ``SUMS`` of operations that have ended, as columns of a query that groups them."""
     is_done, is_sample = Operation.state == OperationState.DONE, Operation.kind == OperationKind.SAMPLE
-    is_metered = or_(is_done, and_(Operation.error_code == Cancelled.code, Operation.tokens > 0))
+    is_metered = or_(is_done, and_(Operation.error_code.in_(CANCELLED_CODES), Operation.tokens > 0))
 
     def sum_where(value: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[Any]:
         return func.sum(case((and_(*conditions), value), else_=0))

@@ -86,14 +86,6 @@ async def retire_versions(
 
 
 def _is_in_use(rules: VersionRules) -> ColumnElement[bool]:
-    last = (
-        select(func.coalesce(Operation.finished_at, Operation.created_at))
-        .where(Operation.lane == Sampler.id)
-        .order_by(Operation.seq_id.desc())
-        .limit(1)
-        .correlate(Sampler)
-        .scalar_subquery()
-    )
     waits = exists().where(
         IS_PENDING, IS_SAMPLE, Operation.tenant_id == Sampler.tenant_id, Operation.lane == Sampler.id
     )
@@ -111,9 +103,10 @@ def _is_in_use(rules: VersionRules) -> ColumnElement[bool]:
     is_used = or_(
         Sampler.live_run_id.is_not(None),
         Sampler.created_at >= rules.idle_since,
-        last >= rules.idle_since,
         waits,
         ~has_enough_newer,
+        # Last: all samples of an idle sampler are read for it.
+        _has_drawn(rules),
     )
     is_drawn = exists().where(SampleInFlight.run_id == Checkpoint.run_id, SampleInFlight.version == Checkpoint.id)
     has_sampler = (
@@ -127,3 +120,15 @@ def _is_in_use(rules: VersionRules) -> ColumnElement[bool]:
         .exists()
     )
     return or_(is_drawn, has_sampler)
+
+
+def _has_drawn(rules: VersionRules) -> ColumnElement[bool]:
+    """Return the condition that a sampler has a sample since ``idle_since``.
+
+    Numbers say nothing of time: each copy of a client counts from a number of its own. They are read from the highest on, since
+    the last samples of a sampler in use mostly have those; an EXISTS would begin with the lowest.
+    """
+    at = func.coalesce(Operation.finished_at, Operation.created_at)
+    sample = select(Operation.position).where(Operation.lane == Sampler.id, at >= rules.idle_since)
+    newest = sample.order_by(Operation.seq_id.desc()).limit(1).correlate(Sampler)
+    return newest.scalar_subquery().is_not(None)

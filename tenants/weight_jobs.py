@@ -5,17 +5,19 @@ from datetime import datetime
 from uuid import uuid4
 
 import msgspec
-from sqlalchemy import Select, delete, or_, select, update
+from sqlalchemy import Select, and_, delete, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contracts.errors import NotFound, PayloadTooLarge, SequenceConflict, StorageFull, TooManyOperations, WeftError
-from contracts.ids import TenantId
+from contracts.ids import CheckpointId, TenantId
 from contracts.paths import parse_path
 from contracts.webhooks import EventKind
 from contracts.weight_jobs import ImportRequest, JobKind, JobRequest, JobState, MergeRequest
 from store.clock import Clock
-from store.tables import WeightJob
+from store.inserts import insert_unless_present
+from store.tables import DiscardedFolder, WeightJob
 from tenants.audit import session_of
+from tenants.checkpoints import directory_of
 from tenants.imported_checkpoints import import_session
 from tenants.limit_use import STORAGE_USE
 from tenants.limits import Counted, Limits, hold_count
@@ -30,6 +32,8 @@ IMPORTS = "imports"
 ARCHIVE = "archive"
 """File of such a folder."""
 _FINAL = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+_FILES_OF = (WeightJob.id, WeightJob.kind, WeightJob.state, WeightJob.checkpoint_id)
+"""Columns that tell which files a job has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +243,31 @@ async def cancel_job(transaction: AsyncSession, owner: Owner, job_id: str, now: 
     )
     await transaction.refresh(job)
     return job, job.cancelled_at is not None and not was_cancelled
+
+
+async def drop_jobs(transaction: AsyncSession, tenant: TenantId, now: datetime, *, most: int) -> int:
+    """Have the tenant's jobs that run end soon, and delete ``most`` of the others with their files; return how many jobs."""
+    runs = and_(WeightJob.state == JobState.RUNNING, WeightJob.taken_until >= now)
+    ending = (
+        update(WeightJob)
+        .where(WeightJob.tenant_id == tenant, runs, WeightJob.cancelled_at.is_(None))
+        .values(cancelled_at=now)
+        .returning(WeightJob.id)
+    )
+    some = select(WeightJob.id).where(WeightJob.tenant_id == tenant, not_(runs)).limit(most)
+    dropped = delete(WeightJob).where(WeightJob.id.in_(some)).returning(*_FILES_OF)
+    told = len((await transaction.execute(ending.execution_options(synchronize_session=False))).all())
+    gone = (await transaction.execute(dropped.execution_options(synchronize_session=False))).all()
+    # What a done job has made is a checkpoint's.
+    folders = [(directory_of(CheckpointId(row.checkpoint_id)), row) for row in gone if row.state != JobState.DONE]
+    folders += [(staged_folder(row.id), row) for row in gone if row.kind == JobKind.IMPORT]
+    if folders:
+        rows = [
+            {"directory": folder, "tenant_id": tenant, "checkpoint_id": row.checkpoint_id, "discarded_at": now}
+            for folder, row in folders
+        ]
+        await transaction.execute(insert_unless_present(transaction, DiscardedFolder), rows)
+    return told + len(gone)
 
 
 async def tell_end(
